@@ -1,0 +1,94 @@
+"""radixkv: a radix tree of token prefixes over refcounted KV blocks, and the service and worker around it.
+
+`PrefixCache` holds the tree in this process, `connect` reaches one over gRPC with the same calls. Importing this package
+imports neither torch nor grpc.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from radixkv.core.api import (
+    AcquireOp,
+    AcquireResult,
+    CacheEvent,
+    CacheHolder,
+    CacheReader,
+    CacheStats,
+    Copy,
+    ExtendOp,
+    ExtendResult,
+    ForkOp,
+    InsertOp,
+    MatchResult,
+    NodeInfo,
+    PoolShape,
+    ReleaseOp,
+)
+from radixkv.core.cache import PrefixCache
+from radixkv.core.errors import (
+    AbortedError,
+    CorruptionError,
+    InvalidArgumentError,
+    LeaseError,
+    LimitError,
+    OutOfBlocksError,
+    PoolHeldError,
+    RadixKVError,
+    StaleIncarnationError,
+    UnavailableError,
+    UnknownPoolError,
+    UnknownSequenceError,
+    WrongThreadError,
+)
+from radixkv.core.eviction import EvictionPolicy, LRUPolicy
+from radixkv.core.tokens import pack_tokens, unpack_tokens
+
+if TYPE_CHECKING:
+    from radixkv.client import connect
+
+__all__ = [
+    "AbortedError",
+    "AcquireOp",
+    "AcquireResult",
+    "CacheEvent",
+    "CacheHolder",
+    "CacheReader",
+    "CacheStats",
+    "Copy",
+    "CorruptionError",
+    "EvictionPolicy",
+    "ExtendOp",
+    "ExtendResult",
+    "ForkOp",
+    "InsertOp",
+    "InvalidArgumentError",
+    "LRUPolicy",
+    "LeaseError",
+    "LimitError",
+    "MatchResult",
+    "NodeInfo",
+    "OutOfBlocksError",
+    "PoolHeldError",
+    "PoolShape",
+    "PrefixCache",
+    "RadixKVError",
+    "ReleaseOp",
+    "StaleIncarnationError",
+    "UnavailableError",
+    "UnknownPoolError",
+    "UnknownSequenceError",
+    "WrongThreadError",
+    "connect",
+    "pack_tokens",
+    "unpack_tokens",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `connect`, and grpc with it, at its first use."""
+    if name == "connect":
+        from radixkv.client import connect
+
+        return connect
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

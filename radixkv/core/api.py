@@ -1,0 +1,241 @@
+"""The contract of a prefix cache: what every call takes and answers, in process and over gRPC alike.
+
+`PrefixCache` (in process) and `radixkv.connect` (over gRPC) both implement `CacheHolder`, so that a worker cannot tell which
+one it holds. A Step is a list of ops that is applied in order; each op succeeds or fails alone.
+
+Who owns which positions of a sequence, as half-open intervals:
+
+    [0, num_stored_tokens)        KV is already there: read it, never write it (slot -1)
+    [num_stored_tokens, room)     the sequence's own: its worker writes KV here, in order
+    [room, ...)                   not yet given: ask with extend
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from radixkv.core.errors import RadixKVError
+from radixkv.core.tokens import TokensLike
+
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "AcquireOp",
+    "AcquireResult",
+    "CacheEvent",
+    "CacheHolder",
+    "CacheReader",
+    "CacheStats",
+    "Copy",
+    "ExtendOp",
+    "ExtendResult",
+    "ForkOp",
+    "InsertOp",
+    "MatchResult",
+    "NodeInfo",
+    "PoolShape",
+    "ReleaseOp",
+    "StepOp",
+    "StepResult",
+]
+
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """Size of a block pool. `name` tells pools of one service apart."""
+
+    num_blocks: int
+    block_size: int = 16
+    name: str = "default"
+
+
+class Copy(NamedTuple):
+    """Block op: copy the first `num_tokens` slots of block `src` to block `dst`, all layers, K and V.
+
+    Ops of one answer are carried out in order, before that answer's block tables are used.
+    """
+
+    src: int
+    dst: int
+    num_tokens: int
+
+
+class MatchResult(NamedTuple):
+    """`num_tokens`: longest cached prefix; `num_device_tokens`: how much of it lies in device blocks."""
+
+    num_tokens: int
+    num_device_tokens: int
+
+
+class AcquireResult(NamedTuple):
+    """An opened sequence.
+
+    `num_cached_tokens` = min(num_stored_tokens, length - 1): how many prompt tokens need not be computed.
+    `num_stored_tokens`: positions below it already hold KV. `block_table`: logical block index -> block id, int32.
+    `ops`: carry them out first, in order.
+    """
+
+    seq_id: int
+    num_cached_tokens: int
+    num_stored_tokens: int
+    block_table: array[int]
+    ops: tuple[Copy, ...]
+
+
+class ExtendResult(NamedTuple):
+    """Room given: `block_ids` replaces `block_table[first_changed:]`; carry out `ops` first."""
+
+    first_changed: int
+    block_ids: array[int]
+    ops: tuple[Copy, ...]
+
+
+class CacheStats(NamedTuple):
+    """Gauges of now and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens."""
+
+    num_blocks: int
+    block_size: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_private_blocks: int
+    num_evictable_blocks: int
+    num_promised_blocks: int
+    num_nodes: int
+    num_sequences: int
+    num_queries: int
+    num_query_tokens: int
+    num_hit_tokens: int
+    num_inserted_tokens: int
+    num_forks: int
+    num_evicted_blocks: int
+    num_copied_tokens: int
+
+
+class CacheEvent(NamedTuple):
+    """One change of what is cached.
+
+    `kind`: ``"stored"``, ``"removed"`` or ``"cleared"``. `position`: tokens of history above the first block named.
+    `tokens`: the packed ids of those blocks (empty when cleared).
+    """
+
+    sequence_number: int
+    kind: str
+    namespace: str
+    position: int
+    tokens: bytes
+    block_ids: tuple[int, ...]
+
+
+class NodeInfo(NamedTuple):
+    """One radix node, parents before children. `parent_id` is 0 for children of a root."""
+
+    node_id: int
+    parent_id: int
+    namespace: str
+    position: int
+    tokens: bytes
+    block_ids: tuple[int, ...]
+    is_tail: bool
+    lock_ref: int
+    last_access_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireOp:
+    """Open a sequence on `tokens`; see `PrefixCache.acquire`. `seq_id` is chosen by the caller."""
+
+    tokens: bytes
+    reserve: int = 0
+    namespace: str = DEFAULT_NAMESPACE
+    seq_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendOp:
+    """Room up to an absolute length; see `PrefixCache.extend`."""
+
+    seq_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class InsertOp:
+    """Publish computed KV; see `PrefixCache.insert`."""
+
+    seq_id: int
+    num_computed: int
+    new_tokens: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOp:
+    """Open `n` children at `position`; see `PrefixCache.fork`."""
+
+    seq_id: int
+    position: int
+    n: int = 1
+    reserve: int = 0
+    seq_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseOp:
+    """End a sequence; see `PrefixCache.release`."""
+
+    seq_id: int
+    keep: bool = True
+
+
+StepOp = AcquireOp | ExtendOp | InsertOp | ForkOp | ReleaseOp
+
+StepResult = AcquireResult | ExtendResult | list[AcquireResult] | None | RadixKVError
+"""Answer to one op, by its kind: acquire, extend, fork; None for insert and release; an error for an op that failed."""
+
+
+class CacheReader(Protocol):
+    """What anyone with the right may ask of a pool, holder or not."""
+
+    def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult: ...
+
+    def evict(self, num_blocks: int) -> int: ...
+
+    def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int: ...
+
+    def stats(self) -> CacheStats: ...
+
+    def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]: ...
+
+    def dump(self, namespace: str | None = None) -> list[NodeInfo]: ...
+
+    def check(self) -> None: ...
+
+
+class CacheHolder(CacheReader, Protocol):
+    """What the one worker attached to a pool may ask of it."""
+
+    def acquire(
+        self, tokens: TokensLike, reserve: int = 0, namespace: str = DEFAULT_NAMESPACE, seq_id: int | None = None
+    ) -> AcquireResult: ...
+
+    def extend(self, seq_id: int, num_tokens: int) -> ExtendResult: ...
+
+    def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None: ...
+
+    def fork(
+        self, seq_id: int, position: int, n: int = 1, reserve: int = 0, seq_ids: Sequence[int] | None = None
+    ) -> list[AcquireResult]: ...
+
+    def release(self, seq_id: int, keep: bool = True) -> None: ...
+
+    def step(self, ops: Sequence[StepOp]) -> list[StepResult]:
+        """Apply ops in order; a failed op's error stands in its place."""
+        ...
+
+    def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
+        """Like `step`, without waiting for the answer. Answers complete in the order of submission."""
+        ...

@@ -1,0 +1,37 @@
+"""The block pool: a fixed set of block ids and the free ones among them."""
+
+from __future__ import annotations
+
+from array import array
+
+__all__ = ["BlockPool"]
+
+
+class BlockPool:
+    """Free list over block ids 0 .. num_blocks - 1. Who owns a block that is not free is not its business."""
+
+    __slots__ = ("_free", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = array("i", range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, num_blocks: int) -> array[int]:
+        """Take `num_blocks` free blocks, the most recently freed first. O(num_blocks). The caller has made sure of them."""
+        assert num_blocks <= len(self._free), (num_blocks, len(self._free))
+        start = len(self._free) - num_blocks
+        taken = self._free[start:]
+        del self._free[start:]
+        return taken
+
+    def give_back(self, block_ids: array[int]) -> None:
+        """Free blocks that nobody owns any more. O(len(block_ids))."""
+        self._free.extend(block_ids)
+
+    def free_block_ids(self) -> list[int]:
+        """A copy of the free list, for checks."""
+        return self._free.tolist()

@@ -1,0 +1,405 @@
+"""`PrefixCache`: the one façade of the core. See `api` for the contract and `forest` for the tree underneath."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
+
+from radixkv.core import checking, surgery, validation
+from radixkv.core.api import (
+    DEFAULT_NAMESPACE,
+    AcquireResult,
+    CacheEvent,
+    CacheStats,
+    Copy,
+    ExtendResult,
+    MatchResult,
+    NodeInfo,
+    StepOp,
+    StepResult,
+)
+from radixkv.core.errors import OutOfBlocksError, UnknownSequenceError, WrongThreadError
+from radixkv.core.events import EventLog
+from radixkv.core.eviction import EvictionPolicy, LRUPolicy
+from radixkv.core.forest import Forest, Walk
+from radixkv.core.node import RootNode
+from radixkv.core.planning import plan_acquire, shared_node, stand_node
+from radixkv.core.publishing import fragment_cover, publish, right_is_free, take_right_or_copy, withdraw
+from radixkv.core.sequences import Sequence
+from radixkv.core.steps import apply_step
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
+
+__all__ = ["PrefixCache"]
+
+
+class PrefixCache:
+    """A radix tree of token prefixes over a pool of KV blocks.
+
+    It keeps the books and moves no bytes: its caller holds the K and V tensors, reads and writes them through the block
+    tables given here, and carries out the ops that answers bring.
+
+    Args:
+        num_blocks: size of the pool.
+        block_size: token slots per block.
+        policy: order of eviction; LRU if None.
+        event_capacity: how many events `events` keeps; 0 records none.
+        clock: seconds, monotonic.
+        seq_ids: source of the ids of sequences whose caller chooses none.
+
+    Raises:
+        InvalidArgumentError: a size out of its bound.
+
+    One thread owns a cache, the first that calls it; a call from another raises `WrongThreadError`.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        policy: EvictionPolicy | None = None,
+        event_capacity: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+        seq_ids: Iterator[int] | None = None,
+    ) -> None:
+        validation.check_pool_shape(num_blocks, block_size)
+        validation.check_int("event_capacity", event_capacity, 0)
+        self._events = EventLog(event_capacity)
+        self._forest = Forest(num_blocks, block_size, policy or LRUPolicy(), clock, self._events)
+        self._sequences: dict[int, Sequence] = {}
+        self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
+        self._owner_thread: int | None = None
+        self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
+        self._num_inserted_tokens = self._num_forks = self._num_copied_tokens = 0
+
+    # -- reads --------------------------------------------------------------------------------------------------------
+
+    def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
+        """The longest cached prefix of `tokens`, exact to the token. A pure read: it splits and stamps nothing.
+
+        O(prefix bytes): one compare per node, and one look-up among siblings where the histories part.
+
+        Raises:
+            InvalidArgumentError: tokens that cannot be packed, or a bad namespace.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        matched = 0 if root is None else self._forest.walk(root, packed).matched_bytes // TOKEN_BYTES
+        return MatchResult(matched, matched)
+
+    def stats(self) -> CacheStats:
+        """Gauges and counters. O(1) but for the private blocks: O(sequences)."""
+        self._enter()
+        forest = self._forest
+        num_free = forest.pool.num_free
+        return CacheStats(
+            num_blocks=forest.pool.num_blocks,
+            block_size=forest.block_size,
+            num_free_blocks=num_free,
+            num_cached_blocks=forest.num_cached,
+            num_private_blocks=forest.pool.num_blocks - num_free - forest.num_cached,
+            num_evictable_blocks=forest.num_evictable,
+            num_promised_blocks=forest.num_promised,
+            num_nodes=forest.num_nodes,
+            num_sequences=len(self._sequences),
+            num_queries=self._num_queries,
+            num_query_tokens=self._num_query_tokens,
+            num_hit_tokens=self._num_hit_tokens,
+            num_inserted_tokens=self._num_inserted_tokens,
+            num_forks=self._num_forks,
+            num_evicted_blocks=forest.num_evicted,
+            num_copied_tokens=self._num_copied_tokens,
+        )
+
+    def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
+        """The recorded events with a sequence number >= `start`, oldest first. O(events kept).
+
+        Whole blocks only: a tail is announced when it is full.
+        """
+        self._enter()
+        return self._events.since(start, None if namespace is None else validation.check_namespace(namespace))
+
+    def dump(self, namespace: str | None = None) -> list[NodeInfo]:
+        """Every node that may be matched, parents before children, of one namespace or of all. O(nodes + tokens)."""
+        self._enter()
+        if namespace is not None:
+            validation.check_namespace(namespace)
+        roots = [root for name, root in self._forest.roots.items() if namespace in (None, name)]
+        return checking.dump_roots(self._forest, roots)
+
+    def check(self) -> None:
+        """Verify every invariant of the tree, the pool and the sequences. O(everything held).
+
+        Raises:
+            CorruptionError: an invariant is broken, which is a bug here; the message says which.
+        """
+        self._enter()
+        checking.check_all(self._forest, self._sequences)
+
+    # -- sequences ----------------------------------------------------------------------------------------------------
+
+    def acquire(
+        self, tokens: TokensLike, reserve: int = 0, namespace: str = DEFAULT_NAMESPACE, seq_id: int | None = None
+    ) -> AcquireResult:
+        """Open a sequence on a prompt: lock what is cached of it, take private blocks for the rest.
+
+        Of the block in which the prompt parts from what is cached the common part is reused: by taking its append right,
+        or by the COPY in `ops`. `reserve` further tokens are promised and cost nothing until `extend` asks for them.
+        O(path) + O(evicted · log n); may evict unlocked leaves.
+
+        Raises:
+            InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace.
+            OutOfBlocksError: it does not fit beside what is locked and promised; nothing was evicted.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        validation.check_prompt(packed)
+        validation.check_int("reserve", reserve, 0)
+        validation.check_namespace(namespace)
+        ids = self._choose_ids(1, None if seq_id is None else (seq_id,))
+        forest, length = self._forest, len(packed) // TOKEN_BYTES
+        known_root = forest.roots.get(namespace)
+        walk = Walk(RootNode(namespace), None, 0) if known_root is None else forest.walk(known_root, packed)
+        plan = plan_acquire(forest, walk, length, reserve)
+        self._require(plan.num_needed)
+
+        root = forest.root(namespace)
+        node = root if known_root is None else stand_node(forest, walk, plan.num_kept)
+        forest.lock(node)
+        seq = Sequence(next(ids), root, node, bytearray(packed), forest.path_blocks(node, plan.num_kept))
+        seq.table.extend(forest.take(plan.num_taken))
+        seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
+        seq.room = length
+        seq.shares_last_block = plan.shares_last
+        seq.published_bytes = walk.matched_bytes if plan.shares_last or plan.takes_right else node.end_bytes
+        seq.private_from = plan.num_kept
+        node.used_bytes = max(node.used_bytes, seq.published_bytes)
+        if plan.takes_right:
+            node.writer = seq
+        self._promise(seq, plan.promised_table_length, plan.num_promised)
+        self._sequences[seq.seq_id] = seq
+        ops = self._copy_ops(plan.source, seq.table, plan.num_kept, walk.matched_bytes)
+        num_cached = min(seq.num_stored, length - 1)
+        self._num_queries += 1
+        self._num_query_tokens += length
+        self._num_hit_tokens += num_cached
+        return AcquireResult(seq.seq_id, num_cached, seq.num_stored, seq.table[:], ops)
+
+    def extend(self, seq_id: int, num_tokens: int) -> ExtendResult:
+        """Room up to the absolute length `num_tokens`; a length already given changes nothing. O(blocks changed).
+
+        The first write into a shared, partly filled block is prepared here: `first_changed` then points at that block and
+        `ops` may bring its COPY.
+
+        Raises:
+            UnknownSequenceError, InvalidArgumentError: no such sequence; a length that is not positive.
+            OutOfBlocksError: neither the promise nor what is available covers it.
+        """
+        self._enter()
+        seq = self._sequence(seq_id)
+        validation.check_int("num_tokens", num_tokens, 1)
+        old_length = len(seq.table)
+        if num_tokens <= seq.room:
+            return ExtendResult(old_length, array("i"), ())
+        forest = self._forest
+        needs_copy = seq.shares_last_block and not right_is_free(forest, seq)
+        num_taken = forest.table_length(num_tokens) - old_length + needs_copy
+        self._require(max(0, num_taken - seq.num_promised))
+
+        # The promise is drawn first, so that what is taken below is no longer counted as promised.
+        num_promised = max(0, seq.promised_table_length - forest.table_length(num_tokens))
+        self._promise(seq, seq.promised_table_length, min(seq.num_promised, num_promised))
+        taken = forest.take(num_taken)
+        first_changed = old_length
+        ops: tuple[Copy, ...] = ()
+        if seq.shares_last_block:
+            filled = seq.published_bytes
+            source = take_right_or_copy(forest, seq)
+            if source is not None:
+                first_changed -= 1
+                del seq.table[first_changed:]
+                ops = self._copy_ops(source, taken, 0, filled)
+        seq.table.extend(taken)
+        seq.room = num_tokens
+        return ExtendResult(first_changed, taken, ops)
+
+    def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None:
+        """Say that positions below `num_computed` hold valid KV, and publish them; `new_tokens` join the history first.
+
+        A partly filled last block is published as a tail, unless another node covers it. Never allocates, never lowers
+        what is available, leaves the block table as it is. O(new + path).
+
+        Raises:
+            UnknownSequenceError: no such sequence.
+            InvalidArgumentError: `num_computed` falls, or passes the history's length or the room; unpackable tokens; a
+                history longer than the pool.
+        """
+        self._enter()
+        seq = self._sequence(seq_id)
+        packed = pack_tokens(new_tokens)
+        history = (len(seq.tokens) + len(packed)) // TOKEN_BYTES
+        validation.check_computed(num_computed, seq.num_computed, seq.room, history)
+        if packed:
+            capacity = self._forest.pool.num_blocks * self._forest.block_size
+            validation.check_int("history", history, 1, capacity + 1)
+            seq.tokens += packed
+        self._num_inserted_tokens += num_computed - seq.num_computed
+        seq.num_computed = num_computed
+        publish(self._forest, seq)
+
+    def fork(
+        self, seq_id: int, position: int, n: int = 1, reserve: int = 0, seq_ids: SequenceOf[int] | None = None
+    ) -> list[AcquireResult]:
+        """Open `n` sequences that share everything of another up to `position`; it runs on. O(path) each, no KV moved.
+
+        A child owns nothing until its first `extend`; only there a partly filled last block may be copied.
+
+        Raises:
+            UnknownSequenceError: no such sequence.
+            InvalidArgumentError: a position outside [1, num_computed], n < 1, ids in use or not n of them.
+            OutOfBlocksError: `reserve` cannot be promised n times.
+        """
+        self._enter()
+        seq = self._sequence(seq_id)
+        validation.check_int("position", position, 1, seq.num_computed)
+        validation.check_int("n", n, 1)
+        validation.check_int("reserve", reserve, 0)
+        ids = list(itertools.islice(self._choose_ids(n, seq_ids), n))
+        forest, end = self._forest, position * TOKEN_BYTES
+        shares_last = end % forest.block_bytes > 0
+        table_length, promised_length = forest.table_length(position), forest.table_length(position + reserve)
+        num_promised = promised_length - table_length + (shares_last and reserve > 0)
+        cover = fragment_cover(forest, seq) if end > seq.published_bytes else None
+        cover_cost = 1 if cover is not None and not cover.lock_ref else 0
+        self._require(n * num_promised + cover_cost)
+
+        publish(forest, seq)
+        node = shared_node(forest, seq, end, cover)
+        node.used_bytes = max(node.used_bytes, end)
+        if seq.table_is_the_path() and end <= seq.published_bytes:
+            table = seq.table[:table_length]
+        else:
+            table = forest.path_blocks(node, table_length)
+        children = []
+        for child_id in ids:
+            forest.lock(node)
+            child = Sequence(child_id, seq.root, node, seq.tokens[:end], table[:])
+            child.num_stored = child.num_computed = child.room = position
+            child.published_bytes = end
+            child.shares_last_block = shares_last
+            child.private_from = table_length
+            self._promise(child, promised_length, num_promised)
+            self._sequences[child_id] = child
+            children.append(AcquireResult(child_id, position - 1, position, table[:], ()))
+        self._num_forks += n
+        return children
+
+    def release(self, seq_id: int, keep: bool = True) -> None:
+        """End a sequence and free its private blocks. O(path).
+
+        With `keep` all that it computed stays cached, until it is evicted. Without, what only this sequence published and
+        nobody else has used goes at once.
+
+        Raises:
+            UnknownSequenceError: no such sequence (it was released before).
+        """
+        self._enter()
+        seq = self._sequence(seq_id)
+        forest = self._forest
+        if keep:
+            publish(forest, seq)
+            seq.node.used_bytes = max(seq.node.used_bytes, seq.published_bytes)
+        del self._sequences[seq_id]
+        self._promise(seq, 0, 0)
+        forest.pool.give_back(seq.private_blocks())
+        for node in (*seq.left_tails, seq.node):
+            if node.writer is seq:
+                node.writer = None
+            left = forest.unlock(seq.root, node)
+            if not keep:
+                withdraw(forest, left)
+            surgery.merge_down(forest, left)
+        forest.forget_if_empty(seq.root)
+
+    # -- the whole cache ----------------------------------------------------------------------------------------------
+
+    def evict(self, num_blocks: int) -> int:
+        """Evict whole unlocked leaves until at least `num_blocks` blocks are freed; how many were. O(evicted · log n).
+
+        Raises:
+            InvalidArgumentError: a negative count.
+        """
+        self._enter()
+        validation.check_int("num_blocks", num_blocks, 0)
+        return self._forest.evict(num_blocks)
+
+    def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes).
+
+        Open sequences run on and go on sharing among themselves; what they lock is freed when they end.
+        """
+        self._enter()
+        root = self._forest.roots.pop(validation.check_namespace(namespace), None)
+        if root is None:
+            return 0
+        root.is_cleared = True
+        num_freed = self._forest.remove_unlocked(root)
+        if self._events.is_recording:
+            self._events.record("cleared", namespace, 0, b"", ())
+        return num_freed
+
+    def step(self, ops: SequenceOf[StepOp]) -> list[StepResult]:
+        """Apply ops in order. Each succeeds or fails alone: a failed op's error stands in its place, and later ops of this
+        Step on the same sequence, or on one that it would have opened, are answered by `AbortedError`.
+        """
+        self._enter()
+        return apply_step(self, ops)
+
+    def submit(self, ops: SequenceOf[StepOp]) -> Future[list[StepResult]]:
+        """`step`, answered as a future that is done already: in process nothing is waited for."""
+        future: Future[list[StepResult]] = Future()
+        future.set_result(self.step(ops))
+        return future
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        thread = threading.get_ident()
+        if thread != self._owner_thread:
+            if self._owner_thread is not None:
+                raise WrongThreadError("this cache is owned by another thread; post the call to that thread's queue")
+            self._owner_thread = thread
+
+    def _sequence(self, seq_id: int) -> Sequence:
+        seq = self._sequences.get(seq_id)
+        if seq is None:
+            raise UnknownSequenceError(seq_id)
+        return seq
+
+    def _choose_ids(self, n: int, seq_ids: SequenceOf[int] | None) -> Iterator[int]:
+        if seq_ids is not None:
+            validation.check_new_ids(seq_ids, n, self._sequences)
+            return iter(seq_ids)
+        return (seq_id for seq_id in self._seq_ids if seq_id not in self._sequences)
+
+    def _require(self, num_needed: int) -> None:
+        if num_needed > self._forest.num_available and num_needed > 0:
+            raise OutOfBlocksError(num_needed, max(0, self._forest.num_available))
+
+    def _promise(self, seq: Sequence, table_length: int, num_promised: int) -> None:
+        self._forest.num_promised += num_promised - seq.num_promised
+        seq.promised_table_length, seq.num_promised = table_length, num_promised
+
+    def _copy_ops(self, source: int | None, table: array[int], index: int, filled_bytes: int) -> tuple[Copy, ...]:
+        """The COPY of a block's filled part, unless the eviction made its source the destination."""
+        if source is None:
+            return ()
+        num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES
+        self._num_copied_tokens += num_tokens
+        return () if table[index] == source else (Copy(source, table[index], num_tokens),)

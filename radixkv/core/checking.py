@@ -1,0 +1,160 @@
+"""Invariants of the whole cache, recomputed from nothing but the tree and the sequences, and the listing of the tree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from radixkv.core.api import NodeInfo
+from radixkv.core.errors import CorruptionError
+from radixkv.core.forest import Forest
+from radixkv.core.node import Node, RootNode
+from radixkv.core.sequences import Sequence
+from radixkv.core.tokens import TOKEN_BYTES
+
+__all__ = ["check_all", "dump_roots"]
+
+
+def dump_roots(forest: Forest, roots: Iterable[RootNode]) -> list[NodeInfo]:
+    """All nodes below the roots, parents before children, siblings by their bytes. Ids hold within one listing."""
+    listing: list[NodeInfo] = []
+    for root in roots:
+        pending: list[tuple[Node, int]] = [(child, 0) for child in _sorted_children(root)]
+        while pending:
+            node, parent_id = pending.pop()
+            node_id = len(listing) + 1
+            listing.append(
+                NodeInfo(
+                    node_id=node_id,
+                    parent_id=parent_id,
+                    namespace=root.namespace,
+                    position=node.start_bytes // TOKEN_BYTES,
+                    tokens=bytes(node.key),
+                    block_ids=tuple(node.blocks),
+                    is_tail=len(node.key) < forest.block_bytes,
+                    lock_ref=node.lock_ref,
+                    last_access_s=node.last_access_s,
+                )
+            )
+            pending.extend((child, node_id) for child in _sorted_children(node))
+    return listing
+
+
+def check_all(forest: Forest, sequences: Mapping[int, Sequence]) -> None:
+    """Raise `CorruptionError` unless every invariant holds. O(everything held)."""
+    roots: dict[int, RootNode] = {id(root): root for root in forest.roots.values()}
+    roots.update((id(seq.root), seq.root) for seq in sequences.values())
+    nodes = [node for root in roots.values() for node in forest.nodes(root)]
+    for root in roots.values():
+        _require(root.is_cleared == (forest.roots.get(root.namespace) is not root), "a tree is matched unless cleared")
+    for node in nodes:
+        _check_node(forest, node)
+    _check_locks(nodes, roots.values(), sequences)
+    _check_counts(forest, nodes, sequences)
+    _check_owners(forest, nodes, sequences)
+    for seq in sequences.values():
+        _check_sequence(forest, seq)
+
+
+def _require(condition: bool, what: str, *details: object) -> None:
+    if not condition:
+        raise CorruptionError(what + (f": {details}" if details else ""))
+
+
+def _sorted_children(node: Node) -> list[Node]:
+    """Last first, so that a stack pops them in order."""
+    return sorted((node.children or {}).values(), key=lambda child: child.head, reverse=True)
+
+
+def _check_node(forest: Forest, node: Node) -> None:
+    block_bytes, parent = forest.block_bytes, node.parent
+    assert parent is not None, "only roots have no parent"
+    is_tail = len(node.key) < block_bytes
+    _require(bool(node.key) and len(node.key) % TOKEN_BYTES == 0, "an edge is whole tokens", node.key)
+    _require(is_tail or len(node.key) % block_bytes == 0, "an ordinary edge is whole blocks", len(node.key))
+    _require(len(node.blocks) == -(-len(node.key) // block_bytes), "one block per block of tokens", node.blocks)
+    _require(node.end_bytes == parent.end_bytes + len(node.key), "an edge ends where its length says", node.end_bytes)
+    _require(node.head == bytes(node.key[:block_bytes]), "a node is known by its first block", node.head)
+    _require(parent.children is not None and parent.children.get(node.head) is node, "a parent knows its child")
+    _require(not (is_tail and node.children), "a tail has no children")
+    _require(is_tail or node.writer is None, "only a tail has a writer")
+    _require(node.used_bytes <= node.end_bytes, "an edge is used no further than it goes")
+    is_evictable_leaf = not node.lock_ref and not node.children
+    _require(is_evictable_leaf == (node.queue_entry is not None), "the queue holds just the unlocked leaves", node.head)
+    if not node.lock_ref:
+        for child in (node.children or {}).values():
+            _require(child.access_number < node.access_number or child.writer is None, "a parent is never older")
+            _require(child.last_access_s <= node.last_access_s, "a parent is never older than its child")
+    if node.children is not None:
+        heads = node.children.sorted_heads()
+        _require(len(node.children) > 0, "no empty index of children is left behind")
+        _require(heads is None or heads == sorted(node.children), "the sorted heads are the children's")
+
+
+def _check_locks(nodes: list[Node], roots: Iterable[RootNode], sequences: Mapping[int, Sequence]) -> None:
+    expected: Counter[int] = Counter()
+    for seq in sequences.values():
+        expected[id(seq.node)] += 1
+        for tail in seq.left_tails:
+            expected[id(tail)] += 1
+            _require(tail.writer is seq, "an append right stays with its holder until release")
+        if len(seq.node.key) and seq.node.writer is seq:
+            _require(not seq.shares_last_block, "a writer does not wait for its first write")
+    for node in nodes:
+        if node.lock_ref and node.parent is not None:
+            expected[id(node.parent)] += 1
+        if node.writer is not None:
+            held = [node.writer.node, *node.writer.left_tails]
+            _require(sequences.get(node.writer.seq_id) is node.writer and node in held, "a writer is open and holds it")
+    for node in (*nodes, *roots):
+        _require(node.lock_ref == expected[id(node)], "lock refs are standers and locked children", node.lock_ref)
+
+
+def _check_counts(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:
+    num_promised = sum(seq.num_promised for seq in sequences.values())
+    num_evictable = sum(len(node.blocks) for node in nodes if not node.lock_ref)
+    _require(forest.num_nodes == len(nodes), "nodes are counted", forest.num_nodes, len(nodes))
+    _require(forest.num_cached == sum(len(node.blocks) for node in nodes), "cached blocks are counted")
+    _require(forest.num_evictable == num_evictable, "evictable blocks are counted", forest.num_evictable, num_evictable)
+    _require(forest.num_promised == num_promised, "promises are counted", forest.num_promised, num_promised)
+    _require(all(seq.num_promised >= 0 for seq in sequences.values()), "no promise is negative")
+    _require(forest.num_available >= 0, "free + evictable >= promised", forest.num_available)
+    queued = forest.queue.nodes()
+    _require({id(node) for node in queued} <= {id(node) for node in nodes}, "the queue holds nodes of the trees")
+    _require(len({id(node) for node in queued}) == len(queued), "a node is queued once")
+
+
+def _check_owners(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:
+    owned: Counter[int] = Counter(forest.pool.free_block_ids())
+    for node in nodes:
+        owned.update(node.blocks)
+    for seq in sequences.values():
+        owned.update(seq.private_blocks())
+    twice = [block_id for block_id, count in owned.items() if count > 1]
+    _require(not twice, "a block has one owner", twice)
+    _require(owned.keys() == set(range(forest.pool.num_blocks)), "no block is lost")
+
+
+def _check_sequence(forest: Forest, seq: Sequence) -> None:
+    block_bytes = forest.block_bytes
+    length = len(seq.tokens) // TOKEN_BYTES
+    _require(0 < seq.num_stored <= seq.num_computed or seq.num_stored == 0, "stored tokens are computed")
+    _require(seq.num_computed <= min(length, seq.room), "computed tokens lie within history and room")
+    _require(len(seq.table) == -(-seq.room // forest.block_size), "the table holds the room", len(seq.table), seq.room)
+    _require(len(set(seq.table)) == len(seq.table), "a table names a block once", seq.table)
+    _require(seq.published_bytes <= seq.num_computed * TOKEN_BYTES, "only computed tokens are published")
+    _require(seq.published_bytes >= seq.num_computed * TOKEN_BYTES // block_bytes * block_bytes, "whole blocks are")
+    node: Node | None = seq.node
+    _require(seq.node.end_bytes == seq.published_bytes or seq.shares_last_block, "it stands where it has published")
+    path: list[Node] = []
+    while node is not None:
+        _require(node.parent is not None or node is seq.root, "a path ends in the sequence's tree")
+        path.append(node)
+        node = node.parent
+    keys = b"".join(bytes(step.key) for step in reversed(path))
+    _require(keys[: seq.published_bytes] == bytes(seq.tokens[: seq.published_bytes]), "the path spells its history")
+    own = set(seq.kept_blocks) | {block_id for tail in seq.left_tails for block_id in tail.blocks}
+    on_path = [block_id for step in reversed(path) for block_id in step.blocks]
+    for index, block_id in enumerate(seq.table[: seq.private_from]):
+        _require(block_id in own or (index < len(on_path) and on_path[index] == block_id), "a table follows its path")
+    _require(seq.private_from == -(-seq.published_bytes // block_bytes), "private blocks begin past the published")

@@ -1,0 +1,116 @@
+"""The exception tree. Everything that radixkv raises on purpose stands below `RadixKVError`.
+
+    RadixKVError
+    ├── InvalidArgumentError     an argument outside its bound; names the argument, the value, the bound
+    ├── UnknownSequenceError     no sequence of that id is open
+    ├── OutOfBlocksError         the pool cannot hold what was asked, even after evicting all it may
+    ├── WrongThreadError         a pool was called from a thread that does not own it
+    ├── AbortedError             an earlier op of the same Step failed on this sequence
+    ├── LeaseError               the holder's right to the pool is gone or was never given
+    │   ├── StaleIncarnationError    that life of the pool's memory has ended
+    │   └── PoolHeldError            another holder is attached to the pool
+    ├── UnknownPoolError         no pool of that name is attached
+    ├── LimitError               a message or a queue is larger than its configured limit
+    ├── CorruptionError          an invariant is broken: a bug of ours, found by `check`
+    └── UnavailableError         the service cannot be reached, is stopping, or its answer was lost for good
+
+A call that raises one of these has changed nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AbortedError",
+    "CorruptionError",
+    "InvalidArgumentError",
+    "LeaseError",
+    "LimitError",
+    "OutOfBlocksError",
+    "PoolHeldError",
+    "RadixKVError",
+    "StaleIncarnationError",
+    "UnavailableError",
+    "UnknownPoolError",
+    "UnknownSequenceError",
+    "WrongThreadError",
+]
+
+
+class RadixKVError(Exception):
+    """Root of every error that radixkv raises on purpose."""
+
+
+class InvalidArgumentError(RadixKVError, ValueError):
+    """An argument is outside its bound.
+
+    Attributes:
+        argument: name of the argument as the caller wrote it.
+        bound: the bound in words, e.g. ``"at least 1"``.
+    """
+
+    def __init__(self, argument: str, value: object, bound: str) -> None:
+        super().__init__(f"{argument} is {value!r}; it must be {bound}")
+        self.argument = argument
+        self.value = value
+        self.bound = bound
+
+
+class UnknownSequenceError(RadixKVError, LookupError):
+    """No sequence of this id is open in the pool (it was released, or never opened)."""
+
+    def __init__(self, seq_id: int) -> None:
+        super().__init__(f"no sequence {seq_id} is open in this pool")
+        self.seq_id = seq_id
+
+
+class OutOfBlocksError(RadixKVError):
+    """The call needs more blocks than are free, evictable and not promised to others.
+
+    Attributes:
+        num_needed: blocks that the call would have taken.
+        num_available: blocks that could have been given: free + evictable - promised.
+    """
+
+    def __init__(self, num_needed: int, num_available: int) -> None:
+        super().__init__(
+            f"{num_needed} blocks are needed and {num_available} can be had; "
+            "release a sequence, ask for less, or attach a larger pool"
+        )
+        self.num_needed = num_needed
+        self.num_available = num_available
+
+
+class WrongThreadError(RadixKVError):
+    """One thread owns a pool; this call came from another. Post it to the owner's queue instead."""
+
+
+class AbortedError(RadixKVError):
+    """An earlier op of the same Step failed on this sequence, so this op was not tried."""
+
+
+class LeaseError(RadixKVError):
+    """The holder's right to its pool has ended or was refused."""
+
+
+class StaleIncarnationError(LeaseError):
+    """The incarnation named by the holder has been replaced or its lease has run out: its sequences are gone."""
+
+
+class PoolHeldError(LeaseError):
+    """Another live holder is attached to the pool."""
+
+
+class UnknownPoolError(RadixKVError, LookupError):
+    """No pool of this name is attached to the service."""
+
+
+class LimitError(RadixKVError):
+    """A message, a queue or a count exceeds its configured limit."""
+
+
+class UnavailableError(RadixKVError):
+    """The service cannot be reached or is stopping; trying again later may succeed."""
+
+
+class CorruptionError(RadixKVError):
+    """`check` found an invariant broken. Drop the pool and report it: this is a bug."""

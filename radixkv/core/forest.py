@@ -1,0 +1,296 @@
+"""The radix trees of all namespaces over one block pool: walking, locking, hanging and removing nodes, evicting.
+
+Lock refs count the sequences that stand on a node plus its locked children, so a path costs O(1) to lock once somebody else
+holds it. The number of evictable blocks is kept at every change, so what can be had is known in O(1).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from radixkv.core.blocks import BlockPool
+from radixkv.core.events import EventLog
+from radixkv.core.eviction import EvictionPolicy, EvictionQueue
+from radixkv.core.node import Children, Node, RootNode
+from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
+
+__all__ = ["Forest", "Walk"]
+
+
+class Walk(NamedTuple):
+    """How far a history is cached.
+
+    `node` is matched to its end, at `node.end_bytes`, a block boundary; of `child`, if any, `common_bytes` more are matched
+    (a tail is always a `child`, never a `node`).
+    """
+
+    node: Node
+    child: Node | None
+    common_bytes: int
+
+    @property
+    def matched_bytes(self) -> int:
+        return self.node.end_bytes + self.common_bytes
+
+
+class Forest:
+    """Trees by namespace, the pool under them, and the queue of what may be evicted."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, policy: EvictionPolicy, clock: Callable[[], float], events: EventLog
+    ) -> None:
+        self.block_size = block_size
+        self.block_bytes = block_size * TOKEN_BYTES
+        self.pool = BlockPool(num_blocks)
+        self.queue = EvictionQueue(policy)
+        self.clock = clock
+        self.events = events
+        self.roots: dict[str, RootNode] = {}
+        self.num_cached = 0
+        self.num_evictable = 0
+        self.num_promised = 0
+        self.num_nodes = 0
+        self.num_evicted = 0
+        self._num_accesses = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that a call may still ask for."""
+        return self.pool.num_free + self.num_evictable - self.num_promised
+
+    def table_length(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` positions."""
+        return -(-num_tokens // self.block_size)
+
+    def root(self, namespace: str) -> RootNode:
+        """The root of a namespace, made at its first use."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = RootNode(namespace)
+        return root
+
+    def forget_if_empty(self, root: RootNode) -> None:
+        """Drop the root of a namespace that holds nothing any more."""
+        if not root.lock_ref and not root.children and self.roots.get(root.namespace) is root:
+            del self.roots[root.namespace]
+
+    # -- walking ------------------------------------------------------------------------------------------------------
+
+    def walk(self, root: Node, tokens: bytes) -> Walk:
+        """The longest cached prefix of `tokens`. A pure read. O(prefix bytes): one compare per node."""
+        node, position = root, 0
+        block_bytes = self.block_bytes
+        while children := node.children:
+            head = tokens[position : position + block_bytes]
+            if not head:
+                break
+            child = children.get(head)
+            if child is None:
+                nearest, common = children.nearest(head)
+                return Walk(node, nearest, common)
+            key = child.key
+            if not tokens.startswith(key, position):
+                return Walk(node, child, common_prefix_bytes(tokens, position, key, len(key)))
+            if len(key) < block_bytes:
+                return Walk(node, child, len(key))
+            position += len(key)
+            node = child
+        return Walk(node, None, 0)
+
+    def path_blocks(self, node: Node, num_blocks: int) -> array[int]:
+        """The first `num_blocks` block ids on the path to `node`. O(path)."""
+        edges = []
+        above: Node | None = node
+        while above is not None:
+            edges.append(above.blocks)
+            above = above.parent
+        table = array("i")
+        for blocks in reversed(edges):
+            table.extend(blocks)
+        del table[num_blocks:]
+        return table
+
+    def nodes(self, root: Node) -> Iterator[Node]:
+        """Every node below `root`, parents first."""
+        pending = [root]
+        while pending:
+            node = pending.pop()
+            if node is not root:
+                yield node
+            if node.children:
+                pending.extend(node.children.values())
+
+    # -- locking ------------------------------------------------------------------------------------------------------
+
+    def lock(self, node: Node) -> None:
+        """Add one lock ref. O(1) where the path is locked already, else O(path above that was not)."""
+        above: Node | None = node
+        while above is not None:
+            above.lock_ref += 1
+            if above.lock_ref > 1:
+                return
+            if above.parent is not None:
+                self.num_evictable -= len(above.blocks)
+                if above.queue_entry is not None:
+                    self.queue.remove(above)
+            above = above.parent
+
+    def unlock(self, root: RootNode, node: Node) -> Node:
+        """Drop one lock ref; what it frees becomes evictable, stamped leaf first, root last.
+
+        Answers the node, or its nearest ancestor left where the node was of no more use and is gone. O(path freed).
+        """
+        now_s = self.clock()
+        above: Node | None = node
+        while above is not None:
+            above.lock_ref -= 1
+            assert above.lock_ref >= 0, "unlocked more often than locked"
+            if above.lock_ref or above.parent is None:
+                break
+            self.num_evictable += len(above.blocks)
+            self._num_accesses += 1
+            above.last_access_s = now_s
+            above.access_number = self._num_accesses
+            above = above.parent
+        if node.lock_ref == 0 and node.parent is not None:
+            return self._settle(root, node, now_s)
+        return node
+
+    def move_lock(self, node: Node, child: Node) -> None:
+        """Move one lock ref from a node to its child. O(1)."""
+        self.lock(child)
+        node.lock_ref -= 1
+        assert node.lock_ref > 0, "a parent of a locked child is locked"
+
+    def lock_cost(self, node: Node) -> int:
+        """Evictable blocks that locking `node` would take from the pool. O(unlocked path)."""
+        cost = 0
+        above: Node | None = node
+        while above is not None and above.lock_ref == 0:
+            cost += len(above.blocks)
+            above = above.parent
+        return cost
+
+    def _settle(self, root: RootNode, node: Node, now_s: float) -> Node:
+        """A node has just lost its last lock ref: queue it if it is a leaf, drop it if it is of no use any more."""
+        if root.is_cleared:
+            while node.parent is not None and not node.lock_ref and not node.children:
+                node = self.remove(node)
+            return node
+        if len(node.key) < self.block_bytes and self.is_covered(node):
+            node = self.remove(node)
+        self.queue_if_leaf(node, now_s)
+        return node
+
+    def is_covered(self, tail: Node) -> bool:
+        """Whether a sibling begins with all that this tail holds."""
+        return self.nearest_sibling(tail, bytes(tail.key))[1] == len(tail.key)
+
+    def nearest_sibling(self, tail: Node, fragment: bytes) -> tuple[Node | None, int]:
+        """Of a tail's siblings the one that shares most with `fragment`, and how many bytes."""
+        siblings = tail.parent.children if tail.parent is not None else None
+        if siblings is None or len(siblings) == 1:
+            return None, 0
+        siblings.discard(tail)
+        nearest = siblings.nearest(fragment)
+        siblings.add(tail)
+        return nearest
+
+    def queue_if_leaf(self, node: Node, now_s: float | None = None) -> None:
+        if node.parent is not None and not node.lock_ref and not node.children and node.queue_entry is None:
+            self.queue.add(node, self.clock() if now_s is None else now_s)
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def attach(self, parent: Node, key: bytes | bytearray, blocks: array[int]) -> Node:
+        """A new unlocked child of a locked parent; the caller locks it next."""
+        node = Node(parent, key, bytes(key[: self.block_bytes]), blocks)
+        if parent.children is None:
+            parent.children = Children()
+        parent.children.add(node)
+        self.num_nodes += 1
+        self.num_cached += len(blocks)
+        self.num_evictable += len(blocks)
+        return node
+
+    def detach(self, node: Node) -> Node:
+        """Unlink a childless node from its parent, on both sides, leaving its blocks to the caller; the parent."""
+        parent = node.parent
+        assert parent is not None, "a root is not detached"
+        assert parent.children is not None, "a parent without children"
+        parent.children.discard(node)
+        if not parent.children:
+            parent.children = None
+        if node.used_bytes > node.start_bytes:
+            parent.used_bytes = parent.end_bytes
+        if node.queue_entry is not None:
+            self.queue.remove(node)
+        if not node.lock_ref:
+            self.num_evictable -= len(node.blocks)
+        node.parent = node.writer = None
+        self.num_nodes -= 1
+        self.num_cached -= len(node.blocks)
+        return parent
+
+    def remove(self, node: Node) -> Node:
+        """Detach an unlocked childless node and free its blocks; the parent, which may now be an unqueued leaf."""
+        assert not node.lock_ref, "a locked node is never removed"
+        self.record_removed(node)
+        parent = self.detach(node)
+        self.pool.give_back(node.blocks)
+        return parent
+
+    # -- taking blocks ------------------------------------------------------------------------------------------------
+
+    def take(self, num_blocks: int) -> array[int]:
+        """Take blocks for a sequence, evicting what must go. The caller has checked `num_available`."""
+        missing = num_blocks - self.pool.num_free
+        if missing > 0:
+            self.evict(missing)
+        return self.pool.take(num_blocks)
+
+    def evict(self, num_blocks: int) -> int:
+        """Evict whole leaves until `num_blocks` blocks are freed or nothing evictable is left; how many were freed.
+
+        O(leaves evicted · log leaves).
+        """
+        evicted = 0
+        while evicted < num_blocks and len(self.queue):
+            leaf = self.queue.pop_first()
+            evicted += len(leaf.blocks)
+            root = self.root_above(leaf) if leaf.parent is not None and leaf.parent.parent is None else None
+            parent = self.remove(leaf)
+            self.queue_if_leaf(parent)
+            if root is not None:
+                self.forget_if_empty(root)
+        self.num_evicted += evicted
+        return evicted
+
+    def remove_unlocked(self, root: RootNode) -> int:
+        """Remove every unlocked node below a root; how many blocks that frees. O(nodes)."""
+        before = self.pool.num_free
+        for node in reversed(list(self.nodes(root))):
+            if not node.lock_ref:
+                self.remove(node)
+        return self.pool.num_free - before
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def root_above(self, node: Node) -> RootNode:
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, RootNode), "a path ends in a root"
+        return node
+
+    def record_stored(self, root: RootNode, start_bytes: int, key: bytes | bytearray, blocks: array[int]) -> None:
+        if self.events.is_recording:
+            self.events.record("stored", root.namespace, start_bytes // TOKEN_BYTES, bytes(key), tuple(blocks))
+
+    def record_removed(self, node: Node) -> None:
+        if self.events.is_recording and len(node.key) >= self.block_bytes:
+            root = self.root_above(node)
+            self.events.record(
+                "removed", root.namespace, node.start_bytes // TOKEN_BYTES, bytes(node.key), tuple(node.blocks)
+            )

@@ -1,0 +1,164 @@
+"""Radix nodes and the index of a node's children.
+
+A node is an edge: a whole number of blocks of token ids and the block ids that hold their KV. A *tail* is a childless node of
+less than one block: the published part of a block that is still being filled.
+
+    root ── [system prompt, 128 blocks] ─┬─ [question A, 3 blocks] ── (tail, 5 tokens)
+                                         └─ [question B, 7 blocks]
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from sortedcontainers import SortedList
+
+from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
+
+if TYPE_CHECKING:
+    from radixkv.core.eviction import QueueEntry
+    from radixkv.core.sequences import Sequence
+
+__all__ = ["Children", "Node", "RootNode"]
+
+FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
+
+
+class Node:
+    """One edge of the tree. Positions and lengths that end in `_bytes` count packed bytes, 4 to a token.
+
+    Attributes:
+        key: the edge's packed token ids.
+        head: its first block's ids (of a tail: all of `key`); the name under which the parent knows it.
+        blocks: ids of the blocks that hold its KV, one per `block_size` tokens.
+        end_bytes: length of the history from the root to the end of this edge.
+        used_bytes: history up to here has been used by others than the sequence that published it, or was released with
+            keep; a release without keep leaves it in place.
+        lock_ref: sequences that stand here (or hold this tail's append right) + children with a lock ref > 0.
+        writer: of a tail: the sequence that holds the append right.
+        last_access_s, access_number: recency, set when the lock drops; the number breaks ties of the clock.
+        queue_entry: its place in the eviction queue while it is an unlocked leaf.
+    """
+
+    __slots__ = (
+        "access_number",
+        "blocks",
+        "children",
+        "end_bytes",
+        "head",
+        "key",
+        "last_access_s",
+        "lock_ref",
+        "parent",
+        "queue_entry",
+        "used_bytes",
+        "writer",
+    )
+
+    def __init__(self, parent: Node | None, key: bytes | bytearray, head: bytes, blocks: array[int]) -> None:
+        self.parent = parent
+        self.key = key
+        self.head = head
+        self.blocks = blocks
+        self.end_bytes: int = len(key) + (parent.end_bytes if parent is not None else 0)
+        self.children: Children | None = None
+        self.used_bytes = 0
+        self.lock_ref = 0
+        self.writer: Sequence | None = None
+        self.last_access_s = 0.0
+        self.access_number = 0
+        self.queue_entry: QueueEntry | None = None
+
+    @property
+    def start_bytes(self) -> int:
+        """Length of the history above this edge."""
+        return self.end_bytes - len(self.key)
+
+    def only_child(self) -> Node | None:
+        """The child, if there is exactly one."""
+        children = self.children
+        if children is None or len(children) != 1:
+            return None
+        return next(iter(children.values()))
+
+    def has_standers(self) -> bool:
+        """Whether anything but locked children locks this node. O(children)."""
+        locked_children = 0
+        if self.children is not None:
+            locked_children = sum(1 for child in self.children.values() if child.lock_ref)
+        return self.lock_ref > locked_children
+
+
+class RootNode(Node):
+    """The empty prefix of one namespace.
+
+    `is_cleared`: the namespace was cleared while sequences stood here. Nothing new matches this tree; they go on sharing
+    among themselves, and what they leave is freed at once.
+    """
+
+    __slots__ = ("is_cleared", "namespace")
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(None, b"", b"", array("i"))
+        self.namespace = namespace
+        self.is_cleared = False
+
+
+class Children(dict[bytes, Node]):
+    """Children and tails of one node by their heads, with the heads kept sorted once there are many.
+
+    The longest common prefix of a probe with any head is found at one of the probe's two neighbours in sorted order, so it
+    costs O(log children) also among thousands of few-shot siblings.
+    """
+
+    __slots__ = ("_sorted_heads",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sorted_heads: SortedList | None = None
+
+    def add(self, node: Node) -> None:
+        """O(1) while few, O(log n) among many."""
+        assert node.head not in self, "two siblings with one head"
+        self[node.head] = node
+        if self._sorted_heads is not None:
+            self._sorted_heads.add(node.head)
+        elif len(self) > FEW_CHILDREN:
+            self._sorted_heads = SortedList(self)
+
+    def discard(self, node: Node) -> None:
+        """O(1) while few, O(log n) among many."""
+        del self[node.head]
+        if self._sorted_heads is not None:
+            self._sorted_heads.remove(node.head)
+
+    def nearest(self, probe: bytes) -> tuple[Node | None, int]:
+        """The child that shares most with `probe` (at most one block), and how many bytes, in whole tokens.
+
+        Among equals a tail that ends where the common part ends comes first: it may be appended to without a copy.
+        """
+        best_head, best_common = b"", 0
+        for head in self._candidates(probe):
+            common = common_prefix_bytes(probe, 0, head, len(head))
+            if common > best_common:
+                best_head, best_common = head, common
+        if not best_common:
+            return None, 0
+        exact_tail = self.get(probe[:best_common])
+        return (exact_tail if exact_tail is not None else self[best_head]), best_common
+
+    def covers(self, fragment: bytes) -> bool:
+        """Whether some child begins with all of `fragment`."""
+        return self.nearest(fragment)[1] == len(fragment)
+
+    def sorted_heads(self) -> list[bytes] | None:
+        """The sorted index, for checks; None while a scan is used."""
+        return None if self._sorted_heads is None else list(self._sorted_heads)
+
+    def _candidates(self, probe: bytes) -> list[bytes]:
+        if self._sorted_heads is None:
+            first_token = probe[:TOKEN_BYTES]
+            return [head for head in self if head.startswith(first_token)]
+        index = self._sorted_heads.bisect_left(probe)
+        return list(self._sorted_heads[max(index - 1, 0) : index + 1])

@@ -1,0 +1,80 @@
+"""Where a new sequence will stand and what it will cost, decided before anything changes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from radixkv.core import surgery
+from radixkv.core.forest import Forest, Walk
+from radixkv.core.node import Node
+from radixkv.core.sequences import Sequence
+from radixkv.core.tokens import TOKEN_BYTES
+
+__all__ = ["AcquirePlan", "plan_acquire", "shared_node", "stand_node"]
+
+
+class AcquirePlan(NamedTuple):
+    """How a prompt of `table_length` blocks shares the walk that it matched.
+
+    num_kept: blocks at the table's front that stay in the tree. shares_last: the last of them is shared as it is, partly
+    filled. takes_right: the last of them is a tail that the sequence will append to. source: block whose filled part is
+    to be copied into the first block taken. num_taken: blocks to take. promised_table_length, num_promised: what `reserve`
+    adds. num_needed: all blocks that this costs the pool, with those that it locks.
+    """
+
+    num_kept: int
+    shares_last: bool
+    takes_right: bool
+    source: int | None
+    num_taken: int
+    promised_table_length: int
+    num_promised: int
+    num_needed: int
+
+
+def plan_acquire(forest: Forest, walk: Walk, num_tokens: int, reserve: int) -> AcquirePlan:
+    """Plan an acquire of `num_tokens` of which `walk` is cached. A pure read. O(unlocked path)."""
+    child, matched_bytes = walk.child, walk.matched_bytes
+    shares_last = takes_right = False
+    source = None
+    if child is not None and matched_bytes % forest.block_bytes:
+        shares_last = matched_bytes == num_tokens * TOKEN_BYTES
+        takes_right = not shares_last and walk.common_bytes == len(child.key) and child.writer is None
+        if not (shares_last or takes_right):
+            source = child.blocks[walk.common_bytes // forest.block_bytes]
+    table_length = forest.table_length(num_tokens)
+    promised_table_length = forest.table_length(num_tokens + reserve)
+    num_kept = matched_bytes // forest.block_bytes + (shares_last or takes_right)
+    num_taken = table_length - num_kept
+    num_promised = promised_table_length - table_length + (shares_last and reserve > 0)
+    num_locked = forest.lock_cost(walk.node)
+    if child is not None and not child.lock_ref:
+        num_locked += num_kept - walk.node.end_bytes // forest.block_bytes
+    num_needed = num_taken + num_promised + num_locked
+    return AcquirePlan(
+        num_kept, shares_last, takes_right, source, num_taken, promised_table_length, num_promised, num_needed
+    )
+
+
+def stand_node(forest: Forest, walk: Walk, num_kept: int) -> Node:
+    """The node whose last block is block `num_kept` - 1 of the walk, splitting the walk's child if it is longer."""
+    end_bytes = num_kept * forest.block_bytes
+    if walk.child is None or walk.node.end_bytes == end_bytes:
+        return walk.node
+    return surgery.end_at(forest, walk.child, end_bytes)
+
+
+def shared_node(forest: Forest, seq: Sequence, end_bytes: int, cover: Node | None) -> Node:
+    """The node that holds `end_bytes` of a sequence's computed history as its end or within its last block.
+
+    `cover` is another's node for the fragment that the sequence could not publish itself. O(path), splitting at most once.
+    """
+    ceiling = -(-end_bytes // forest.block_bytes) * forest.block_bytes
+    if end_bytes > seq.published_bytes:
+        assert cover is not None, "computed tokens are published or covered"
+        return surgery.end_at(forest, cover, ceiling)
+    node = seq.node
+    while node.start_bytes >= end_bytes:
+        assert node.parent is not None, "a position lies below the root"
+        node = node.parent
+    return surgery.end_at(forest, node, ceiling)

@@ -1,0 +1,76 @@
+"""A sequence: one growing branch, the path it shares, the blocks it writes.
+
+Its block table, as half-open ranges of logical blocks:
+
+    [0, private_from)    owned by the tree, on the locked path to `node` (but for `kept_blocks` and `left_tails`)
+    [private_from, ...)  private: nobody else reads them; insert publishes them from the front
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from radixkv.core.node import Node, RootNode
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """State of one open sequence. Lengths that end in `_bytes` count packed bytes, 4 to a token.
+
+    Attributes:
+        tokens: its whole history, packed.
+        table: logical block index -> block id.
+        root, node: the tree it belongs to, and the deepest node that it stands on (one lock ref).
+        published_bytes: its history up to here is covered by the path to `node`.
+        shares_last_block: its last, partly filled block is another's: at its first write it takes the append right or
+            gets a copy. Until then `node` is the node whose last block that is.
+        private_from: index of the first private block of the table's end.
+        kept_blocks: private blocks below that, whose tokens another had published first (its table is never remapped).
+        left_tails: tails whose append right it holds though it stands elsewhere; one lock ref each, until release.
+        num_stored, num_computed, room: see `api`; `room` is where its writable positions end.
+        promised_table_length, num_promised: blocks of table that `reserve` promised, and how many of them are not taken.
+    """
+
+    __slots__ = (
+        "kept_blocks",
+        "left_tails",
+        "node",
+        "num_computed",
+        "num_promised",
+        "num_stored",
+        "private_from",
+        "promised_table_length",
+        "published_bytes",
+        "room",
+        "root",
+        "seq_id",
+        "shares_last_block",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, seq_id: int, root: RootNode, node: Node, tokens: bytearray, table: array[int]) -> None:
+        self.seq_id = seq_id
+        self.root = root
+        self.node = node
+        self.tokens = tokens
+        self.table = table
+        self.published_bytes = 0
+        self.shares_last_block = False
+        self.private_from = 0
+        self.kept_blocks: array[int] = array("i")
+        self.left_tails: list[Node] = []
+        self.num_stored = 0
+        self.num_computed = 0
+        self.room = 0
+        self.promised_table_length = 0
+        self.num_promised = 0
+
+    def table_is_the_path(self) -> bool:
+        """Whether its table lists just what the tree holds on its path (so that children may copy it)."""
+        return not self.kept_blocks and not self.left_tails
+
+    def private_blocks(self) -> array[int]:
+        """Every block that only this sequence owns."""
+        return self.table[self.private_from :] + self.kept_blocks

@@ -1,0 +1,66 @@
+"""Applying a Step: many ops in one message, in order, each succeeding or failing alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.core.api import (
+    AcquireOp,
+    CacheHolder,
+    ExtendOp,
+    ForkOp,
+    InsertOp,
+    ReleaseOp,
+    StepOp,
+    StepResult,
+)
+from radixkv.core.errors import AbortedError, InvalidArgumentError, RadixKVError
+
+__all__ = ["apply_step"]
+
+
+def apply_step(cache: CacheHolder, ops: Sequence[StepOp]) -> list[StepResult]:
+    """Apply ops in order; a failed op's error stands in its place.
+
+    Later ops on a sequence on which one failed, or on one that the failed op would have opened, are not tried and are
+    answered by `AbortedError`.
+    """
+    results: list[StepResult] = []
+    failed: set[int] = set()
+    for op in ops:
+        named = _named_ids(op)
+        try:
+            if not failed.isdisjoint(named):
+                raise AbortedError("an earlier op of this Step failed on this sequence")
+            results.append(_apply(cache, op))
+        except RadixKVError as error:
+            results.append(error)
+            failed.update(named)
+    return results
+
+
+def _apply(cache: CacheHolder, op: StepOp) -> StepResult:
+    match op:
+        case InsertOp():
+            cache.insert(op.seq_id, op.num_computed, op.new_tokens)
+            return None
+        case ExtendOp():
+            return cache.extend(op.seq_id, op.num_tokens)
+        case AcquireOp():
+            return cache.acquire(op.tokens, op.reserve, op.namespace, op.seq_id)
+        case ForkOp():
+            return cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids)
+        case ReleaseOp():
+            cache.release(op.seq_id, op.keep)
+            return None
+        case _:
+            raise InvalidArgumentError("op", op, "an acquire, extend, insert, fork or release op")
+
+
+def _named_ids(op: StepOp) -> tuple[int, ...]:
+    """The sequences that an op stands or falls with: its own, and those that it opens."""
+    if isinstance(op, AcquireOp):
+        return () if op.seq_id is None else (op.seq_id,)
+    if isinstance(op, ForkOp):
+        return (op.seq_id, *(op.seq_ids or ()))
+    return (op.seq_id,)

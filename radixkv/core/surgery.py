@@ -1,0 +1,171 @@
+"""Tree surgery: splitting, merging, growing and cutting edges while others stand on them.
+
+Every operation keeps the lock refs of all nodes, the recency of what was used, and the counts of cached and evictable blocks.
+
+A split makes a new upper node; the old object stays below, so whoever stands on it stands where he stood:
+
+    parent ── N [aaaa bbbb cccc]            parent ── U [aaaa] ── N [bbbb cccc]
+
+A merge goes the other way and is made where nobody stands in between.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from radixkv.core.forest import Forest
+from radixkv.core.node import Children, Node, RootNode
+
+__all__ = [
+    "absorb",
+    "adopt_children",
+    "append",
+    "cut",
+    "end_at",
+    "leave",
+    "merge_down",
+    "rename",
+    "split",
+    "swap_blocks",
+    "take_out",
+]
+
+
+def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
+    """Split an edge after `upper_bytes` (a whole number of blocks, 0 < upper_bytes < len(key)); the upper node.
+
+    Lock refs and recency stay: the upper node is locked if the lower one is, and as old as it. O(edge).
+    """
+    parent = node.parent
+    assert parent is not None, "a root has no edge"
+    assert parent.children is not None, "a parent without children"
+    assert 0 < upper_bytes < len(node.key), (upper_bytes, len(node.key))
+    assert upper_bytes % forest.block_bytes == 0, upper_bytes
+    num_upper = upper_bytes // forest.block_bytes
+    upper = Node(parent, node.key[:upper_bytes], node.head, node.blocks[:num_upper])
+    upper.last_access_s, upper.access_number = node.last_access_s, node.access_number
+    upper.lock_ref = 1 if node.lock_ref else 0
+    upper.used_bytes = min(node.used_bytes, upper.end_bytes)
+    parent.children[node.head] = upper
+    node.key = node.key[upper_bytes:]
+    node.head = bytes(node.key[: forest.block_bytes])
+    node.blocks = node.blocks[num_upper:]
+    node.parent = upper
+    upper.children = Children()
+    upper.children.add(node)
+    forest.num_nodes += 1
+    return upper
+
+
+def end_at(forest: Forest, node: Node, end_bytes: int) -> Node:
+    """The node that ends at the block boundary `end_bytes` on the path through `node`, splitting if none does."""
+    if node.end_bytes <= end_bytes:
+        return node
+    return split(forest, node, end_bytes - node.start_bytes)
+
+
+def merge_down(forest: Forest, node: Node) -> None:
+    """Merge a node into its only child where nobody stands between them. O(edge)."""
+    child = node.only_child()
+    parent = node.parent
+    if child is None or parent is None or len(child.key) < forest.block_bytes or node.has_standers():
+        return
+    assert parent.children is not None, "a parent without children"
+    child.key = bytearray(node.key) + child.key
+    child.blocks = node.blocks + child.blocks
+    child.head = node.head
+    child.parent = parent
+    child.used_bytes = max(child.used_bytes, node.used_bytes)
+    if node.access_number > child.access_number:
+        child.last_access_s, child.access_number = node.last_access_s, node.access_number
+        if child.queue_entry is not None:
+            forest.queue.remove(child)
+            forest.queue_if_leaf(child)
+    parent.children[child.head] = child
+    node.parent = node.children = None
+    forest.num_nodes -= 1
+
+
+def leave(forest: Forest, root: RootNode, node: Node) -> None:
+    """Unlock, and mend the split that is of no more use where nobody stands."""
+    left = forest.unlock(root, node)
+    merge_down(forest, left)
+
+
+def append(forest: Forest, node: Node, key: bytes | bytearray, blocks: array[int]) -> None:
+    """Lengthen the edge of a locked, childless node on which one sequence stands. O(new), amortised."""
+    node.key = bytearray(node.key) if isinstance(node.key, bytes) else node.key
+    node.key += key
+    node.blocks.extend(blocks)
+    node.end_bytes += len(key)
+    forest.num_cached += len(blocks)
+
+
+def absorb(forest: Forest, node: Node, child: Node) -> None:
+    """Lengthen a node's edge by its only child, a locked leaf; the child's one lock ref becomes the node's own."""
+    assert node.only_child() is child, "only an only child is absorbed"
+    assert node.lock_ref == child.lock_ref == 1, "one sequence stands below"
+    node.children = None
+    node.used_bytes = max(node.used_bytes, child.used_bytes)
+    forest.num_nodes -= 1
+    forest.num_cached -= len(child.blocks)
+    append(forest, node, child.key, child.blocks)
+    child.parent = None
+
+
+def rename(node: Node, key: bytes) -> None:
+    """Give a tail another key: it grew, was filled, or was cut back."""
+    parent = node.parent
+    assert parent is not None, "a root has no name"
+    assert parent.children is not None, "a parent without children"
+    parent.children.discard(node)
+    node.end_bytes += len(key) - len(node.key)
+    node.key = node.head = key
+    parent.children.add(node)
+
+
+def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) -> None:
+    """Put a sequence's blocks in place of an unlocked node's, which are freed."""
+    forest.record_removed(node)
+    forest.pool.give_back(node.blocks)
+    node.blocks = blocks
+    forest.record_stored(root, node.start_bytes, node.key, blocks)
+
+
+def adopt_children(forest: Forest, heir: Node, node: Node) -> None:
+    """An unlocked sibling `node` gives way to `heir`, which takes over its children and its recency."""
+    children, node.children = node.children, None
+    heir.used_bytes = max(heir.used_bytes, min(node.used_bytes, heir.end_bytes))
+    if node.access_number > heir.access_number:
+        heir.last_access_s, heir.access_number = node.last_access_s, node.access_number
+    forest.remove(node)
+    heir.children = children
+    for child in (children or {}).values():
+        child.parent = heir
+
+
+def take_out(forest: Forest, tail: Node) -> array[int]:
+    """Take a tail on which one sequence stands out of the tree; its block is that sequence's alone from now on."""
+    assert tail.lock_ref == 1, "nobody else reads a block that leaves the tree"
+    parent = forest.detach(tail)
+    parent.lock_ref -= 1
+    assert parent.lock_ref > 0, "its sequence stands below the parent"
+    return tail.blocks
+
+
+def cut(forest: Forest, node: Node, end_bytes: int) -> None:
+    """Shorten an unlocked leaf to `end_bytes` inside its edge, freeing the blocks beyond. O(edge)."""
+    floor = end_bytes - end_bytes % forest.block_bytes
+    if floor > node.start_bytes:
+        split(forest, node, floor - node.start_bytes)
+    fragment = bytes(node.key[: end_bytes - floor])
+    if forest.nearest_sibling(node, fragment)[1] == len(fragment):
+        forest.queue_if_leaf(forest.remove(node))
+        return
+    forest.record_removed(node)
+    beyond = node.blocks[1:]
+    node.blocks = node.blocks[:1]
+    forest.pool.give_back(beyond)
+    forest.num_cached -= len(beyond)
+    forest.num_evictable -= len(beyond)
+    rename(node, fragment)

@@ -1,0 +1,71 @@
+"""Bounds of the façade's arguments. Each check names the argument, the value and the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from collections.abc import Sequence as SequenceOf
+
+from radixkv.core.errors import InvalidArgumentError
+
+__all__ = [
+    "MAX_BLOCK_SIZE",
+    "MAX_NAMESPACE_CHARS",
+    "MAX_NUM_BLOCKS",
+    "MAX_SEQ_ID",
+    "check_computed",
+    "check_int",
+    "check_namespace",
+    "check_new_ids",
+    "check_pool_shape",
+    "check_prompt",
+]
+
+MAX_BLOCK_SIZE = 4096
+MAX_NUM_BLOCKS = 2**31 - 1  # block ids are int32
+MAX_SEQ_ID = 2**63 - 1
+MAX_NAMESPACE_CHARS = 256
+
+
+def check_int(argument: str, value: object, low: int, high: int | None = None) -> None:
+    """`value` is an int in [low, high] (no upper bound if None)."""
+    if type(value) is int and low <= value and (high is None or value <= high):
+        return
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value.__index__():
+        raise InvalidArgumentError(argument, value, f"an integer of at least {low}")
+    if high is not None and value.__index__() > high:
+        raise InvalidArgumentError(argument, value, f"an integer from {low} to {high}")
+
+
+def check_pool_shape(num_blocks: object, block_size: object) -> None:
+    check_int("num_blocks", num_blocks, 1, MAX_NUM_BLOCKS)
+    check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+
+
+def check_namespace(namespace: str) -> str:
+    if not isinstance(namespace, str) or not 0 < len(namespace) <= MAX_NAMESPACE_CHARS:
+        raise InvalidArgumentError("namespace", namespace, f"a string of 1 to {MAX_NAMESPACE_CHARS} characters")
+    return namespace
+
+
+def check_prompt(tokens: bytes) -> None:
+    if not tokens:
+        raise InvalidArgumentError("tokens", "empty", "at least one token long")
+
+
+def check_computed(num_computed: object, already: int, room: int, history: int) -> None:
+    """`num_computed` neither falls nor passes the room or the history."""
+    check_int("num_computed", num_computed, already)
+    if num_computed > room:  # type: ignore[operator]  # an int, as was just checked
+        raise InvalidArgumentError("num_computed", num_computed, f"at most {room}, the room given to this sequence")
+    if num_computed > history:  # type: ignore[operator]  # an int, as was just checked
+        raise InvalidArgumentError("num_computed", num_computed, f"at most {history}, the length of its history")
+
+
+def check_new_ids(seq_ids: SequenceOf[int], n: int, in_use: Container[int]) -> None:
+    """`n` distinct sequence ids that no open sequence has."""
+    if len(seq_ids) != n or len(set(seq_ids)) != n:
+        raise InvalidArgumentError("seq_ids", list(seq_ids), f"{n} distinct ids")
+    for seq_id in seq_ids:
+        check_int("seq_id", seq_id, 0, MAX_SEQ_ID)
+        if seq_id in in_use:
+            raise InvalidArgumentError("seq_id", seq_id, "the id of no open sequence")
