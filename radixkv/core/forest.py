@@ -285,12 +285,12 @@ class Forest:
         return node
 
     def record_stored(self, root: RootNode, start_bytes: int, key: bytes | bytearray, blocks: array[int]) -> None:
-        if self.events.is_recording:
+        if self.events.is_recording and not root.is_cleared:
             self.events.record("stored", root.namespace, start_bytes // TOKEN_BYTES, bytes(key), tuple(blocks))
 
     def record_removed(self, node: Node) -> None:
         if self.events.is_recording and len(node.key) >= self.block_bytes:
             root = self.root_above(node)
-            self.events.record(
-                "removed", root.namespace, node.start_bytes // TOKEN_BYTES, bytes(node.key), tuple(node.blocks)
-            )
+            if not root.is_cleared:
+                start = node.start_bytes // TOKEN_BYTES
+                self.events.record("removed", root.namespace, start, bytes(node.key), tuple(node.blocks))

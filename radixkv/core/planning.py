@@ -38,7 +38,8 @@ def plan_acquire(forest: Forest, walk: Walk, num_tokens: int, reserve: int) -> A
     shares_last = takes_right = False
     source = None
     if child is not None and matched_bytes % forest.block_bytes:
-        shares_last = matched_bytes == num_tokens * TOKEN_BYTES
+        # With a reserve the sequence will write here: the right or the copy is had at once, so that neither is promised twice.
+        shares_last = matched_bytes == num_tokens * TOKEN_BYTES and not reserve
         takes_right = not shares_last and walk.common_bytes == len(child.key) and child.writer is None
         if not (shares_last or takes_right):
             source = child.blocks[walk.common_bytes // forest.block_bytes]
@@ -46,7 +47,7 @@ def plan_acquire(forest: Forest, walk: Walk, num_tokens: int, reserve: int) -> A
     promised_table_length = forest.table_length(num_tokens + reserve)
     num_kept = matched_bytes // forest.block_bytes + (shares_last or takes_right)
     num_taken = table_length - num_kept
-    num_promised = promised_table_length - table_length + (shares_last and reserve > 0)
+    num_promised = promised_table_length - table_length
     num_locked = forest.lock_cost(walk.node)
     if child is not None and not child.lock_ref:
         num_locked += num_kept - walk.node.end_bytes // forest.block_bytes
