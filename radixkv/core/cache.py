@@ -29,7 +29,14 @@ from radixkv.core.eviction import EvictionPolicy, LRUPolicy
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import RootNode
 from radixkv.core.planning import plan_acquire, shared_node, stand_node
-from radixkv.core.publishing import fragment_cover, publish, right_is_free, take_right_or_copy, withdraw
+from radixkv.core.publishing import (
+    fragment_cover,
+    publish,
+    publish_for_good,
+    right_is_free,
+    take_right_or_copy,
+    withdraw,
+)
 from radixkv.core.sequences import Sequence
 from radixkv.core.steps import apply_step
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -313,8 +320,7 @@ class PrefixCache:
         seq = self._sequence(seq_id)
         forest = self._forest
         if keep:
-            publish(forest, seq)
-            seq.node.used_bytes = max(seq.node.used_bytes, seq.published_bytes)
+            publish_for_good(forest, seq)
         del self._sequences[seq_id]
         self._promise(seq, 0, 0)
         forest.pool.give_back(seq.private_blocks())

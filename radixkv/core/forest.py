@@ -179,24 +179,23 @@ class Forest:
             while node.parent is not None and not node.lock_ref and not node.children:
                 node = self.remove(node)
             return node
-        if len(node.key) < self.block_bytes and self.is_covered(node):
-            node = self.remove(node)
+        if len(node.key) < self.block_bytes:
+            cover = self.sibling_cover(node, bytes(node.key))
+            if cover is not None:
+                cover.used_bytes = max(cover.used_bytes, node.used_bytes)
+                node = self.remove(node)
         self.queue_if_leaf(node, now_s)
         return node
 
-    def is_covered(self, tail: Node) -> bool:
-        """Whether a sibling begins with all that this tail holds."""
-        return self.nearest_sibling(tail, bytes(tail.key))[1] == len(tail.key)
-
-    def nearest_sibling(self, tail: Node, fragment: bytes) -> tuple[Node | None, int]:
-        """Of a tail's siblings the one that shares most with `fragment`, and how many bytes."""
-        siblings = tail.parent.children if tail.parent is not None else None
+    def sibling_cover(self, node: Node, fragment: bytes) -> Node | None:
+        """The sibling of `node` that begins with all of `fragment` (at most one block), if there is one."""
+        siblings = node.parent.children if node.parent is not None else None
         if siblings is None or len(siblings) == 1:
-            return None, 0
-        siblings.discard(tail)
-        nearest = siblings.nearest(fragment)
-        siblings.add(tail)
-        return nearest
+            return None
+        siblings.discard(node)
+        nearest, common = siblings.nearest(fragment)
+        siblings.add(node)
+        return nearest if common == len(fragment) else None
 
     def queue_if_leaf(self, node: Node, now_s: float | None = None) -> None:
         if node.parent is not None and not node.lock_ref and not node.children and node.queue_entry is None:

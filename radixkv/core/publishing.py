@@ -18,7 +18,7 @@ from radixkv.core.node import Node
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
-__all__ = ["fragment_cover", "publish", "right_is_free", "take_right_or_copy", "withdraw"]
+__all__ = ["fragment_cover", "publish", "publish_for_good", "right_is_free", "take_right_or_copy", "withdraw"]
 
 
 def publish(forest: Forest, seq: Sequence) -> None:
@@ -39,12 +39,22 @@ def fragment_cover(forest: Forest, seq: Sequence) -> Node | None:
     """The node of another that covers the computed, unpublished fragment of the sequence's last block, if there is one."""
     node, end = seq.node, seq.num_computed * TOKEN_BYTES
     if node.writer is seq:
-        fragment = bytes(seq.tokens[node.start_bytes : end])
-        nearest, common = forest.nearest_sibling(node, fragment)
-    else:
-        fragment = bytes(seq.tokens[node.end_bytes : end])
-        nearest, common = node.children.nearest(fragment) if node.children else (None, 0)
+        return forest.sibling_cover(node, bytes(seq.tokens[node.start_bytes : end]))
+    if not node.children:
+        return None
+    fragment = bytes(seq.tokens[node.end_bytes : end])
+    nearest, common = node.children.nearest(fragment)
     return nearest if common == len(fragment) else None
+
+
+def publish_for_good(forest: Forest, seq: Sequence) -> None:
+    """Publish all that is computed and mark it as used, so that no other's release without keep takes it away."""
+    publish(forest, seq)
+    seq.node.used_bytes = max(seq.node.used_bytes, seq.published_bytes)
+    computed = seq.num_computed * TOKEN_BYTES
+    cover = fragment_cover(forest, seq) if computed > seq.published_bytes else None
+    if cover is not None:
+        cover.used_bytes = max(cover.used_bytes, computed)
 
 
 def _grow_tail(forest: Forest, seq: Sequence, target: int) -> bool:

@@ -159,7 +159,10 @@ def cut(forest: Forest, node: Node, end_bytes: int) -> None:
     if floor > node.start_bytes:
         split(forest, node, floor - node.start_bytes)
     fragment = bytes(node.key[: end_bytes - floor])
-    if forest.nearest_sibling(node, fragment)[1] == len(fragment):
+    cover = forest.sibling_cover(node, fragment) if fragment else None
+    if cover is not None:
+        cover.used_bytes = max(cover.used_bytes, end_bytes)
+    if cover is not None or not fragment:
         forest.queue_if_leaf(forest.remove(node))
         return
     forest.record_removed(node)

@@ -298,8 +298,8 @@ def test_a_call_from_another_thread_is_refused() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda cache, _: PrefixCache(0, 4), "num_blocks is 0"),
-        (lambda cache, _: PrefixCache(4, 0), "block_size is 0"),
+        (lambda _cache, _: PrefixCache(0, 4), "num_blocks is 0"),
+        (lambda _cache, _: PrefixCache(4, 0), "block_size is 0"),
         (lambda cache, _: cache.acquire([]), "tokens is 'empty'"),
         (lambda cache, _: cache.acquire([-1]), "tokens is -1"),
         (lambda cache, _: cache.acquire([2**32]), "tokens is 4294967296"),

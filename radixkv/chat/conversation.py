@@ -1,0 +1,199 @@
+"""A conversation as a tree: every regenerated reply and every edited message is a sibling, nothing is overwritten.
+
+    (start) ─┬─ you: hello ─┬─ Hi!            branch 1
+             │              └─ Good day.      branch 2, regenerated
+             └─ you: hallo ─── Guten Tag!     branch 3, message 1 edited
+
+Each turn keeps the exact token ids of the history up to its end, so a reply is never tokenised again and what follows it
+reuses all that is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radixkv.core.errors import RadixKVError
+from radixkv.core.tokens import pack_tokens
+from radixkv.worker.request import Usage
+from radixkv.worker.text import Message
+
+__all__ = ["ChatError", "Conversation", "Turn"]
+
+_SHOWN_CHARACTERS = 60
+
+
+class ChatError(RadixKVError):
+    """A chat command that cannot be followed; the message says what can."""
+
+
+class Turn:
+    """One message.
+
+    Attributes:
+        role: ``"user"`` or ``"assistant"``; ``"start"`` for the root.
+        text: what was written or generated.
+        history: packed token ids of the conversation up to this turn's end; of a user's turn, up to where the reply
+            begins (empty until the reply's stream has told).
+        usage: of a reply: what it cost.
+    """
+
+    __slots__ = ("children", "history", "parent", "role", "text", "usage")
+
+    def __init__(self, role: str, text: str, parent: Turn | None, history: bytes = b"") -> None:
+        self.role = role
+        self.text = text
+        self.parent = parent
+        self.history = history
+        self.usage: Usage | None = None
+        self.children: list[Turn] = []
+        if parent is not None:
+            parent.children.append(self)
+
+    def path(self) -> list[Turn]:
+        """The turns from the first message to this one, without the start."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None and turn.role != "start":
+            turns.append(turn)
+            turn = turn.parent
+        return turns[::-1]
+
+
+class Conversation:
+    """The tree of turns and where in it the user stands. The current turn is a reply, or the start."""
+
+    def __init__(self, system_prompt: str | None = None) -> None:
+        self.system_prompt = system_prompt
+        self.start = Turn("start", "", None)
+        self.current = self.start
+
+    # -- growing ------------------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> Turn:
+        """A user's message behind the current turn. Its reply comes with `reply`."""
+        return Turn("user", text, self.current)
+
+    def reply(self, message: Turn, prompt: bytes, token_ids: list[int], text: str, usage: Usage | None) -> Turn:
+        """A reply as it was sampled; the user stands on it from now on."""
+        message.history = prompt
+        turn = Turn("assistant", text, message, prompt + pack_tokens(token_ids))
+        turn.usage = usage
+        self.current = turn
+        return turn
+
+    def withdraw(self, message: Turn) -> None:
+        """Take back a message that never got a reply."""
+        if message.parent is not None and not message.children:
+            message.parent.children.remove(message)
+
+    def messages_for(self, message: Turn) -> tuple[bytes, list[Message]]:
+        """What to send for a message: the kept history before it, and the messages to be put behind that history."""
+        said: Message = {"role": "user", "content": message.text}
+        assert message.parent is not None, "a message follows something"
+        if message.parent.history:
+            return message.parent.history, [said]
+        if self.system_prompt is not None:
+            return b"", [{"role": "system", "content": self.system_prompt}, said]
+        return b"", [said]
+
+    # -- walking ------------------------------------------------------------------------------------------------------
+
+    def last_message(self) -> Turn:
+        """The message that the current reply answers.
+
+        Raises:
+            ChatError: nothing has been said yet.
+        """
+        if self.current.parent is None:
+            raise ChatError("there is no reply to regenerate yet; write something first")
+        return self.current.parent
+
+    def message(self, number: int) -> Turn:
+        """The user's message `number` (from 1) on the current branch.
+
+        Raises:
+            ChatError: the branch has no such message.
+        """
+        messages = [turn for turn in self.current.path() if turn.role == "user"]
+        if not 1 <= number <= len(messages):
+            raise ChatError(
+                f"this branch has messages 1 to {len(messages)}, not {number}"
+                if messages
+                else "nothing has been said on this branch yet"
+            )
+        return messages[number - 1]
+
+    def edit(self, number: int, text: str) -> Turn:
+        """A sibling of message `number` with another text; the old one and all behind it stay as their own branch."""
+        return Turn("user", text, self.message(number).parent)
+
+    def fork(self, number: int | None = None) -> Turn:
+        """Stand behind the reply to message `number` (0: at the start; None: where one stands), so that the next message
+        opens a branch there.
+        """
+        if number is None:
+            return self.current
+        if number == 0:
+            self.current = self.start
+        else:
+            message = self.message(number)
+            path = self.current.path()
+            self.current = path[path.index(message) + 1]
+        return self.current
+
+    def branches(self) -> list[Turn]:
+        """The ends of all branches, in the order of the tree."""
+        return [turn for turn, _ in self._walk() if not turn.children and turn.role == "assistant"]
+
+    def switch(self, number: int) -> Turn:
+        """Stand at the end of branch `number` (from 1, as `branches` lists them).
+
+        Raises:
+            ChatError: there is no such branch.
+        """
+        branches = self.branches()
+        if not 1 <= number <= len(branches):
+            raise ChatError(
+                f"there are branches 1 to {len(branches)}, not {number}" if branches else "there are no branches yet"
+            )
+        self.current = branches[number - 1]
+        return self.current
+
+    # -- showing ------------------------------------------------------------------------------------------------------
+
+    def branch_lines(self) -> list[str]:
+        """One line per branch: its number, its length, its last reply; `*` where the user stands."""
+        return [
+            f"{'*' if turn is self.current else ' '} {number:>2}  {(len(turn.path()) + 1) // 2} turns  {_short(turn)}"
+            for number, turn in enumerate(self.branches(), 1)
+        ]
+
+    def tree_lines(self) -> list[str]:
+        """The whole tree; `*` where the user stands, numbers where branches end."""
+        numbers = {id(turn): number for number, turn in enumerate(self.branches(), 1)}
+        lines = [f"(start){' *' if self.current is self.start else ''}"]
+        for turn, prefix in self._walk():
+            number = f"  [{numbers[id(turn)]}]" if id(turn) in numbers else ""
+            lines.append(f"{prefix}{_short(turn)}{number}{' *' if turn is self.current else ''}")
+        return lines
+
+    def _walk(self) -> Iterator[tuple[Turn, str]]:
+        """Every turn behind the start, in order, with what a drawing of the tree puts before it.
+
+        A turn without siblings is drawn below its parent without a step to the right, so that long chats stay narrow.
+        """
+        pending = [(child, "") for child in reversed(self.start.children)]
+        while pending:
+            turn, indent = pending.pop()
+            siblings = turn.parent.children if turn.parent is not None else []
+            is_alone, is_last = len(siblings) == 1, siblings[-1] is turn
+            yield turn, indent + ("" if is_alone else "└─ " if is_last else "├─ ")
+            deeper = indent + ("" if is_alone else "   " if is_last else "│  ")
+            pending.extend((child, deeper) for child in reversed(turn.children))
+
+
+def _short(turn: Turn) -> str:
+    text = " ".join(turn.text.split())
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[: _SHOWN_CHARACTERS - 1] + "…"
+    return f"{'you' if turn.role == 'user' else ' ↳'} {text}"

@@ -1,0 +1,273 @@
+"""The chat as a person sees it: a prompt, a reply that streams, commands that branch, one line of what it cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol, TextIO
+
+from radixkv.chat.conversation import ChatError, Conversation, Turn
+from radixkv.core.errors import RadixKVError
+from radixkv.worker.request import Completed, Delta, GenerateParams, Generator, Started, Usage
+from radixkv.worker.sampler import SamplingParams
+
+__all__ = ["ChatOptions", "Terminal", "run_chat"]
+
+HELP = """\
+Write a message and press Enter. The conversation is a tree; nothing you do overwrites an older reply.
+  /regenerate [K]   answer the last message again, or K times at once (drafts)
+  /edit N [TEXT]    change your message N and go on from there; without TEXT you are asked for it
+  /fork [N]         stand behind the reply to message N (0: the start); your next message opens a branch there
+  /branches         list all branches        /switch K   go to the end of branch K
+  /tree             draw the whole tree      /show       print the current branch
+  /help             this text                /quit       leave (so does Ctrl-D; Ctrl-C stops a reply)"""
+
+MAX_DRAFTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How replies are sampled, and the system prompt if the template's own is not wanted."""
+
+    sampling: SamplingParams
+    system_prompt: str | None = None
+    namespace: str = "default"
+
+
+class LineReader(Protocol):
+    """Where the user's lines come from; raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
+
+    def __call__(self, prompt: str, default: str = "") -> str: ...
+
+
+class Terminal:
+    """Reads lines, runs commands, prints replies."""
+
+    def __init__(self, generator: Generator, options: ChatOptions, read_line: LineReader, output: TextIO) -> None:
+        self._generator = generator
+        self._options = options
+        self._read_line = read_line
+        self._output = output
+        self._conversation = Conversation(options.system_prompt)
+        self._commands: dict[str, Callable[[str], bool]] = {
+            "/regenerate": self._regenerate,
+            "/edit": self._edit,
+            "/fork": self._fork,
+            "/branches": self._branches,
+            "/switch": self._switch,
+            "/tree": self._tree,
+            "/show": self._show,
+            "/help": self._help,
+            "/quit": self._quit,
+        }
+
+    def run(self) -> None:
+        """Until the user leaves."""
+        self._print("A branching chat. /help lists the commands, /quit leaves.")
+        while True:
+            try:
+                line = self._read_line("you> ").strip()
+            except EOFError:
+                self._print("")
+                return
+            except KeyboardInterrupt:
+                self._print("(/quit or Ctrl-D leaves)")
+                continue
+            if not line:
+                continue
+            try:
+                if not self._follow(line):
+                    return
+            except RadixKVError as error:
+                self._print(f"! {error}")
+            except KeyboardInterrupt:
+                self._print("")
+
+    def _follow(self, line: str) -> bool:
+        """Carry out one line; whether the chat goes on."""
+        if not line.startswith("/"):
+            self._answer(self._conversation.say(line), 1)
+            return True
+        name, _, argument = line.partition(" ")
+        matching = [command for command in self._commands if command.startswith(name)]
+        if name in self._commands:
+            matching = [name]
+        if len(matching) != 1:
+            raise ChatError(f"{name} is no command; there are {', '.join(self._commands)}")
+        return self._commands[matching[0]](argument.strip())
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def _regenerate(self, argument: str) -> bool:
+        self._answer(self._conversation.last_message(), _number(argument, "K", 1, MAX_DRAFTS, default=1))
+        return True
+
+    def _edit(self, argument: str) -> bool:
+        number, _, text = argument.partition(" ")
+        message = self._conversation.message(_number(number, "N", 1, None))
+        text = text.strip() or self._read_line(f"edit {number}> ", default=message.text).strip()
+        if not text:
+            raise ChatError("an edited message needs a text; nothing was changed")
+        self._answer(self._conversation.edit(int(number), text), 1)
+        return True
+
+    def _fork(self, argument: str) -> bool:
+        turn = self._conversation.fork(_number(argument, "N", 0, None) if argument else None)
+        where = "at the start" if turn.role == "start" else f"behind “{' '.join(turn.text.split())[:40]}”"
+        self._print(f"You stand {where}; your next message opens a branch here.")
+        return True
+
+    def _branches(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+        self._print("\n".join(self._conversation.branch_lines()) or "There are no branches yet.")
+        return True
+
+    def _switch(self, argument: str) -> bool:
+        self._conversation.switch(_number(argument, "K", 1, None))
+        return self._show("")
+
+    def _tree(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+        self._print("\n".join(self._conversation.tree_lines()))
+        return True
+
+    def _show(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+        for turn in self._conversation.current.path():
+            self._print(f"{'you' if turn.role == 'user' else 'bot'}> {turn.text}")
+        return True
+
+    def _help(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+        self._print(HELP)
+        return True
+
+    def _quit(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+        return False
+
+    # -- replies ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, message: Turn, num_drafts: int) -> None:
+        """Generate and print `num_drafts` replies to a message; on Ctrl-C what has come so far is kept."""
+        try:
+            params = self._params(message, num_drafts)
+            drafts = [_Draft() for _ in range(num_drafts)]
+            prompt, usage = self._stream(params, drafts)
+        except BaseException:
+            self._conversation.withdraw(message)
+            raise
+        kept = [draft for draft in drafts if draft.token_ids]
+        if not kept:
+            self._conversation.withdraw(message)
+            return
+        for number, draft in enumerate(drafts, 1):
+            if num_drafts > 1 and draft.token_ids:
+                self._print(f"bot {number}> {draft.text}")
+        replies = [self._conversation.reply(message, prompt, draft.token_ids, draft.text, usage) for draft in kept]
+        self._conversation.current = replies[0]
+        if usage is not None:
+            self._print(_cost_line(usage))
+
+    def _params(self, message: Turn, num_drafts: int) -> GenerateParams:
+        sampling = replace(self._options.sampling, n=num_drafts)
+        if message.history:  # answered before: the very same tokens again
+            return GenerateParams(token_ids=message.history, sampling=sampling, namespace=self._options.namespace)
+        history, messages = self._conversation.messages_for(message)
+        return GenerateParams(
+            history=history, messages=messages, sampling=sampling, namespace=self._options.namespace
+        )
+
+    def _stream(self, params: GenerateParams, drafts: list[_Draft]) -> tuple[bytes, Usage | None]:
+        """Run a generation into the drafts, showing a single one as it comes; the prompt's ids and the cost."""
+        shows = len(drafts) == 1
+        prompt, usage = b"", None
+        stream = self._generator.generate(params)
+        try:
+            for event in stream:
+                if isinstance(event, Started):
+                    prompt = event.prompt
+                    if shows:
+                        self._write("bot> ")
+                elif isinstance(event, Delta):
+                    drafts[event.branch].take(event)
+                    if shows:
+                        self._write(event.text)
+                elif isinstance(event, Completed):
+                    usage = event.usage
+        except KeyboardInterrupt:
+            stream.close()
+            self._write(" (stopped)")
+        if shows:
+            self._print("")
+        return prompt, usage
+
+    def _print(self, text: str) -> None:
+        self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
+        self._output.write(text)
+        self._output.flush()
+
+
+class _Draft:
+    """A reply as it comes in."""
+
+    __slots__ = ("text", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.text = ""
+
+    def take(self, delta: Delta) -> None:
+        self.token_ids.extend(delta.token_ids)
+        self.text += delta.text
+
+
+def _number(argument: str, name: str, low: int, high: int | None, default: int | None = None) -> int:
+    if not argument and default is not None:
+        return default
+    bound = f"a number of at least {low}" if high is None else f"a number from {low} to {high}"
+    if not argument.isdecimal() or int(argument) < low or (high is not None and int(argument) > high):
+        raise ChatError(f"{name} must be {bound}, not {argument!r}")
+    return int(argument)
+
+
+def _cost_line(usage: Usage) -> str:
+    first_token_ms = usage.time_to_first_token_s * 1000
+    return (
+        f"[prompt {usage.num_prompt_tokens} tokens: {usage.num_cached_tokens} reused, "
+        f"{usage.num_prompt_tokens - usage.num_cached_tokens} computed · first token after {first_token_ms:.0f} ms]"
+    )
+
+
+@contextmanager
+def _line_reader() -> Iterator[LineReader]:
+    """Line editing and history where a person sits at a terminal, plain lines where a script does."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield _read_plain_line
+        return
+    from prompt_toolkit import PromptSession
+
+    session: PromptSession[str] = PromptSession()
+
+    def read(prompt: str, default: str = "") -> str:
+        return session.prompt(prompt, default=default)
+
+    yield read
+
+
+def _read_plain_line(prompt: str, default: str = "") -> str:  # noqa: ARG001  a script sees no prompt and edits no text
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line
+
+
+def run_chat(generator: Generator, options: ChatOptions) -> None:
+    """Chat on this process's terminal until the user leaves.
+
+    Raises:
+        ChatError: the model has no chat template.
+    """
+    if not generator.model().has_chat_template:
+        raise ChatError("this model has no chat template; choose an instruct model with --model")
+    with _line_reader() as read_line:
+        Terminal(generator, options, read_line, sys.stdout).run()
