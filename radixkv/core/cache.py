@@ -38,6 +38,7 @@ from radixkv.core.publishing import (
     withdraw,
 )
 from radixkv.core.sequences import Sequence
+from radixkv.core.stats import Counters
 from radixkv.core.steps import apply_step
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
@@ -81,8 +82,7 @@ class PrefixCache:
         self._sequences: dict[int, Sequence] = {}
         self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
         self._owner_thread: int | None = None
-        self._num_queries = self._num_query_tokens = self._num_hit_tokens = 0
-        self._num_inserted_tokens = self._num_forks = self._num_copied_tokens = 0
+        self._counters = Counters()
 
     # -- reads --------------------------------------------------------------------------------------------------------
 
@@ -101,28 +101,9 @@ class PrefixCache:
         return MatchResult(matched, matched)
 
     def stats(self) -> CacheStats:
-        """Gauges and counters. O(1) but for the private blocks: O(sequences)."""
+        """Gauges of now and counters since the cache was made. O(1)."""
         self._enter()
-        forest = self._forest
-        num_free = forest.pool.num_free
-        return CacheStats(
-            num_blocks=forest.pool.num_blocks,
-            block_size=forest.block_size,
-            num_free_blocks=num_free,
-            num_cached_blocks=forest.num_cached,
-            num_private_blocks=forest.pool.num_blocks - num_free - forest.num_cached,
-            num_evictable_blocks=forest.num_evictable,
-            num_promised_blocks=forest.num_promised,
-            num_nodes=forest.num_nodes,
-            num_sequences=len(self._sequences),
-            num_queries=self._num_queries,
-            num_query_tokens=self._num_query_tokens,
-            num_hit_tokens=self._num_hit_tokens,
-            num_inserted_tokens=self._num_inserted_tokens,
-            num_forks=self._num_forks,
-            num_evicted_blocks=forest.num_evicted,
-            num_copied_tokens=self._num_copied_tokens,
-        )
+        return self._counters.snapshot(self._forest, len(self._sequences))
 
     def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
         """The recorded events with a sequence number >= `start`, oldest first. O(events kept).
@@ -193,9 +174,7 @@ class PrefixCache:
         self._sequences[seq.seq_id] = seq
         ops = self._copy_ops(plan.source, seq.table, plan.num_kept, walk.matched_bytes)
         num_cached = min(seq.num_stored, length - 1)
-        self._num_queries += 1
-        self._num_query_tokens += length
-        self._num_hit_tokens += num_cached
+        self._counters.count_query(length, num_cached)
         return AcquireResult(seq.seq_id, num_cached, seq.num_stored, seq.table[:], ops)
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult:
@@ -256,7 +235,7 @@ class PrefixCache:
             capacity = self._forest.pool.num_blocks * self._forest.block_size
             validation.check_int("history", history, 1, capacity + 1)
             seq.tokens += packed
-        self._num_inserted_tokens += num_computed - seq.num_computed
+        self._counters.num_inserted_tokens += num_computed - seq.num_computed
         seq.num_computed = num_computed
         publish(self._forest, seq)
 
@@ -304,7 +283,7 @@ class PrefixCache:
             self._promise(child, promised_length, num_promised)
             self._sequences[child_id] = child
             children.append(AcquireResult(child_id, position - 1, position, table[:], ()))
-        self._num_forks += n
+        self._counters.num_forks += n
         return children
 
     def release(self, seq_id: int, keep: bool = True) -> None:
@@ -407,5 +386,5 @@ class PrefixCache:
         if source is None:
             return ()
         num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES
-        self._num_copied_tokens += num_tokens
+        self._counters.num_copied_tokens += num_tokens
         return () if table[index] == source else (Copy(source, table[index], num_tokens),)

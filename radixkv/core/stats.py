@@ -1,0 +1,57 @@
+"""Counters of what a cache has done since it was made."""
+
+from __future__ import annotations
+
+from radixkv.core.api import CacheStats
+from radixkv.core.forest import Forest
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """Counts of successful calls; a failed call counts nowhere. Token counts are in tokens."""
+
+    __slots__ = (
+        "num_copied_tokens",
+        "num_forks",
+        "num_hit_tokens",
+        "num_inserted_tokens",
+        "num_queries",
+        "num_query_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.num_queries = 0
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_inserted_tokens = 0
+        self.num_forks = 0
+        self.num_copied_tokens = 0
+
+    def count_query(self, num_tokens: int, num_hit_tokens: int) -> None:
+        """One acquire of `num_tokens`, of which `num_hit_tokens` need not be computed."""
+        self.num_queries += 1
+        self.num_query_tokens += num_tokens
+        self.num_hit_tokens += num_hit_tokens
+
+    def snapshot(self, forest: Forest, num_sequences: int) -> CacheStats:
+        """The counters with the gauges of now. O(1)."""
+        num_blocks, num_free = forest.pool.num_blocks, forest.pool.num_free
+        return CacheStats(
+            num_blocks=num_blocks,
+            block_size=forest.block_size,
+            num_free_blocks=num_free,
+            num_cached_blocks=forest.num_cached,
+            num_private_blocks=num_blocks - num_free - forest.num_cached,
+            num_evictable_blocks=forest.num_evictable,
+            num_promised_blocks=forest.num_promised,
+            num_nodes=forest.num_nodes,
+            num_sequences=num_sequences,
+            num_queries=self.num_queries,
+            num_query_tokens=self.num_query_tokens,
+            num_hit_tokens=self.num_hit_tokens,
+            num_inserted_tokens=self.num_inserted_tokens,
+            num_forks=self.num_forks,
+            num_evicted_blocks=forest.num_evicted,
+            num_copied_tokens=self.num_copied_tokens,
+        )
