@@ -171,9 +171,7 @@ class Terminal:
         if message.history:  # answered before: the very same tokens again
             return GenerateParams(token_ids=message.history, sampling=sampling, namespace=self._options.namespace)
         history, messages = self._conversation.messages_for(message)
-        return GenerateParams(
-            history=history, messages=messages, sampling=sampling, namespace=self._options.namespace
-        )
+        return GenerateParams(history=history, messages=messages, sampling=sampling, namespace=self._options.namespace)
 
     def _stream(self, params: GenerateParams, drafts: list[_Draft]) -> tuple[bytes, Usage | None]:
         """Run a generation into the drafts, showing a single one as it comes; the prompt's ids and the cost."""

@@ -383,8 +383,8 @@ class PrefixCache:
 
     def _copy_ops(self, source: int | None, table: array[int], index: int, filled_bytes: int) -> tuple[Copy, ...]:
         """The COPY of a block's filled part, unless the eviction made its source the destination."""
-        if source is None:
+        if source is None or table[index] == source:
             return ()
         num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES
         self._counters.num_copied_tokens += num_tokens
-        return () if table[index] == source else (Copy(source, table[index], num_tokens),)
+        return (Copy(source, table[index], num_tokens),)
