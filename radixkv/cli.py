@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from radixkv.core.errors import RadixKVError
 
 if TYPE_CHECKING:
     from radixkv.chat.terminal import ChatOptions
-    from radixkv.worker.run import WorkerConfig
+    from radixkv.worker.request import Generator
+    from radixkv.worker.run import Worker, WorkerConfig
 
 __all__ = ["main"]
 
@@ -66,29 +66,33 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
-    config = _worker_config(options, options.service, options.listen or DEFAULT_WORKER_ADDRESS)
-    from radixkv.worker.run import Worker
+    config = _worker_config(options, options.service, options.listen)
+    from radixkv.worker.run import run_worker
 
-    with _terminating(), Worker(config) as worker:
-        _say(f"{_described(worker)}\ngeneration on {worker.address}, cache at {options.service}; Ctrl-C stops it")
-        _wait()
+    def on_ready(worker: Worker) -> None:
+        _say(f"{_serving(worker, options.service)}\nCtrl-C stops it.")
+
+    run_worker(config, on_ready)
     return 0
 
 
 def _up(options: argparse.Namespace) -> int:
     from radixkv.service import ServiceConfig, ServiceThread
 
-    config = ServiceConfig(addresses=(options.service_listen,))
-    with _terminating(), ServiceThread(config) as service:
-        worker_config = _worker_config(options, service.addresses[0], options.listen or DEFAULT_WORKER_ADDRESS)
-        from radixkv.worker.run import Worker
+    with ServiceThread(ServiceConfig(addresses=(options.service_listen,))) as service:
+        config = _worker_config(options, service.addresses[0], options.listen)
+        from radixkv.worker.run import Worker, run_worker
 
-        with Worker(worker_config) as worker:
-            _say(f"{_described(worker)}\n  cache service  {service.addresses[0]}\n  generation     {worker.address}")
-            if options.no_chat or not sys.stdin.isatty():
-                _say("Ready; Ctrl-C stops it. Chat from another terminal: radixkv chat --worker " + worker.address)
-                _wait()
-            else:
+        if options.no_chat or not sys.stdin.isatty():
+
+            def on_ready(worker: Worker) -> None:
+                _say(_serving(worker, service.addresses[0]))
+                _say(f"Chat from another terminal: radixkv chat --worker {worker.address}\nCtrl-C stops it.")
+
+            run_worker(config, on_ready)
+        else:
+            with Worker(config) as worker:
+                _say(_serving(worker, service.addresses[0]))
                 _run_chat(worker.engine, options)
     return 0
 
@@ -144,14 +148,19 @@ def _worker_config(options: argparse.Namespace, service: str | None, listen: str
     )
 
 
-def _described(worker: Any) -> str:
-    model = worker.engine.model()
+def _described(worker: Worker) -> str:
+    model, pool = worker.engine.model(), worker.runner.pool
     return (
-        f"{model.name}: {model.max_length:,} tokens context, {worker.num_blocks:,} blocks of {model.block_size} tokens"
+        f"{model.name} on {worker.runner.device} in {worker.runner.dtype}: {model.max_length:,} tokens of context, "
+        f"{pool.num_blocks:,} blocks of {pool.block_size} tokens"
     )
 
 
-def _run_chat(generator: Any, options: argparse.Namespace) -> None:
+def _serving(worker: Worker, service_address: str) -> str:
+    return f"{_described(worker)}\n  generation     {worker.address}\n  cache service  {service_address}"
+
+
+def _run_chat(generator: Generator, options: argparse.Namespace) -> None:
     from radixkv.chat.terminal import run_chat
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -166,24 +175,6 @@ def _chat_options(options: argparse.Namespace) -> ChatOptions:
         temperature=options.temperature, top_p=options.top_p, max_tokens=options.max_tokens, seed=options.seed
     )
     return ChatOptions(sampling, options.system)
-
-
-@contextmanager
-def _terminating() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that everything entered is left in order."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _wait() -> None:
-    """Until Ctrl-C or SIGTERM, which end it without an error."""
-    try:
-        signal.pause()
-    except KeyboardInterrupt:
-        _say("\nstopping")
 
 
 def _say(text: str) -> None:
@@ -241,7 +232,9 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "--service", metavar="ADDRESS", default=DEFAULT_SERVICE_ADDRESS, help="the cache service (default %(default)s)"
     )
-    worker.add_argument("--listen", metavar="ADDRESS", help=f"where it serves (default {DEFAULT_WORKER_ADDRESS})")
+    worker.add_argument(
+        "--listen", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="where it serves (default %(default)s)"
+    )
     _add_model_flags(worker)
 
     chat = _command(commands, "chat", _chat, "chat in this terminal, with a model in this process or with a worker")

@@ -1,0 +1,17 @@
+"""What all tests share: quiet OpenMP threads, and the default model, fetched once into the user's cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv.worker.threads import configure_threads
+
+configure_threads()  # before any test imports torch
+
+
+@pytest.fixture(scope="session")
+def default_model() -> str:
+    """Folder of the default model; its first use on a machine fetches and converts it."""
+    from radixkv.worker.default_model import resolve_model
+
+    return resolve_model(None, progress=False)

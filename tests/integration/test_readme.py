@@ -1,0 +1,111 @@
+"""Every command in the README runs, and the servers among them stop cleanly on Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVERS = ("radixkv up", "radixkv serve", "radixkv worker")
+SCRIPT = "What is the capital of France?\n/regenerate\n/tree\n/quit\n"
+
+
+def fenced(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+
+
+def commands() -> list[str]:
+    """Every shell command of the README; of a line that installs first, what comes after the installation."""
+    lines = [line for block in fenced("sh") for line in block.splitlines() if line]
+    return [line.rsplit(" && ", 1)[-1].replace(".venv/bin/", "") for line in lines]
+
+
+def start(command: str) -> subprocess.Popen[str]:
+    """Run a command of this environment, with a script on its standard input."""
+    words = command.split()
+    executable = Path(sys.executable).parent / words[0]
+    assert executable.exists(), f"{words[0]} is not installed beside this Python"
+    return subprocess.Popen(
+        [str(executable), *words[1:]],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_until_it_serves(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    output = ""
+    for line in server.stdout:
+        output += line
+        if "Ctrl-C stops it" in line:
+            return output
+    raise AssertionError(f"the server ended before it served:\n{output}")
+
+
+def run_to_its_end(command: str) -> str:
+    process = start(command)
+    output, _ = process.communicate(SCRIPT, timeout=250)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_the_python_example_does_what_its_asserts_say() -> None:
+    blocks = fenced("python")
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+@pytest.mark.usefixtures("default_model")
+def test_the_service_commands_work_together_and_stop_cleanly() -> None:
+    servers: list[subprocess.Popen[str]] = []
+    try:
+        outputs: dict[str, str] = {}
+        for command in commands():
+            if command.startswith("radixkv up"):
+                continue
+            if command.startswith(SERVERS):
+                servers.append(start(command))
+                wait_until_it_serves(servers[-1])
+            elif command.startswith("radixkv"):
+                outputs[command.split()[1]] = run_to_its_end(command)
+        assert re.search(r"prompt 37 tokens: 36 reused, 1 computed", outputs["chat"])
+        assert "pool default" in outputs["stats"]
+    finally:
+        for server in reversed(servers):
+            server.send_signal(signal.SIGINT)
+            assert server.wait(timeout=30) == 0
+            server.communicate()
+
+
+@pytest.mark.usefixtures("default_model")
+def test_up_serves_what_chat_reaches_and_stops_on_ctrl_c() -> None:
+    (command,) = [command for command in commands() if command.startswith("radixkv up")]
+    server = start(f"{command} --listen 127.0.0.1:0 --service-listen 127.0.0.1:0 --num-blocks 256")
+    output = wait_until_it_serves(server)
+    try:
+        address = re.search(r"generation\s+(\S+)", output)
+        assert address, output
+        reply = run_to_its_end(f"radixkv chat --worker {address[1]} --temperature 0")
+        assert "The capital of France is Paris." in reply
+        assert "36 reused, 1 computed" in reply
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 0
+        server.communicate()
+
+
+def test_every_bench_command_is_one_that_ci_runs() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    benches = [re.search(r"bench\.(\w+)", command) for command in commands() if "bench." in command]
+    for bench in benches:
+        assert bench
+        assert re.search(rf"for bench in .*\b{bench[1]}\b", ci), f"{bench[0]} is not run by .ci/run"
