@@ -93,7 +93,11 @@ def test_greedy_decoding_gives_the_tokens_of_generate(pair: tuple[ModelRunner, A
     prompt = random_ids(11, seed=1)
     count = 20
     generated = reference.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, 11), max_new_tokens=count, do_sample=False, eos_token_id=None
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, 11),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
     )[0, len(prompt) :].tolist()
     lines = Lines(runner)
     table = lines.table(len(prompt) + count)
@@ -148,7 +152,9 @@ def test_a_folder_without_weights_is_refused_in_one_line(tmp_path: Path) -> None
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("argument", "value"), [("dtype", "int3"), ("device", "abacus"), ("num_blocks", 0), ("block_size", 0)])
+@pytest.mark.parametrize(
+    ("argument", "value"), [("dtype", "int3"), ("device", "abacus"), ("num_blocks", 0), ("block_size", 0)]
+)
 def test_an_argument_outside_its_bound_is_named(argument: str, value: Any, tmp_path: Path) -> None:
     arguments = {"num_blocks": 4, "dtype": "float32", "device": "cpu", argument: value}
     with pytest.raises(InvalidArgumentError) as refusal:
@@ -165,7 +171,10 @@ def test_the_runner_tells_what_the_model_allows(tmp_path: Path) -> None:
 def test_a_rope_that_changes_with_the_length_is_used_only_as_far_as_it_does_not(tmp_path: Path) -> None:
     config = CONFIGS["llama"]()
     config.rope_parameters = {
-        "rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
     }
     config.architectures = ["LlamaForCausalLM"]
     save_model("llama", tmp_path)

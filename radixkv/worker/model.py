@@ -1,0 +1,216 @@
+"""A transformers model, unmodified, run over a pool of KV blocks: packed rows in, next-token logits out."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from radixkv.core.api import Copy
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import Scratch, plan_attention
+from radixkv.worker.attention import ATTENTION_NAME, ShapeProbe, StepAttention, register_attention
+from radixkv.worker.errors import ModelError
+from radixkv.worker.gguf_convert import quiet_transformers
+from radixkv.worker.kv_pool import KVPool
+
+__all__ = ["DEVICES", "DTYPES", "ForwardRow", "ModelRunner"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEVICES = ("cpu", "cuda")
+
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+_MAX_LEN_WITHOUT_CONFIG = 2048
+
+
+class ForwardRow(NamedTuple):
+    """One sequence's share of a step: compute positions [start, start + len(token_ids)).
+
+    `block_table`: logical block index -> block id (int32), covering every position up to the last one computed; KV
+    of the positions below `start` lies there already. Positions below `num_stored` are computed but not written. With
+    `wants_logits` the last position's logits are answered.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: array[int]
+    num_stored: int
+    wants_logits: bool
+
+
+class ModelRunner:
+    """A loaded model and its pool.
+
+    Attributes:
+        vocab_size: width of the logits; every token id is below it.
+        max_model_len: longest sequence that the model's positions allow, in tokens.
+        eos_token_ids: ids with which the model ends a reply.
+        pool: the KV caches; `dtype` and `device` are where and in what the model computes.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: str = "auto",
+        device: str = "auto",
+    ) -> None:
+        """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
+
+        Args:
+            num_blocks: blocks of the pool.
+            block_size: token slots of a block.
+            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 where the device computes in
+                it.
+            device: ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
+
+        Raises:
+            InvalidArgumentError: an argument is outside its bound.
+            ModelError: the model cannot be loaded, or its architecture cannot be served from a block table.
+        """
+        self.device = _choose_device(device)
+        self.dtype = _choose_dtype(dtype, self.device)
+        register_attention()
+        self._model = _load(model, self.dtype, self.device)
+        config = self._model.config.get_text_config()
+        self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
+        self.max_model_len = _max_model_len(config)
+        self.eos_token_ids = _eos_token_ids(self._model)
+        self._scratch = Scratch()
+        layers = self._probe_layers(int(config.num_hidden_layers))
+        self.pool = KVPool(layers, num_blocks, block_size, self.dtype, self.device)
+
+    def carry_out(self, ops: Sequence[Copy]) -> None:
+        """Carry out the block ops of one answer, in order; see `KVPool.carry_out`."""
+        self.pool.carry_out(ops)
+
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+        """Compute all rows in one pass over the weights.
+
+        Returns:
+            float32 [number of rows with `wants_logits`, vocab_size], in the order of `rows`.
+        """
+        query_lens = [len(row.token_ids) for row in rows]
+        ends = np.cumsum(query_lens)
+        token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
+        positions = np.concatenate(
+            [np.arange(row.start, row.start + length) for row, length in zip(rows, query_lens, strict=True)]
+        )
+        slots = np.concatenate(
+            [self._slots(row, length) for row, length in zip(rows, query_lens, strict=True)], dtype=np.int64
+        )
+        batch = plan_attention(
+            query_lens,
+            [row.start + length for row, length in zip(rows, query_lens, strict=True)],
+            [row.block_table for row in rows],
+            self.pool.block_size,
+            self.device,
+            scratch=self._scratch,
+        )
+        kept = np.array([end - 1 for end, row in zip(ends, rows, strict=True) if row.wants_logits], dtype=np.int64)
+        site = StepAttention(self.pool, batch, torch.from_numpy(slots).to(self.device))
+        return self._run(token_ids, positions, kept, site)
+
+    def _slots(self, row: ForwardRow, length: int) -> npt.NDArray[np.int64]:
+        block_size = self.pool.block_size
+        positions = np.arange(row.start, row.start + length)
+        table = np.frombuffer(row.block_table, dtype=np.int32).astype(np.int64)
+        slots: npt.NDArray[np.int64] = table[positions // block_size] * block_size + positions % block_size
+        slots[positions < row.num_stored] = -1
+        return slots
+
+    def _run(
+        self,
+        token_ids: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        kept: npt.NDArray[np.int64],
+        site: StepAttention | ShapeProbe,
+    ) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = self._model(
+                input_ids=torch.from_numpy(token_ids)[None].to(self.device),
+                position_ids=torch.from_numpy(positions)[None].to(self.device),
+                use_cache=False,
+                logits_to_keep=torch.from_numpy(kept).to(self.device),
+                radixkv_site=site,
+            ).logits[0]
+            return logits.float()
+
+    def _probe_layers(self, num_layers: int) -> Any:
+        probe = ShapeProbe()
+        try:
+            logits = self._run(np.zeros(2, np.int64), np.arange(2), np.array([1]), probe)
+        except (TypeError, ValueError) as error:  # a forward that does not know our keywords
+            raise ModelError(f"the model cannot be run from a block table: {_one_line(error)}") from error
+        if logits.shape != (1, self.vocab_size):
+            raise ModelError("the model does not answer logits for chosen positions alone, so it cannot be served")
+        return probe.layer_shapes(num_layers)
+
+
+def _choose_device(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in DEVICES:
+        raise InvalidArgumentError("device", device, "auto, cpu, or cuda")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidArgumentError("device", device, "cpu on this machine, where torch finds no CUDA device")
+    return torch.device(device)
+
+
+def _choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        fast_bf16 = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if fast_bf16 else torch.float32
+    if dtype not in DTYPES:
+        raise InvalidArgumentError("dtype", dtype, f"auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _load(model: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model in eval mode on `device`, its attention handed to the registered function."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with quiet_transformers():
+        try:
+            config: Any = AutoConfig.from_pretrained(model)
+            if config.is_encoder_decoder:
+                raise ModelError(f"{model} has an encoder; only decoder-only models can be served")
+            loaded: Any = AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype)
+            loaded.set_attn_implementation(ATTENTION_NAME)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ModelError(f"the model {model} cannot be loaded: {_one_line(error)}") from error
+    return loaded.eval().requires_grad_(False).to(device)
+
+
+def _max_model_len(config: Any) -> int:
+    """Positions the model was made for. Where its rotary frequencies would change with the length, those before they
+    do: one KV cache cannot hold keys of two frequencies.
+    """
+    longest = int(getattr(config, "max_position_embeddings", None) or _MAX_LEN_WITHOUT_CONFIG)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        return min(longest, int(original or longest))
+    return longest
+
+
+def _eos_token_ids(model: Any) -> frozenset[int]:
+    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400]

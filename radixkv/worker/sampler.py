@@ -1,0 +1,239 @@
+"""The next token of each row, drawn by that row's own parameters and nothing else of the batch.
+
+    p = softmax(logits / temperature)
+    kept = the entries no less likely than each bound: the top_k-th entry; the entry at which the mass of the most
+           likely ones reaches top_p (of what top_k kept); min_p times the most likely one. Ties with a bound are kept.
+    token = the first entry, in vocabulary order, at which the cumulated mass of the kept passes u
+
+`u` is a hash of (seed, branch, position): no generator has a state that would have to be kept, so a sequence that is
+preempted and computed again, alone or in another batch, draws the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+
+__all__ = ["MAX_LOGPROBS", "SampledToken", "Sampler", "SamplerRow", "SamplingParams", "fresh_seed"]
+
+MAX_LOGPROBS = 20
+MAX_BRANCHES = 128
+MAX_STOPS = 64
+
+_GREEDY_BELOW = 1e-5
+
+_NUM_CANDIDATES = (128, 1024)
+"""Most likely entries that are sorted first, and next; a row that keeps more has its whole vocabulary sorted."""
+
+_CHUNK = 256
+"""Entries whose mass is summed first, so that only one chunk per row is cumulated entry by entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it ends.
+
+    Attributes:
+        max_tokens: tokens to generate at most, at least 1.
+        temperature: 0 (and anything below 1e-5) is greedy; else logits are divided by it. At most 100.
+        top_k: keep the `top_k` most likely entries; 0 keeps all.
+        top_p: keep the most likely entries that together reach this mass, in (0, 1].
+        min_p: drop entries less likely than this share of the most likely one, in [0, 1].
+        seed: makes draws repeatable; None for a fresh one per request.
+        n: branches to generate from the prompt.
+        stop: texts at which the reply ends.
+        stop_token_ids: token ids at which the reply ends, besides the model's own.
+        ignore_eos: go on past the model's own end of reply.
+        logprobs: answer log probabilities of the token drawn and of this many most likely ones; None for none at all.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the first field outside its bound."""
+        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _check("temperature", self.temperature, 0 <= self.temperature <= 100, "between 0 and 100")
+        _check("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 keeps all)")
+        _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
+        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
+        _check("seed", self.seed, self.seed is None or 0 <= self.seed < 2**64, "between 0 and 2**64 - 1")
+        _check("n", self.n, 1 <= self.n <= MAX_BRANCHES, f"between 1 and {MAX_BRANCHES}")
+        stops_ok = len(self.stop) <= MAX_STOPS and all(self.stop)
+        _check("stop", self.stop, stops_ok, f"at most {MAX_STOPS} texts, none empty")
+        ids_ok = len(self.stop_token_ids) <= MAX_STOPS and all(token_id >= 0 for token_id in self.stop_token_ids)
+        _check("stop_token_ids", self.stop_token_ids, ids_ok, f"at most {MAX_STOPS} token ids, none negative")
+        logprobs_ok = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
+        _check("logprobs", self.logprobs, logprobs_ok, f"None or between 0 and {MAX_LOGPROBS}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken, so that nothing is drawn."""
+        return self.temperature < _GREEDY_BELOW or self.top_k == 1
+
+
+def _check(argument: str, value: object, holds: bool, bound: str) -> None:
+    if not holds:
+        raise InvalidArgumentError(argument, value, bound)
+
+
+def fresh_seed() -> int:
+    """A seed for a request that names none: draw it once at admission and keep it with the request."""
+    return secrets.randbits(64)
+
+
+class SamplerRow(NamedTuple):
+    """Whose draw this is. `branch`: index among the request's `n`; `position`: of the token to be drawn, in the
+    sequence.
+    """
+
+    params: SamplingParams
+    seed: int
+    branch: int
+    position: int
+
+
+class SampledToken(NamedTuple):
+    """A drawn token. `logprob` and `top` (id, logprob; most likely first) are of the raw distribution, at
+    temperature 1 and unfiltered; None and empty where the row asked for none.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+class Sampler:
+    """Draws tokens. It has no state: everything comes in with the rows."""
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplerRow]) -> list[SampledToken]:
+        """One token per row. `logits` is float32 [len(rows), vocab]; O(len(rows) * vocab)."""
+        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        greedy = [index for index, row in enumerate(rows) if row.params.is_greedy]
+        drawing = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+        if greedy:
+            token_ids[greedy] = torch.argmax(_take(logits, greedy), dim=-1)
+        if drawing:
+            token_ids[drawing] = _draw(_take(logits, drawing), [rows[index] for index in drawing])
+        tokens = [SampledToken(token_id, None, ()) for token_id in token_ids.tolist()]
+        telling = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+        if telling:
+            num_top = [rows[index].params.logprobs or 0 for index in telling]
+            answers = _with_logprobs(_take(logits, telling), token_ids[telling], num_top)
+            for index, answer in zip(telling, answers, strict=True):
+                tokens[index] = answer
+        return tokens
+
+
+def _take(rows: Tensor, indices: Sequence[int]) -> Tensor:
+    return rows if len(indices) == rows.shape[0] else rows[indices]
+
+
+def _draw(logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
+    """Token ids [rows] int64. Every operation treats each row apart, so no draw depends on its neighbours."""
+    temperatures = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32, device=logits.device)
+    probabilities = torch.softmax(logits / temperatures[:, None], dim=-1)
+    filtered = [index for index, row in enumerate(rows) if _is_filtered(row.params)]
+    if filtered:
+        bounds = torch.zeros(len(rows), dtype=torch.float32, device=logits.device)
+        bounds[filtered] = _lower_bounds(_take(probabilities, filtered), [rows[index].params for index in filtered])
+        probabilities.masked_fill_(probabilities < bounds[:, None], 0.0)
+    uniforms = torch.tensor([_uniform(row) for row in rows], dtype=torch.float64, device=logits.device)
+    return _inverse_cdf(probabilities, uniforms)
+
+
+def _is_filtered(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+
+
+def _lower_bounds(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """[rows]: the least probability that each row keeps."""
+    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=probabilities.device)
+    bounds = probabilities.amax(-1) * min_p
+    pending = [index for index, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
+    num_entries = probabilities.shape[-1]
+    for size in (*(size for size in _NUM_CANDIDATES if size < num_entries), num_entries):
+        if not pending:
+            break
+        ordered = torch.topk(_take(probabilities, pending), size, dim=-1).values
+        ranked, is_found = _rank_bounds(ordered, [params[index] for index in pending], is_whole=size == num_entries)
+        bounds[pending] = torch.where(is_found, torch.maximum(bounds[pending], ranked), bounds[pending])
+        pending = [index for index, found in zip(pending, is_found.tolist(), strict=True) if not found]
+    return bounds
+
+
+def _rank_bounds(ordered: Tensor, params: Sequence[SamplingParams], *, is_whole: bool) -> tuple[Tensor, Tensor]:
+    """Per row the last probability that top-k and then top-p keep, and whether it lies among those in `ordered`.
+
+    `ordered` [rows, size] holds the most likely entries, falling; with `is_whole` all there are.
+    """
+    size = ordered.shape[-1]
+    top_k = torch.tensor([p.top_k or 2**62 for p in params], dtype=torch.int64, device=ordered.device)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=ordered.device)
+    num_by_k = top_k.clamp(max=size)
+    cumulated = torch.cumsum(ordered, -1, dtype=torch.float64)
+    knows_mass = torch.full_like(top_k, is_whole, dtype=torch.bool) | (top_k <= size)
+    mass = torch.where(knows_mass, cumulated.gather(1, num_by_k[:, None] - 1)[:, 0], 1.0)
+    num_by_p = torch.searchsorted(cumulated, (top_p * mass)[:, None])[:, 0] + 1
+    by_p_found = (num_by_p <= size) & torch.tensor([p.top_k == 0 for p in params], device=ordered.device)
+    num_by_p = torch.where(top_p < 1, num_by_p, size)
+    num_kept = torch.minimum(num_by_k, num_by_p.clamp(max=size))
+    return ordered.gather(1, num_kept[:, None] - 1)[:, 0], knows_mass | by_p_found
+
+
+def _uniform(row: SamplerRow) -> float:
+    """53 random bits as a number in [0, 1), the same for the same (seed, branch, position) everywhere and always."""
+    message = struct.pack("<QQQ", row.seed, row.branch, row.position)
+    digest = hashlib.blake2b(message, digest_size=8, person=b"radixkv-draw").digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """[rows] int64: first entry at which the cumulated mass passes uniform * total, so never an entry without mass."""
+    num_rows, num_entries = probabilities.shape
+    if num_entries % _CHUNK:
+        probabilities = torch.nn.functional.pad(probabilities, (0, -num_entries % _CHUNK))
+    chunks = probabilities.view(num_rows, -1, _CHUNK)
+    chunk_ends = torch.cumsum(chunks.sum(-1), -1, dtype=torch.float64)
+    targets = uniforms[:, None] * chunk_ends[:, -1:]
+    chunk = _first_above(chunk_ends, targets)
+    before = torch.where(chunk > 0, chunk_ends.gather(1, (chunk - 1).clamp(min=0)), 0.0)
+    within = torch.cumsum(chunks[torch.arange(num_rows, device=chunks.device), chunk[:, 0]], -1, dtype=torch.float64)
+    return (chunk * _CHUNK + _first_above(within, targets - before))[:, 0]
+
+
+def _first_above(rising: Tensor, targets: Tensor) -> Tensor:
+    """[rows, 1]: first index whose value lies above the target, which is moved below the last value if rounding put
+    it there.
+    """
+    last = rising[:, -1:]
+    return torch.searchsorted(rising, torch.minimum(targets, torch.nextafter(last, torch.zeros_like(last))), right=True)
+
+
+def _with_logprobs(logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> list[SampledToken]:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    drawn = logprobs.gather(1, token_ids[:, None])[:, 0].tolist()
+    top = torch.topk(logprobs, min(max(num_top), logprobs.shape[-1]), dim=-1)
+    columns = zip(token_ids.tolist(), drawn, top.indices.tolist(), top.values.tolist(), num_top, strict=True)
+    return [
+        SampledToken(token_id, logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token_id, logprob, ids, values, count in columns
+    ]

@@ -1,0 +1,197 @@
+"""Text to token ids and back: plain text, chats through the model's own template, and replies as they stream.
+
+A conversation is kept as token ids. When it goes on, only what the template puts after a reply is rendered and
+tokenised:
+
+    kept:    <system> .. <user> hello <end> <assistant> Hi the|re      the reply as sampled, with or without its <end>
+    append:                                                     <end> <user> and now? <end> <assistant>
+
+A reply is never tokenised again: in one of twenty its text would give other ids, and every later position would miss
+the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from radixkv.worker.errors import ModelError
+from radixkv.worker.gguf_convert import quiet_transformers
+
+__all__ = ["ChatText", "Message", "StreamDecoder"]
+
+Message = Mapping[str, str]
+"""One turn: ``{"role": "system" | "user" | "assistant", "content": text}``, as chat templates take it."""
+
+_REPLACEMENT = "\ufffd"
+_MAX_WAITING_TOKENS = 16
+"""Tokens held back for the end of a character. Several characters may have to end at once where tokens cross their
+bounds; more than this is no text at all and is given out as it is."""
+
+
+class ChatText:
+    """A model's tokenizer and chat template."""
+
+    def __init__(self, model: str) -> None:
+        """Load the tokenizer of `model`, a folder or hub id as `resolve_model` answers.
+
+        Raises:
+            ModelError: it has none that can be loaded.
+        """
+        from transformers import AutoTokenizer
+
+        with quiet_transformers():
+            try:
+                self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+            except (OSError, ValueError, KeyError, ImportError) as error:
+                raise ModelError(
+                    f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())}"
+                ) from error
+        self._special_ids = frozenset([*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder])
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model says how a chat is written; a base model does not."""
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the model wants around one."""
+        ids: list[int] = self._tokenizer(text)["input_ids"]
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids; bytes that are no text become U+FFFD."""
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """How one token is shown by itself, e.g. beside its log probability; special tokens by name."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token stands for no text of its own."""
+        return token_id in self._special_ids
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The whole conversation as the model's template writes it, up to where its reply begins.
+
+        Raises:
+            ModelError: there is no chat template, or it refuses these messages.
+        """
+        return self._encode_rendered(self._render(messages))
+
+    def continuation_ids(self, kept_ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """What to append to `kept_ids` so that the conversation goes on with `messages` and the model's next reply.
+
+        Args:
+            kept_ids: the conversation so far, ending with a reply's sampled tokens, be it finished by the model or cut.
+            messages: the new turns, most often one of the user.
+
+        Returns:
+            The ids that the template puts after a reply. Where the reply brought the first of them itself (its end of
+            turn), they are left out. `[*kept_ids, *result]` equals `prompt_ids` of the whole conversation whenever
+            its replies tokenise to what was sampled.
+
+        Raises:
+            ModelError: there is no chat template, it refuses these messages, or it leaves replies out.
+        """
+        ids = self._ids_after_reply(messages)
+        end_of_turn = self._end_of_turn(ids)
+        if kept_ids and end_of_turn is not None and kept_ids[-1] == ids[end_of_turn]:
+            return ids[end_of_turn + 1 :]
+        return ids
+
+    def _end_of_turn(self, ids: Sequence[int]) -> int | None:
+        """Index of the special token with which `ids` ends the reply; None where text comes first."""
+        for index, token_id in enumerate(ids):
+            if token_id in self._special_ids:
+                return index
+            if self.token_text(token_id).strip():
+                return None
+        return None
+
+    def _ids_after_reply(self, messages: Sequence[Message]) -> list[int]:
+        reply = _unused_word(messages)
+        rendered = self._render([{"role": "user", "content": "."}, {"role": "assistant", "content": reply}, *messages])
+        before, found, after = rendered.partition(reply)
+        if not found or reply in after:
+            raise ModelError(
+                "the model's chat template does not write each reply once, so a chat cannot go on after one"
+            )
+        # Tokenised behind the reply, not alone: some tokenizers put a space in front of whatever comes first.
+        up_to_reply = self._encode_rendered(before + reply)
+        whole = self._encode_rendered(rendered)
+        if whole[: len(up_to_reply)] == up_to_reply:
+            return whole[len(up_to_reply) :]
+        return self._encode_rendered(after)
+
+    def _encode_rendered(self, rendered: str) -> list[int]:
+        ids: list[int] = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
+        if not self.has_chat_template:
+            raise ModelError("the model has no chat template; choose an instruct model to chat with")
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise ModelError(f"the model's chat template refuses these messages: {error}") from error
+        return rendered
+
+    def stream_decoder(self) -> StreamDecoder:
+        """A decoder for one reply."""
+        return StreamDecoder(self)
+
+
+def _unused_word(messages: Sequence[Message]) -> str:
+    texts = [text for message in messages for text in message.values()]
+    number = 0
+    while any((word := f"Reply{number}here") in text for text in texts):
+        number += 1
+    return word
+
+
+class StreamDecoder:
+    """Text of a reply piece by piece, in O(1) per token: the pieces joined are the text of all its tokens.
+
+    A token's text can depend on the one before it (a leading space) and end within a character. So a window is
+    decoded that starts at tokens whose text was given out, and what ends within a character waits for the next token.
+    """
+
+    def __init__(self, text: ChatText) -> None:
+        self._text = text
+        self._window: list[int] = []
+        self._num_context = 0  # tokens at the window's start whose text was given out already
+        self._context_text = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these further tokens complete; may be empty."""
+        return "".join(self._push(token_id) for token_id in token_ids)
+
+    def _push(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._text.decode(self._window)
+        if text == self._context_text and self._text.is_special(token_id):
+            self._window.pop()  # it has no text, and would hide from the next token what stands before it
+            return ""
+        if text.endswith(_REPLACEMENT) and len(self._window) - self._num_context < _MAX_WAITING_TOKENS:
+            return ""
+        return self._give_out(text)
+
+    def flush(self) -> str:
+        """What is left at the end of the reply, a broken last character as U+FFFD."""
+        return self._give_out(self._text.decode(self._window))
+
+    def _give_out(self, text: str) -> str:
+        piece = text[len(self._context_text) :]
+        if self._num_context < len(self._window):
+            self._window = self._window[self._num_context :]
+            self._num_context = len(self._window)
+            self._context_text = self._text.decode(self._window)
+        return piece

@@ -1,0 +1,103 @@
+"""Block ops have the result of being carried out one after the other, whatever runs they are split into."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.core.api import Copy
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import write_kv
+from radixkv.worker.errors import ModelError
+from radixkv.worker.kv_pool import KVPool, LayerShape, conflict_free_batches
+
+NUM_BLOCKS = 5
+BLOCK_SIZE = 4
+LAYERS = (LayerShape(2, 3, 3), LayerShape(2, 6, 4), LayerShape(1, 8, 8))
+
+copies = st.lists(
+    st.builds(
+        Copy,
+        src=st.integers(0, NUM_BLOCKS - 1),
+        dst=st.integers(0, NUM_BLOCKS - 1),
+        num_tokens=st.integers(0, BLOCK_SIZE),
+    ),
+    max_size=12,
+)
+
+
+def filled_pool() -> KVPool:
+    """Every slot of every cache holds its own number."""
+    pool = KVPool(LAYERS, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    slots = torch.arange(NUM_BLOCKS * BLOCK_SIZE)
+    for layer, k_cache, v_cache in zip(LAYERS, pool.k_caches, pool.v_caches, strict=True):
+        numbers = slots.float()[:, None, None]
+        keys = numbers.expand(-1, layer.num_kv_heads, layer.key_dim).contiguous()
+        values = 100 + numbers.expand(-1, layer.num_kv_heads, layer.value_dim)
+        write_kv(keys, values.contiguous(), k_cache, v_cache, slots)
+    return pool
+
+
+@given(copies)
+def test_ops_copy_what_they_would_one_after_the_other(ops: list[Copy]) -> None:
+    slots = list(range(NUM_BLOCKS * BLOCK_SIZE))
+    for src, dst, num_tokens in ops:
+        for offset in range(num_tokens):
+            slots[dst * BLOCK_SIZE + offset] = slots[src * BLOCK_SIZE + offset]
+    pool = filled_pool()
+    pool.carry_out(ops)
+    expected = torch.tensor(slots).float().view(NUM_BLOCKS, BLOCK_SIZE, 1, 1)
+    for k_cache, v_cache in zip(pool.k_caches, pool.v_caches, strict=True):
+        assert torch.equal(k_cache, expected.expand_as(k_cache))
+        assert torch.equal(v_cache, 100 + expected.expand_as(v_cache))
+
+
+@given(copies)
+def test_a_run_writes_no_block_twice_and_reads_none_that_it_writes(ops: list[Copy]) -> None:
+    runs = list(conflict_free_batches(ops))
+    assert [op for run in runs for op in run] == [op for op in ops if op.num_tokens and op.src != op.dst]
+    for run in runs:
+        written = [op.dst for op in run]
+        assert len(set(written)) == len(written)
+        assert not set(written) & {op.src for op in run}
+
+
+def test_copies_from_one_block_to_many_stay_one_run() -> None:
+    ops = [Copy(0, dst, 3) for dst in (1, 2, 3, 4)]
+    assert list(conflict_free_batches(ops)) == [ops]
+
+
+@pytest.mark.parametrize("bad", [Copy(0, NUM_BLOCKS, 1), Copy(-1, 0, 1), Copy(0, 1, BLOCK_SIZE + 1), Copy(0, 1, -1)])
+def test_an_op_out_of_bounds_is_refused_and_nothing_is_copied(bad: Copy) -> None:
+    pool = filled_pool()
+    before = [cache.clone() for cache in pool.k_caches]
+    with pytest.raises(InvalidArgumentError):
+        pool.carry_out([Copy(0, 1, 2), bad])
+    assert all(torch.equal(cache, kept) for cache, kept in zip(pool.k_caches, before, strict=True))
+
+
+def test_a_pool_made_in_inference_mode_can_be_written_outside_it() -> None:
+    with torch.inference_mode():
+        pool = KVPool(LAYERS, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    pool.carry_out([Copy(0, 1, 2)])
+    pool.k_caches[0].fill_(1.0)
+
+
+def test_the_pool_tells_its_size() -> None:
+    pool = filled_pool()
+    assert pool.size_bytes == sum(cache.nbytes for cache in [*pool.k_caches, *pool.v_caches])
+    assert pool.token_bytes * NUM_BLOCKS * BLOCK_SIZE == pool.size_bytes
+
+
+def test_a_pool_larger_than_memory_says_how_much_it_needs() -> None:
+    with pytest.raises(ModelError, match=r"needs [\d,]+ MB"):
+        KVPool(LAYERS, 2**40, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
+def test_a_pool_has_at_least_one_slot(argument: str) -> None:
+    sizes = {"num_blocks": 1, "block_size": 1, argument: 0}
+    with pytest.raises(InvalidArgumentError, match=argument):
+        KVPool(LAYERS, dtype=torch.float32, device=torch.device("cpu"), **sizes)

@@ -1,0 +1,188 @@
+"""Chats go on from the kept token ids exactly as the model's template would have written them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from radixkv.worker.errors import ModelError
+from radixkv.worker.text import ChatText, Message
+
+CHATML = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BRACKETS = (
+    "<s>{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] | trim }} [/INST]"
+    "{% elif m['role'] == 'assistant' %} {{ m['content'] | trim }}</s>{% else %}{{ raise_exception('no ' + m['role']) }}"
+    "{% endif %}{% endfor %}"
+)
+PLAIN = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+FORGETFUL = "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_level(folder: Path, template: str | None) -> ChatText:
+    """One token per byte, but for the special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return saved(tokenizer, folder, template)
+
+
+def sentencepiece_like(folder: Path, template: str | None) -> ChatText:
+    """Words with a marker for the space before them, which the first word of a text gets and loses again."""
+    words = [f"▁{word}" for word in ("hello", "world", "and", "now", "[INST]", "[/INST]", "Reply0here")]
+    pieces = sorted({char for word in words for char in word} | set("abcdefghijklmnopqrstuvwxyz.?!0123456789"))
+    vocab = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+    for piece in pieces:
+        vocab[piece] = len(vocab)
+    merges: list[tuple[str, str]] = []
+    for word in words:
+        for end in range(2, len(word) + 1):
+            if word[:end] not in vocab:
+                vocab[word[:end]] = len(vocab)
+                merges.append((word[: end - 1], word[end - 1]))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return saved(tokenizer, folder, template)
+
+
+def saved(tokenizer: Tokenizer, folder: Path, template: str | None) -> ChatText:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", additional_special_tokens=SPECIAL, chat_template=template
+    )
+    fast.save_pretrained(folder)
+    return ChatText(str(folder))
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+CHAT = [user("hello"), assistant("world, 12"), user("and now?"), assistant("hello ½ 🙂"), user(" last one ")]
+
+
+@pytest.mark.parametrize("template", [CHATML, BRACKETS], ids=["chatml", "brackets"])
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("tokenizer", [byte_level, sentencepiece_like])
+def test_kept_ids_and_what_is_appended_equal_the_templates_own_tokenisation(
+    tokenizer: type, template: str, is_cut: bool, tmp_path: Path
+) -> None:
+    text: ChatText = tokenizer(tmp_path, template)
+    kept = text.prompt_ids(CHAT[:1])
+    for turn in (2, 4):
+        whole = text.prompt_ids(CHAT[: turn + 1])
+        start, end_of_turn = len(kept), text.encode("<|im_end|>" if template is CHATML else "</s>")[-1]
+        reply_end = whole.index(end_of_turn, start)
+        kept = whole[: reply_end if is_cut else reply_end + 1]  # the reply as a model would have sampled it
+        kept = kept + text.continuation_ids(kept, CHAT[turn : turn + 1])
+        assert kept == whole
+
+
+def test_a_template_of_plain_text_goes_on_too(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, PLAIN)
+    kept = text.prompt_ids(CHAT[:1]) + text.encode(" world, 12")
+    appended = text.continuation_ids(kept, CHAT[2:3])
+    assert text.decode(appended) == "\nuser: and now?\nassistant:"
+
+
+def test_a_reply_that_ends_like_the_templates_text_keeps_its_own_end(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, PLAIN)
+    kept = text.prompt_ids(CHAT[:1]) + text.encode(" world\n")
+    assert text.decode(text.continuation_ids(kept, CHAT[2:3])).startswith("\nuser:")
+
+
+def test_a_message_that_holds_the_marker_word_is_not_taken_for_the_reply(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, CHATML)
+    kept = text.prompt_ids(CHAT[:1])
+    appended = text.decode(text.continuation_ids(kept, [user("Reply0here Reply1here")]))
+    assert appended.count("Reply0here Reply1here") == 1
+
+
+def test_a_reply_is_never_tokenised_again(tmp_path: Path) -> None:
+    text = sentencepiece_like(tmp_path, CHATML)
+    odd_reply = text.encode("h") + text.encode("xe")[-1:]  # ids that no tokenisation of their text gives
+    kept = text.prompt_ids(CHAT[:1]) + odd_reply
+    assert text.encode(text.decode(odd_reply)) != odd_reply
+    appended = text.continuation_ids(kept, CHAT[2:3])
+    assert text.decode(appended, skip_special_tokens=False).startswith("<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        (FORGETFUL, "does not write each reply"),
+        (BRACKETS, "refuses these messages: no tool"),
+    ],
+)
+def test_a_template_that_cannot_go_on_says_why(template: str | None, message: str, tmp_path: Path) -> None:
+    text = byte_level(tmp_path, template)
+    assert text.has_chat_template == (template is not None)
+    with pytest.raises(ModelError, match=message):
+        text.continuation_ids([1, 2], [{"role": "tool", "content": "x"}])
+
+
+def test_a_folder_without_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="tokenizer") as refusal:
+        ChatText(str(tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
+STREAMED = ["hello world", " ½ 🙂 👩‍👩‍👧 日本語", "🙂🙂🙂🙂🙂", "  hello\n\t world  ", "naïve", ""]
+
+
+@pytest.mark.parametrize("streamed", STREAMED)
+@pytest.mark.parametrize("tokenizer", [byte_level, sentencepiece_like])
+def test_streamed_pieces_join_to_the_text_and_never_split_a_character(
+    tokenizer: type, streamed: str, tmp_path: Path
+) -> None:
+    text: ChatText = tokenizer(tmp_path, CHATML)
+    token_ids = text.encode(streamed)
+    decoder = text.stream_decoder()
+    pieces = [decoder.push([token_id]) for token_id in token_ids]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) == text.decode(token_ids) == streamed
+    assert decoder.flush() == ""
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level, sentencepiece_like])
+def test_special_tokens_leave_no_trace_in_the_stream(tokenizer: type, tmp_path: Path) -> None:
+    text: ChatText = tokenizer(tmp_path, CHATML)
+    decoder = text.stream_decoder()
+    token_ids = [*text.encode("hello"), *text.encode("<|im_end|>"), *text.encode(" world"), *text.encode("</s>")]
+    assert decoder.push(token_ids) + decoder.flush() == text.decode(token_ids)
+
+
+def test_a_reply_cut_within_a_character_ends_with_a_replacement(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, CHATML)
+    decoder = text.stream_decoder()
+    token_ids = text.encode("ab🙂")[:-1]
+    assert decoder.push(token_ids) == "ab"
+    assert decoder.flush() == "\ufffd"
+    assert decoder.flush() == ""
+
+
+def test_bytes_that_are_no_text_are_given_out_in_bounded_time(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, CHATML)
+    stray = text.encode("é")[-1]
+    decoder = text.stream_decoder()
+    pieces = [decoder.push([stray]) for _ in range(100)]
+    assert len("".join(pieces)) >= 100 - 16
+    assert "".join(pieces) + decoder.flush() == text.decode([stray] * 100)

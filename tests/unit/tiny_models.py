@@ -1,0 +1,110 @@
+"""Tiny random transformers models, built from configs and saved to a folder: one per trait that the worker must
+honour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as tf
+
+VOCAB_SIZE = 97
+NUM_LAYERS = 2
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def _latent_attention() -> Any:
+    return tf.DeepseekV3Config(
+        **{**_COMMON, "num_key_value_heads": 4, "head_dim": None},
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=8,
+        first_k_dense_replace=NUM_LAYERS,
+    )
+
+
+def _window_and_softcap() -> Any:
+    # Tied weights and soft caps make tiny Gemmas dull; small caps and a sharp query scale make them felt in the logits.
+    return tf.Gemma2Config(
+        **_COMMON, sliding_window=8, attn_logit_softcapping=0.7, final_logit_softcapping=5.0, query_pre_attn_scalar=1
+    )
+
+
+def _sinks() -> Any:
+    return tf.GptOssConfig(
+        **_COMMON,
+        sliding_window=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+
+
+CONFIGS = {
+    "llama": lambda: tf.LlamaConfig(**_COMMON),
+    "qwen2": lambda: tf.Qwen2Config(**{k: v for k, v in _COMMON.items() if k != "head_dim"}),
+    "qwen3": lambda: tf.Qwen3Config(**_COMMON),
+    "mistral": lambda: tf.MistralConfig(**_COMMON, sliding_window=8),
+    "gemma2": _window_and_softcap,
+    "gpt2": lambda: tf.GPT2Config(
+        vocab_size=VOCAB_SIZE, n_embd=32, n_layer=NUM_LAYERS, n_head=4, n_positions=256, eos_token_id=2, bos_token_id=1
+    ),
+    "deepseek_v3": _latent_attention,
+    "gpt_oss": _sinks,
+}
+
+REFUSED_CONFIGS = {
+    "gptj": lambda: tf.GPTJConfig(
+        vocab_size=VOCAB_SIZE, n_embd=32, n_layer=NUM_LAYERS, n_head=4, n_positions=256, rotary_dim=4, eos_token_id=2
+    ),
+    "bloom": lambda: tf.BloomConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=NUM_LAYERS, n_head=4, eos_token_id=2
+    ),
+    "mamba": lambda: tf.MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=NUM_LAYERS, state_size=4),
+    "t5": lambda: tf.T5Config(vocab_size=VOCAB_SIZE, d_model=32, d_ff=48, num_layers=NUM_LAYERS, num_heads=4, d_kv=8),
+}
+
+
+def save_model(family: str, folder: Path, seed: int = 0) -> str:
+    """Write a random model of `family` into `folder` and return the folder as `ModelRunner` takes it."""
+    torch.manual_seed(seed)
+    config = (CONFIGS | REFUSED_CONFIGS)[family]()
+    is_encoder_decoder = config.is_encoder_decoder
+    make = tf.AutoModelForSeq2SeqLM if is_encoder_decoder else tf.AutoModelForCausalLM
+    model: Any = make.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # wide enough that attention is no average and logits differ
+                parameter.normal_(0.0, 0.25)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def reference_model(folder: str) -> Any:
+    """transformers' own model, eager attention, fp32."""
+    return tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    """Logits of every position, [len(token_ids), vocab], without any cache."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0].float()
+    return logits
