@@ -54,9 +54,9 @@ class ChatText:
         """Whether the model says how a chat is written; a base model does not."""
         return bool(self._tokenizer.chat_template)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the model wants around one."""
-        ids: list[int] = self._tokenizer(text)["input_ids"]
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the model wants around one unless it goes on from another."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -1,0 +1,145 @@
+"""One growing continuation of a prompt: its history, the sequence it holds in the pool, and how far each has come.
+
+    tokens      p p p p p p p p g g g g G          G: sampled last, not run yet, so it has no KV
+                ^0                      ^len - 1
+    KV          |-- stored --|-- computed here --|
+                             ^num_stored         ^num_computed
+    room        [0, room) has blocks in `block_table`; [room, room_asked) was asked for and not yet answered
+
+A branch that is preempted keeps its tokens and gives up its sequence. It is acquired again later, its whole history then
+being its prompt (recompute); whatever of it is still cached is not computed again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from radixkv.core.api import AcquireResult, ExtendResult
+from radixkv.core.tokens import pack_tokens
+
+if TYPE_CHECKING:
+    from radixkv.worker.generation import Generation
+
+__all__ = ["Branch", "Phase"]
+
+
+class Phase(Enum):
+    """Where a branch stands."""
+
+    QUEUED = "queued"
+    """Waits to be acquired; holds nothing."""
+    OPENING = "opening"
+    """Its acquire or fork was sent and is not answered yet."""
+    RUNNING = "running"
+    """Holds a sequence with an applied block table."""
+    FINISHED = "finished"
+
+
+class Branch:
+    """State of one branch; see the module's picture. Owned by the engine's thread.
+
+    Attributes:
+        order: (arrival of the generation, index of the branch): first come, first served.
+        max_length: tokens that the history never exceeds (prompt + what may be generated); the last is never run.
+        num_computed: while OPENING, what is expected to be found in the cache.
+        num_known: tokens of the history that the cache knows. num_reported: positions reported to it as computed.
+        starved: the last extend was refused for lack of blocks and has not been asked again.
+    """
+
+    __slots__ = (
+        "block_table",
+        "generation",
+        "index",
+        "max_length",
+        "num_computed",
+        "num_computed_at_stall",
+        "num_known",
+        "num_reported",
+        "num_stored",
+        "order",
+        "phase",
+        "room",
+        "room_asked",
+        "seq_id",
+        "starved",
+        "tokens",
+    )
+
+    def __init__(self, generation: Generation, index: int, tokens: array[int], max_length: int) -> None:
+        self.generation = generation
+        self.index = index
+        self.order = (generation.arrival, index)
+        self.tokens = tokens
+        self.max_length = max_length
+        self.phase = Phase.QUEUED
+        self.num_computed_at_stall = -1
+        self._forget_sequence()
+
+    def _forget_sequence(self) -> None:
+        self.seq_id = 0
+        self.block_table: array[int] = array("i")
+        self.num_stored = self.num_computed = self.num_reported = self.num_known = 0
+        self.room = self.room_asked = 0
+        self.starved = False
+
+    @property
+    def max_room(self) -> int:
+        """Positions that this branch can ever need: the last token of a full history is never run."""
+        return max(len(self.tokens), self.max_length - 1)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more than the last token of its history is still to be run."""
+        return len(self.tokens) - self.num_computed > 1
+
+    @property
+    def can_run(self) -> bool:
+        """Whether its next position is covered by its block table."""
+        return self.phase is Phase.RUNNING and self.num_computed < self.room and self.num_computed < len(self.tokens)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it cannot run another position for lack of blocks."""
+        return self.phase is Phase.RUNNING and self.starved and self.num_computed >= self.room
+
+    def open(self, seq_id: int, num_tokens: int) -> None:
+        """An acquire or a fork of `num_tokens` positions goes out for it under `seq_id`."""
+        self._forget_sequence()
+        self.seq_id = seq_id
+        self.phase = Phase.OPENING
+        self.num_known = num_tokens
+        self.room_asked = num_tokens
+
+    def opened(self, answer: AcquireResult) -> None:
+        """Its acquire or fork was answered: its history up to `num_known` has blocks."""
+        self.phase = Phase.RUNNING
+        self.block_table = answer.block_table
+        self.num_stored = answer.num_stored_tokens
+        # Where all of the history has KV (a full hit), its last token is run again for its logits alone.
+        self.num_computed = min(answer.num_stored_tokens, len(self.tokens) - 1)
+        self.num_reported = answer.num_stored_tokens
+        self.room = self.num_known
+
+    def extended(self, answer: ExtendResult, room: int) -> None:
+        """Room up to `room` was given. After a refusal a smaller ask can be answered behind a larger one."""
+        del self.block_table[answer.first_changed :]
+        self.block_table.extend(answer.block_ids)
+        self.room = max(self.room, room)
+        self.room_asked = max(self.room_asked, self.room)
+        self.starved = False
+
+    def close(self, phase: Phase) -> None:
+        """It gives up its sequence (the release is the caller's to send)."""
+        self._forget_sequence()
+        self.phase = phase
+
+    def take_report(self) -> bytes:
+        """The packed tokens that have KV now and are not known to the cache yet; they count as reported from now on."""
+        start = self.num_known
+        self.num_reported = self.num_computed
+        if self.num_computed <= start:
+            return b""
+        self.num_known = self.num_computed
+        return pack_tokens(self.tokens[start : self.num_computed])

@@ -1,0 +1,267 @@
+"""The engine: one thread that turns the requests of many callers into tokens, a round at a time.
+
+    callers' threads                          the engine's thread
+    generate / fork / call / close  - inbox ->  commands, then a round: see `rounds`
+    events                         <- stream -
+
+The thread sleeps only when no branch can run and nothing is left to say to the cache. It alone calls the holder, so an
+in-process `PrefixCache` is owned by it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import uuid
+from array import array
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TypeVar
+
+from radixkv.core.api import CacheHolder
+from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError, UnavailableError
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
+from radixkv.worker.generation import Generation
+from radixkv.worker.prompts import PromptReader
+from radixkv.worker.request import (
+    ForkParams,
+    GenerateParams,
+    GenerationStream,
+    ModelInfo,
+    Prompt,
+    Started,
+    StreamItem,
+)
+from radixkv.worker.rounds import EngineStats, Origin, Rounds, Runner
+from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.scheduler import Scheduler, SchedulerLimits
+from radixkv.worker.text import ChatText
+
+__all__ = ["Engine"]
+
+MAX_GENERATIONS = 8192
+"""Generations that may run and wait at once; the next one is refused."""
+
+DRAIN_S = 5.0
+"""How long a closing engine waits for the cache to take its last releases."""
+
+_LOG = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+class Engine:
+    """Generates for many callers at once on one model and one pool. Any thread may call it; `close` it at the end.
+
+    Args:
+        runner: the model and its KV tensors.
+        holder: the cache of that pool: a `PrefixCache` that no thread has called yet, or an attached client.
+        text: tokenizer and template; None where only token ids come and go.
+        model_name: what `model` tells.
+        limits: bounds of a round.
+        reattach: gives a new holder, with a new incarnation of the pool, when the lease is lost. All that runs is then
+            computed again; without it, it fails with the error.
+        num_remembered: finished generations that can still be forked.
+        clock: seconds, monotonic.
+        new_id: source of generation ids.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        holder: CacheHolder,
+        *,
+        text: ChatText | None = None,
+        model_name: str = "",
+        limits: SchedulerLimits | None = None,
+        reattach: Callable[[], CacheHolder] | None = None,
+        num_remembered: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        pool = runner.pool
+        self._reader = PromptReader(
+            text,
+            vocab_size=runner.vocab_size,
+            eos_token_ids=runner.eos_token_ids,
+            max_length=runner.max_model_len,
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+        )
+        self._info = ModelInfo(
+            name=model_name,
+            max_length=runner.max_model_len,
+            vocab_size=runner.vocab_size,
+            block_size=pool.block_size,
+            eos_token_ids=tuple(sorted(runner.eos_token_ids)),
+            has_chat_template=self._reader.has_chat_template,
+        )
+        self._clock = clock
+        self._new_id = new_id
+        self._arrivals = itertools.count()
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._gate = threading.Lock()  # nothing enters the inbox once the engine is closed
+        self._is_closed = False
+        self._is_closing = False
+        self._rounds = Rounds(
+            runner,
+            holder,
+            Scheduler(pool.block_size, limits),
+            reattach=reattach,
+            make_stop_rules=self._reader.stop_rules,
+            clock=clock,
+            wake=lambda: self._inbox.put(_wake),
+            num_remembered=num_remembered,
+        )
+        self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
+        self._thread.start()
+
+    # -- for callers, on any thread
+
+    def model(self) -> ModelInfo:
+        """What is served."""
+        return self._info
+
+    def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
+        """Packed token ids of `history` with the prompt appended, as `generate` would read it."""
+        return self._reader.read(prompt, history)
+
+    def detokenize(self, token_ids: TokensLike) -> str:
+        """Text of token ids, special tokens left out."""
+        return self._reader.decode(token_ids)
+
+    def generate(self, params: GenerateParams) -> GenerationStream:
+        """Continue a prompt; see `GenerationStream`.
+
+        Raises:
+            InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool.
+            LimitError: too many generations wait already.
+            UnavailableError: the engine is closed.
+        """
+        tokens = self._reader.read(params, params.history)
+        return self._start(tokens, params.namespace, params.sampling, None)
+
+    def fork(self, params: ForkParams) -> GenerationStream:
+        """Continue a running or remembered generation from a token position; see `ForkParams`.
+
+        A running one is forked in the cache and runs on; a finished one is found there by its tokens.
+
+        Raises:
+            UnknownGenerationError: no such generation runs or is remembered.
+            InvalidArgumentError: no such branch or position, or as for `generate`.
+            LimitError, UnavailableError: as for `generate`.
+        """
+        history = self._ask(lambda: self._rounds.find_history(params.generation_id, params.branch))
+        length = num_tokens(history.tokens)
+        position = length if params.position is None else params.position
+        if not 0 <= position <= length:
+            raise InvalidArgumentError("position", position, f"between 0 and {length}, the length of its history")
+        tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES])
+        origin = Origin(params.generation_id, params.branch, position) if num_tokens(tokens) == position else None
+        return self._start(tokens, history.namespace, params.sampling, origin)
+
+    def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
+        """Run a short function on the holder, on the engine's thread, after all that was said to the cache before."""
+        answer: Future[_Result] = Future()
+        run = partial(_answer, lambda: function(self._rounds.holder), answer)
+        self._post(lambda: self._rounds.call_later(run))
+        return answer.result()
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters of the engine."""
+        return self._ask(self._rounds.stats)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs; a fault of the model ends it."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """End every generation with `UnavailableError`, release what they hold, stop the thread. May be repeated."""
+        with self._gate:
+            if not self._is_closed:
+                self._inbox.put(self._begin_closing)
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(
+        self, tokens: bytes, namespace: str, sampling: SamplingParams, origin: Origin | None
+    ) -> GenerationStream:
+        max_length = self._reader.bound_length(num_tokens(tokens), sampling)
+        if len(self._rounds.generations) >= MAX_GENERATIONS:
+            raise LimitError(f"{MAX_GENERATIONS} generations run and wait already; try again later")
+        items: SimpleQueue[StreamItem] = SimpleQueue()
+        generation = Generation(
+            self._new_id(),
+            prompt=array("I", unpack_tokens(tokens)),
+            arrival=next(self._arrivals),
+            namespace=namespace,
+            sampling=sampling,
+            items=items,
+            submitted_s=self._clock(),
+        )
+        items.put(Started(generation.generation_id, tokens))
+        self._post(partial(self._rounds.add, generation, max_length, origin))
+        return GenerationStream(generation.generation_id, items.get, partial(self._post_cancel, generation))
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._gate:
+            if self._is_closed:
+                raise UnavailableError("the engine is closed")
+            self._inbox.put(command)
+
+    def _post_cancel(self, generation: Generation) -> None:
+        # Also called by finalisers, so it takes no lock. A closed engine has ended the generation already.
+        self._inbox.put(partial(self._rounds.cancel, generation))
+        generation.items.put(None)
+
+    def _ask(self, function: Callable[[], _Result]) -> _Result:
+        answer: Future[_Result] = Future()
+        self._post(partial(_answer, function, answer))
+        return answer.result()
+
+    # -- the engine's thread
+
+    def _run(self) -> None:
+        error: RadixKVError = UnavailableError("the engine is closed")
+        try:
+            has_more = False
+            while not self._is_closing:  # a message at least, or what the last round left to do
+                while not has_more or not self._inbox.empty():
+                    self._inbox.get()()
+                    has_more = True
+                has_more = self._rounds.run()
+        except Exception as fault:
+            _LOG.exception("the engine has stopped")
+            error = UnavailableError(f"the engine has stopped: {fault!r}")
+        with self._gate:
+            self._is_closed = True
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._rounds.end_all(error)
+        self._rounds.drain(DRAIN_S)
+
+    def _begin_closing(self) -> None:
+        self._is_closing = True
+
+
+def _wake() -> None:
+    """Nothing to do but to look again."""
+
+
+def _answer(function: Callable[[], _Result], answer: Future[_Result]) -> None:
+    try:
+        answer.set_result(function())
+    except Exception as error:  # the asker's to handle, whatever it is
+        answer.set_exception(error)

@@ -1,0 +1,113 @@
+"""A worker's Generation service from another process, with the calls, events and errors of an `Engine` in this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from radixkv.core.errors import RadixKVError
+from radixkv.core.tokens import TokensLike, pack_tokens
+from radixkv.service.status import error_from_rpc
+from radixkv.v1 import generation_pb2 as pb
+from radixkv.v1 import generation_pb2_grpc
+from radixkv.worker import wire
+from radixkv.worker.request import (
+    ForkParams,
+    GenerateParams,
+    GenerationStream,
+    ModelInfo,
+    Prompt,
+    Started,
+    StreamItem,
+)
+
+__all__ = ["GenerationClient"]
+
+DEFAULT_TIMEOUT_S = 30.0
+
+
+class GenerationClient:
+    """A `Generator` at an address. Any thread may call it.
+
+    Args:
+        address: ``host:port`` or ``unix:path``.
+        timeout_s: for calls other than generations, which take as long as they take.
+
+    Every call raises what the engine behind it would, and `UnavailableError` where the worker cannot be reached.
+    """
+
+    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
+        )
+        self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+
+    def model(self) -> ModelInfo:
+        """What is served."""
+        return wire.model_from_proto(self._ask(self._stub.GetModel, pb.GetModelRequest()))
+
+    def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
+        """Packed token ids of `history` with the prompt appended."""
+        request = pb.TokenizeRequest(prompt=wire.prompt_to_proto(prompt), history=pack_tokens(history))
+        token_ids: bytes = self._ask(self._stub.Tokenize, request).token_ids
+        return token_ids
+
+    def detokenize(self, token_ids: TokensLike) -> str:
+        """Text of token ids, special tokens left out."""
+        text: str = self._ask(self._stub.Detokenize, pb.DetokenizeRequest(token_ids=pack_tokens(token_ids))).text
+        return text
+
+    def generate(self, params: GenerateParams) -> GenerationStream:
+        """Continue a prompt; see `Engine.generate`. Returns once the worker has accepted it."""
+        return self._stream(self._stub.Generate(wire.generate_to_proto(params)))
+
+    def fork(self, params: ForkParams) -> GenerationStream:
+        """Continue a generation from a token position; see `Engine.fork`. Returns once the worker has accepted it."""
+        return self._stream(self._stub.ForkGeneration(wire.fork_to_proto(params)))
+
+    def close(self) -> None:
+        """Close the connection; open streams end with `UnavailableError`."""
+        self._channel.close()
+
+    def __enter__(self) -> GenerationClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.address) from None
+
+    def _stream(self, call: Any) -> GenerationStream:
+        items = self._items(call)
+        first = next(items)
+        if isinstance(first, Exception):
+            raise first
+        if not isinstance(first, Started):
+            call.cancel()
+            raise RadixKVError(f"the worker at {self.address} began a stream with {first!r}")
+        waiting: list[StreamItem] = [first]
+        return GenerationStream(
+            first.generation_id, lambda: waiting.pop() if waiting else next(items, None), call.cancel
+        )
+
+    def _items(self, call: Any) -> Iterator[StreamItem]:
+        try:
+            for message in call:
+                event = wire.event_from_proto(message)
+                if event is not None:
+                    yield event
+        except grpc.RpcError as error:
+            yield error_from_rpc(error, self.address)
+        yield None

@@ -1,0 +1,124 @@
+"""From the forms a prompt may have to token ids that this model and this pool can take, or a clear refusal."""
+
+from __future__ import annotations
+
+import threading
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, unpack_tokens
+from radixkv.worker.errors import ModelError
+from radixkv.worker.request import Prompt
+from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.stopping import StopRules
+from radixkv.worker.text import ChatText
+
+__all__ = ["PromptReader"]
+
+
+class PromptReader:
+    """Reads prompts and bounds them. Safe to call from any thread.
+
+    Args:
+        text: tokenizer and template; None where only token ids come and go.
+        vocab_size: ids must be below it.
+        eos_token_ids: ids with which the model ends a reply.
+        max_length: longest history that the model can run, in tokens.
+        num_blocks, block_size: the pool that a history must fit in.
+    """
+
+    def __init__(
+        self,
+        text: ChatText | None,
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        max_length: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        self._text = text
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._max_length = max_length
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._encoding = threading.Lock()  # a tokenizer may be used by one encoder at a time
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be read."""
+        return self._text is not None and self._text.has_chat_template
+
+    def read(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
+        """Packed token ids of `history` with the prompt appended.
+
+        Raises:
+            InvalidArgumentError: the result is empty or holds an id outside the vocabulary; the form cannot be read here.
+        """
+        kept = pack_tokens(history)
+        if num_tokens(kept) > self._max_length:
+            raise InvalidArgumentError("history", f"{num_tokens(kept)} tokens", f"at most {self._max_length} tokens")
+        tokens = kept + self._encode(prompt, kept)
+        if not tokens:
+            raise InvalidArgumentError("prompt", "no tokens", "at least 1 token")
+        largest = max(unpack_tokens(tokens))
+        if largest >= self._vocab_size:
+            raise InvalidArgumentError("token_ids", largest, f"below the vocabulary's size, {self._vocab_size}")
+        return tokens
+
+    def _encode(self, prompt: Prompt, kept: bytes) -> bytes:
+        if prompt.token_ids is not None:
+            return pack_tokens(prompt.token_ids)
+        if prompt.is_empty:
+            return b""
+        if self._text is None:
+            raise InvalidArgumentError("prompt", "text", "token ids: this worker has no tokenizer")
+        with self._encoding:
+            if prompt.text is not None:
+                return pack_tokens(self._text.encode(prompt.text, special=not kept))
+            messages = list(prompt.messages or ())
+            if not messages:
+                raise InvalidArgumentError("messages", messages, "at least 1 message")
+            try:
+                if kept:
+                    return pack_tokens(self._text.continuation_ids(unpack_tokens(kept), messages))
+                return pack_tokens(self._text.prompt_ids(messages))
+            except ModelError as error:
+                raise InvalidArgumentError(
+                    "messages", f"{len(messages)} messages", f"readable for the model: {error}"
+                ) from error
+
+    def bound_length(self, num_prompt_tokens: int, sampling: SamplingParams) -> int:
+        """The length that a history with this prompt may reach: `max_tokens` more, or the model's length.
+
+        Raises:
+            InvalidArgumentError: it is too long for the model, or would not fit the pool even alone.
+        """
+        if num_prompt_tokens >= self._max_length:
+            bound = f"at most {self._max_length - 1} tokens, 1 less than the model's length"
+            raise InvalidArgumentError("prompt", f"{num_prompt_tokens} tokens", bound)
+        max_length = min(num_prompt_tokens + sampling.max_tokens, self._max_length)
+        capacity = self._num_blocks * self._block_size
+        if max_length - 1 > capacity:  # the last token of a history is never run
+            raise InvalidArgumentError(
+                "prompt + max_tokens",
+                f"{num_prompt_tokens} + {sampling.max_tokens} tokens",
+                f"at most {capacity + 1} tokens, for the pool's {self._num_blocks} blocks of {self._block_size} slots",
+            )
+        return max_length
+
+    def stop_rules(self, sampling: SamplingParams) -> StopRules:
+        """Rules for one branch."""
+        stop_token_ids = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        return StopRules(stop_token_ids, sampling.stop, self._text.stream_decoder() if self._text else None)
+
+    def decode(self, token_ids: TokensLike) -> str:
+        """Text of token ids, special tokens left out."""
+        if self._text is None:
+            raise InvalidArgumentError("token_ids", "token ids", "left as they are: this worker has no tokenizer")
+        ids = unpack_tokens(pack_tokens(token_ids))
+        if ids and max(ids) >= self._vocab_size:
+            raise InvalidArgumentError("token_ids", max(ids), f"below the vocabulary's size, {self._vocab_size}")
+        return self._text.decode(ids)

@@ -1,0 +1,184 @@
+"""The Generation service of a worker over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
+from radixkv.service.addresses import parse_address
+from radixkv.service.status import status_of, trailing_metadata
+from radixkv.v1 import generation_pb2 as pb
+from radixkv.v1 import generation_pb2_grpc
+from radixkv.worker import wire
+from radixkv.worker.request import GenerationStream, Generator
+
+__all__ = ["GenerationServer"]
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Generation"].full_name
+MAX_STREAMS = 256
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_NUM_SPARE_THREADS = 8  # so that health and unary calls are answered while every stream is taken
+_GRACE_S = 2.0
+
+
+class GenerationServer:
+    """Serves a generator, most often an `Engine`, until it is stopped. The generator stays the caller's to close.
+
+    Args:
+        generator: what answers.
+        address: ``host:port`` (port 0 takes a free one) or ``unix:path``.
+        max_streams: generations that may stream at once; each holds a thread. One more is refused.
+    """
+
+    def __init__(self, generator: Generator, address: str, *, max_streams: int = MAX_STREAMS) -> None:
+        self.address = address
+        self._path = ""  # of the unix socket, to be unlinked
+        self._executor = ThreadPoolExecutor(max_streams + _NUM_SPARE_THREADS, thread_name_prefix="radixkv-generation")
+        self._server = grpc.server(
+            self._executor,
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", -1),
+            ],
+        )
+        self._servicer = _Servicer(generator, max_streams)
+        self._health = health.HealthServicer()
+        generation_pb2_grpc.add_GenerationServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]  # generated
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    def start(self) -> GenerationServer:
+        """Listen; `address` then tells where, with the port that was taken for port 0.
+
+        Raises:
+            InvalidArgumentError: the address cannot be read, or is none of this machine's.
+            UnavailableError: it is in use, or this process may not listen there.
+        """
+        address = parse_address(self.address)
+        try:
+            address.require_free()
+            port = self._server.add_insecure_port(str(address))
+        except RuntimeError as error:
+            self.stop()
+            raise UnavailableError(f"cannot listen on {address}: {error}") from None
+        except RadixKVError:
+            self.stop()
+            raise
+        self.address = str(address) if address.path else str(address._replace(port=port))
+        self._path = address.path
+        self._server.start()
+        for name in ("", SERVICE_NAME):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return self
+
+    def stop(self) -> None:
+        """Refuse what is new, cancel what still streams, stop listening. May be repeated."""
+        self._health.enter_graceful_shutdown()
+        self._servicer.stop()
+        self._server.stop(_GRACE_S).wait()
+        self._executor.shutdown()
+        if self._path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            self._path = ""
+
+    def __enter__(self) -> GenerationServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class _Servicer(generation_pb2_grpc.GenerationServicer):
+    """One thread per call. An error of radixkv ends the call with its status and details."""
+
+    def __init__(self, generator: Generator, max_streams: int) -> None:
+        self._generator = generator
+        self._max_streams = max_streams
+        self._streams: set[GenerationStream] = set()
+        self._lock = threading.Lock()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopping = True
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+
+    def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:  # noqa: N802  # the wire's name
+        try:
+            stream = self._generator.generate(wire.generate_from_proto(request))
+        except RadixKVError as error:
+            _abort(context, error)
+        yield from self._events(stream, context, pb.GenerateResponse)
+
+    def ForkGeneration(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.ForkGenerationResponse]:  # noqa: N802
+        try:
+            stream = self._generator.fork(wire.fork_from_proto(request))
+        except RadixKVError as error:
+            _abort(context, error)
+        yield from self._events(stream, context, pb.ForkGenerationResponse)
+
+    def GetModel(self, request: Any, context: grpc.ServicerContext) -> pb.GetModelResponse:  # noqa: ARG002, N802
+        return wire.model_to_proto(self._generator.model())
+
+    def Tokenize(self, request: Any, context: grpc.ServicerContext) -> pb.TokenizeResponse:  # noqa: N802
+        try:
+            prompt = wire.prompt_from_proto(request.prompt)
+            return pb.TokenizeResponse(token_ids=self._generator.tokenize(prompt, request.history))
+        except RadixKVError as error:
+            _abort(context, error)
+
+    def Detokenize(self, request: Any, context: grpc.ServicerContext) -> pb.DetokenizeResponse:  # noqa: N802
+        try:
+            return pb.DetokenizeResponse(text=self._generator.detokenize(request.token_ids))
+        except RadixKVError as error:
+            _abort(context, error)
+
+    def _events(self, stream: GenerationStream, context: grpc.ServicerContext, response: Any) -> Iterator[Any]:
+        try:
+            with stream, self._counted(stream):
+                # The call may end while this thread waits for an event: closing the stream wakes it.
+                if not context.add_callback(stream.close):
+                    return
+                for event in stream:
+                    yield wire.event_to_proto(event, response)
+            if self._is_stopping and stream.usage is None:
+                raise UnavailableError("the worker is stopping")
+        except RadixKVError as error:
+            _abort(context, error)
+
+    @contextlib.contextmanager
+    def _counted(self, stream: GenerationStream) -> Iterator[None]:
+        with self._lock:
+            if self._is_stopping:
+                raise UnavailableError("the worker is stopping")
+            if len(self._streams) >= self._max_streams:
+                raise LimitError(f"{self._max_streams} generations stream already; try again later")
+            self._streams.add(stream)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+
+
+def _abort(context: grpc.ServicerContext, error: RadixKVError) -> NoReturn:
+    context.set_trailing_metadata(trailing_metadata(error))
+    context.abort(status_of(error), str(error))
+    raise AssertionError("abort raises")

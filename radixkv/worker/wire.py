@@ -1,0 +1,210 @@
+"""Between what the worker's callers say and hear and the messages of the Generation service, both ways.
+
+Nothing is checked here but that a message makes sense at all; bounds are checked where the values are made and used.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from radixkv.core.api import DEFAULT_NAMESPACE
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.v1 import generation_pb2 as pb
+from radixkv.worker.request import (
+    BranchFinished,
+    Completed,
+    Delta,
+    FinishReason,
+    ForkParams,
+    GenerateParams,
+    GenerationEvent,
+    ModelInfo,
+    Prompt,
+    Started,
+    Usage,
+)
+from radixkv.worker.sampler import SampledToken, SamplingParams
+
+__all__ = [
+    "event_from_proto",
+    "event_to_proto",
+    "fork_from_proto",
+    "fork_to_proto",
+    "generate_from_proto",
+    "generate_to_proto",
+    "model_from_proto",
+    "model_to_proto",
+    "prompt_from_proto",
+    "prompt_to_proto",
+]
+
+_Response = TypeVar("_Response", pb.GenerateResponse, pb.ForkGenerationResponse)
+
+_REASON_TO_PROTO = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_REASON_FROM_PROTO = {value: reason for reason, value in _REASON_TO_PROTO.items()}
+
+_WITH_PRESENCE = ("max_tokens", "temperature", "top_p", "seed", "n", "logprobs")
+_WITHOUT_PRESENCE = ("top_k", "min_p", "ignore_eos")
+
+
+def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
+    """A prompt in whichever form it has; none of them set if it is empty."""
+    if prompt.token_ids is not None:
+        return pb.Prompt(token_ids=pack_tokens(prompt.token_ids))
+    if prompt.text is not None:
+        return pb.Prompt(text=prompt.text)
+    if prompt.messages is None:
+        return pb.Prompt()
+    messages = []
+    for message in prompt.messages:
+        if set(message) != {"role", "content"}:
+            raise InvalidArgumentError("messages", dict(message), "a role and a content each")
+        messages.append(pb.ChatMessage(role=message["role"], content=message["content"]))
+    return pb.Prompt(messages=pb.ChatMessages(messages=messages))
+
+
+def prompt_from_proto(proto: pb.Prompt) -> Prompt:
+    """The prompt of a message."""
+    match proto.WhichOneof("form"):
+        case "token_ids":
+            return Prompt(token_ids=proto.token_ids)
+        case "text":
+            return Prompt(text=proto.text)
+        case "messages":
+            return Prompt(messages=[{"role": m.role, "content": m.content} for m in proto.messages.messages])
+        case _:
+            return Prompt()
+
+
+def _sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
+    proto = pb.SamplingParams(stop=sampling.stop, stop_token_ids=pack_tokens(sampling.stop_token_ids))
+    for name in (*_WITH_PRESENCE, *_WITHOUT_PRESENCE):
+        value = getattr(sampling, name)
+        if value is not None:
+            try:
+                setattr(proto, name, value)
+            except ValueError:
+                raise InvalidArgumentError(name, value, "small enough for its field") from None
+    return proto
+
+
+def _sampling_from_proto(proto: pb.SamplingParams) -> SamplingParams:
+    given = {name: getattr(proto, name) for name in _WITH_PRESENCE if proto.HasField(name)}
+    given |= {name: getattr(proto, name) for name in _WITHOUT_PRESENCE}
+    return SamplingParams(
+        stop=tuple(proto.stop), stop_token_ids=tuple(unpack_tokens(pack_tokens(proto.stop_token_ids))), **given
+    )
+
+
+def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
+    """The request for these parameters."""
+    return pb.GenerateRequest(
+        prompt=prompt_to_proto(params),
+        history=pack_tokens(params.history),
+        sampling=_sampling_to_proto(params.sampling),
+        namespace=params.namespace,
+    )
+
+
+def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
+    """The parameters of a request."""
+    prompt = prompt_from_proto(proto.prompt)
+    return GenerateParams(
+        token_ids=prompt.token_ids,
+        text=prompt.text,
+        messages=prompt.messages,
+        history=proto.history,
+        sampling=_sampling_from_proto(proto.sampling),
+        namespace=proto.namespace if proto.HasField("namespace") else DEFAULT_NAMESPACE,
+    )
+
+
+def fork_to_proto(params: ForkParams) -> pb.ForkGenerationRequest:
+    """The request for these parameters."""
+    return pb.ForkGenerationRequest(
+        generation_id=params.generation_id,
+        branch=params.branch,
+        position=params.position,
+        prompt=prompt_to_proto(params),
+        sampling=_sampling_to_proto(params.sampling),
+    )
+
+
+def fork_from_proto(proto: pb.ForkGenerationRequest) -> ForkParams:
+    """The parameters of a request."""
+    prompt = prompt_from_proto(proto.prompt)
+    return ForkParams(
+        generation_id=proto.generation_id,
+        branch=proto.branch,
+        position=proto.position if proto.HasField("position") else None,
+        token_ids=prompt.token_ids,
+        text=prompt.text,
+        messages=prompt.messages,
+        sampling=_sampling_from_proto(proto.sampling),
+    )
+
+
+def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Response:
+    """An event as a message of the stream that it goes out on."""
+    match event:
+        case Started():
+            return response(started=pb.Started(generation_id=event.generation_id, prompt=event.prompt))
+        case Delta():
+            logprobs = [_logprobs_to_proto(sampled) for sampled in event.logprobs]
+            token_ids = pack_tokens(event.token_ids)
+            return response(
+                delta=pb.Delta(branch=event.branch, token_ids=token_ids, text=event.text, logprobs=logprobs)
+            )
+        case BranchFinished():
+            finished = pb.BranchFinished(branch=event.branch, reason=_REASON_TO_PROTO[event.reason])
+            if isinstance(event.stop, str):
+                finished.stop_text = event.stop
+            elif event.stop is not None:
+                finished.stop_token_id = event.stop
+            return response(branch_finished=finished)
+        case Completed():
+            return response(completed=pb.Completed(usage=pb.Usage(**event.usage._asdict())))
+
+
+def _logprobs_to_proto(sampled: SampledToken) -> pb.TokenLogprobs:
+    top = [pb.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in sampled.top]
+    return pb.TokenLogprobs(token_id=sampled.token_id, logprob=sampled.logprob or 0.0, top=top)
+
+
+def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> GenerationEvent | None:
+    """The event of a message; None for one that this version does not know."""
+    match proto.WhichOneof("event"):
+        case "started":
+            return Started(proto.started.generation_id, proto.started.prompt)
+        case "delta":
+            logprobs = tuple(
+                SampledToken(p.token_id, p.logprob, tuple((t.token_id, t.logprob) for t in p.top))
+                for p in proto.delta.logprobs
+            )
+            return Delta(proto.delta.branch, tuple(unpack_tokens(proto.delta.token_ids)), proto.delta.text, logprobs)
+        case "branch_finished":
+            finished = proto.branch_finished
+            kind = finished.WhichOneof("stop")
+            stop = getattr(finished, kind) if kind else None
+            return BranchFinished(finished.branch, _REASON_FROM_PROTO[finished.reason], stop)
+        case "completed":
+            usage = proto.completed.usage
+            return Completed(Usage(**{name: getattr(usage, name) for name in Usage._fields}))
+        case _:
+            return None
+
+
+def model_to_proto(info: ModelInfo) -> pb.GetModelResponse:
+    """What is served, as a message."""
+    return pb.GetModelResponse(**{**info._asdict(), "eos_token_ids": pack_tokens(info.eos_token_ids)})
+
+
+def model_from_proto(proto: pb.GetModelResponse) -> ModelInfo:
+    """What is served."""
+    values = {name: getattr(proto, name) for name in ModelInfo._fields}
+    values["eos_token_ids"] = tuple(unpack_tokens(proto.eos_token_ids))
+    return ModelInfo(**values)

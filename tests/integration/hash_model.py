@@ -1,0 +1,94 @@
+"""A model that can be wrong only if its KV is: a stand-in for `ModelRunner` with an oracle that needs no cache.
+
+The KV of a position is a hash of the history up to it, computed from the token and the KV before it, and lies in slots found
+through block tables, as a real model's would. The logits after a position depend on the KV of every position up to it. So a
+block that was freed early, copied short or mapped wrongly changes the tokens that come out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.core.api import Copy
+from radixkv.worker.model import ForwardRow
+
+__all__ = ["EOS", "VOCAB_SIZE", "HashRunner", "generate"]
+
+VOCAB_SIZE = 40
+EOS = 0
+_GARBAGE = 0xDEAD
+
+
+def _kv(before: int, token_id: int) -> int:
+    digest = hashlib.blake2b(f"{before},{token_id}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _next_token(kv: Sequence[int]) -> int:
+    return _kv(sum(kv), len(kv)) % VOCAB_SIZE
+
+
+def generate(prompt: Sequence[int], max_tokens: int, eos: int | None = None) -> list[int]:
+    """The greedy continuation, straight from the definition; it ends with `eos` if that comes."""
+    kv: list[int] = []
+    for token_id in prompt:
+        kv.append(_kv(kv[-1] if kv else 0, token_id))
+    tokens: list[int] = []
+    while len(tokens) < max_tokens:
+        tokens.append(_next_token(kv))
+        kv.append(_kv(kv[-1], tokens[-1]))
+        if tokens[-1] == eos:
+            break
+    return tokens
+
+
+@dataclass
+class HashPool:
+    num_blocks: int
+    block_size: int
+
+
+class HashRunner:
+    """Runs rows over a pool of slots. `gate`, if given, must be open for a forward to begin; `rows` counts positions run."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, max_model_len: int = 4096) -> None:
+        self.vocab_size = VOCAB_SIZE
+        self.max_model_len = max_model_len
+        self.eos_token_ids = frozenset([EOS])
+        self.pool = HashPool(num_blocks, block_size)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.rows: list[tuple[int, int]] = []
+        self._slots = [_GARBAGE] * (num_blocks * block_size)
+
+    def carry_out(self, ops: Sequence[Copy]) -> None:
+        size = self.pool.block_size
+        for src, dst, num_tokens in ops:
+            assert 0 < num_tokens <= size
+            self._slots[dst * size : dst * size + num_tokens] = self._slots[src * size : src * size + num_tokens]
+
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+        assert self.gate.wait(60)
+        logits: list[Tensor] = []
+        size = self.pool.block_size
+        written: set[int] = set()
+        for row in rows:
+            self.rows.append((row.start, row.start + len(row.token_ids)))
+            slots = [row.block_table[p // size] * size + p % size for p in range(row.start + len(row.token_ids))]
+            for position, token_id in enumerate(row.token_ids, row.start):
+                if position >= row.num_stored:
+                    assert slots[position] not in written, "two rows write one slot"
+                    written.add(slots[position])
+                    before = self._slots[slots[position - 1]] if position else 0
+                    self._slots[slots[position]] = _kv(before, token_id)
+            if row.wants_logits:
+                chosen = torch.zeros(VOCAB_SIZE)
+                chosen[_next_token([self._slots[slot] for slot in slots])] = 10.0
+                logits.append(chosen)
+        return torch.stack(logits) if logits else torch.empty(0, VOCAB_SIZE)

@@ -1,0 +1,114 @@
+"""Many requests at random over tiny pools: whatever is shared, copied, evicted or preempted, the tokens are right."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import pytest
+from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
+
+from radixkv import PrefixCache, unpack_tokens
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.engine import Engine
+from radixkv.worker.request import (
+    BranchFinished,
+    Completed,
+    Delta,
+    FinishReason,
+    ForkParams,
+    GenerateParams,
+    GenerationStream,
+    Started,
+)
+from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.scheduler import SchedulerLimits
+
+POOLS = [(2, 1), (3, 2), (4, 4), (6, 4), (12, 4), (40, 4), (9, 16)]
+
+
+def _sampling(rng: random.Random, room: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0,
+        max_tokens=rng.randint(1, room),
+        n=rng.choice([1, 1, 1, 2, 4]),
+        ignore_eos=rng.random() < 0.5,
+    )
+
+
+def _check(stream: GenerationStream, sampling: SamplingParams) -> None:
+    """Read a stream to its end and hold it against the definition of the model."""
+    events: Iterator[object] = iter(stream)
+    started = next(events)
+    assert isinstance(started, Started)
+    prompt = unpack_tokens(started.prompt)
+    expected = generate(prompt, sampling.max_tokens, None if sampling.ignore_eos else EOS)
+    tokens: dict[int, list[int]] = {branch: [] for branch in range(sampling.n)}
+    reasons: dict[int, FinishReason] = {}
+    for event in events:
+        if isinstance(event, Delta):
+            assert event.branch not in reasons
+            tokens[event.branch] += event.token_ids
+        elif isinstance(event, BranchFinished):
+            reasons[event.branch] = event.reason
+        else:
+            assert isinstance(event, Completed)
+            assert event.usage.num_generated_tokens == sampling.n * len(expected)
+            assert event.usage.num_prompt_tokens == len(prompt)
+    assert tokens == dict.fromkeys(range(sampling.n), expected)
+    stopped = not sampling.ignore_eos and expected[-1] == EOS
+    assert set(reasons.values()) == {FinishReason.STOP if stopped else FinishReason.LENGTH}
+    assert len(reasons) == sampling.n
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    num_blocks, block_size = POOLS[seed % len(POOLS)]
+    capacity = num_blocks * block_size
+    limits = SchedulerLimits(
+        max_running=rng.choice([1, 3, 64]),
+        max_batch_tokens=rng.choice([2, 8, 64]),
+        chunk_tokens=rng.choice([1, 3, 8, 64]),
+    )
+    runner = HashRunner(num_blocks, block_size)
+    with Engine(runner, PrefixCache(num_blocks, block_size), limits=limits) as engine:
+        open_streams: list[tuple[GenerationStream, SamplingParams]] = []
+        generation_ids: list[str] = []
+        histories: list[list[int]] = [[rng.randrange(1, 3)]]
+        for _ in range(40):
+            action = rng.random()
+            if action < 0.15 and open_streams:
+                stream, _ = open_streams.pop(rng.randrange(len(open_streams)))
+                stream.close()
+            elif action < 0.35 and open_streams:
+                _check(*open_streams.pop(rng.randrange(len(open_streams))))
+            elif action < 0.5 and generation_ids:
+                append = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 0, 1, 3]))]
+                sampling = _sampling(rng, max(1, capacity // 2))
+                params = ForkParams(
+                    generation_id=rng.choice(generation_ids),
+                    position=rng.choice([None, rng.randrange(1, 4)]),
+                    token_ids=append or None,
+                    sampling=sampling,
+                )
+                with contextlib.suppress(InvalidArgumentError):  # that position is not there, or that length not here
+                    open_streams.append((engine.fork(params), sampling))
+            else:
+                kept = rng.choice(histories)
+                prompt = kept[: rng.randint(1, len(kept))]
+                prompt = (prompt + [rng.randrange(1, 3) for _ in range(rng.randrange(capacity))])[:capacity]
+                histories.append(prompt)
+                sampling = _sampling(rng, capacity + 1 - len(prompt))
+                stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+                open_streams.append((stream, sampling))
+                generation_ids.append(stream.generation_id)
+        for stream, sampling in open_streams:
+            _check(stream, sampling)
+        engine.call(lambda holder: holder.check())
+        stats = engine.call(lambda holder: holder.stats())
+        assert stats.num_sequences == 0
+        assert stats.num_private_blocks == 0
+        assert stats.num_promised_blocks == 0
+        assert engine.stats().num_generations == 0
