@@ -21,16 +21,21 @@ class BlockPool:
         return len(self._free)
 
     def take(self, num_blocks: int) -> array[int]:
-        """Take `num_blocks` free blocks, the most recently freed first. O(num_blocks). The caller has made sure of them."""
+        """Take `num_blocks` free blocks, the most recently freed first. O(num_blocks). The caller has made sure of them.
+
+        Ids that were freed in a row come back in that order, so that a fresh table mostly ascends: kernels read such a run
+        where it lies.
+        """
         assert num_blocks <= len(self._free), (num_blocks, len(self._free))
         start = len(self._free) - num_blocks
         taken = self._free[start:]
         del self._free[start:]
+        taken.reverse()
         return taken
 
     def give_back(self, block_ids: array[int]) -> None:
         """Free blocks that nobody owns any more. O(len(block_ids))."""
-        self._free.extend(block_ids)
+        self._free.extend(block_ids[::-1])
 
     def free_block_ids(self) -> list[int]:
         """A copy of the free list, for checks."""

@@ -51,7 +51,7 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION_NAME, _attend)
 
 
-def _attend(  # noqa: PLR0917 -- transformers calls it by position
+def _attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,

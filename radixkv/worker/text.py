@@ -55,7 +55,7 @@ class ChatText:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the model wants around one unless it goes on from another."""
+        """Token ids of a plain text; `special`: with the special tokens that the model wants around a prompt."""
         ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from radixkv import pack_tokens, unpack_tokens
@@ -38,7 +40,7 @@ def test_every_turn_continues_the_ids_of_the_turn_before() -> None:
     conversation = chat()
     path = conversation.current.path()
     assert [turn.text for turn in path] == ["hello", "Hi!", "weather?", "sunny"]
-    for before, after in zip(path, path[1:], strict=False):
+    for before, after in pairwise(path):
         assert after.history.startswith(before.history)
     assert unpack_tokens(path[-1].history) == [5, 0, 3, 8, 0, 5]
 

@@ -1,0 +1,160 @@
+"""What one model step attends to: which queries belong to which sequence, and where that sequence's KV lies.
+
+    query_starts   0 . . 3 . . . . 8 9        sequence b owns the packed query rows [query_starts[b], query_starts[b+1])
+    context_lens       20        64  7        its length, the new queries included: row i sits at position c - n + i
+    block_tables   [B, max_blocks]            logical block -> block id; entries past the length are never read
+
+A batch is planned once per step on the host and used by every layer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+
+__all__ = ["AttentionBatch", "Scratch", "plan_attention"]
+
+
+class Scratch:
+    """Reused memory for gathered KV: fresh large temporaries cost more than the gather itself.
+
+    Holds one flat buffer per key, as large as the largest request so far. For use by one thread.
+    """
+
+    __slots__ = ("_buffers",)
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An uninitialised tensor of `shape`; the next `take` of the same name and dtype reuses its memory."""
+        size = 1
+        for length in shape:
+            size *= length
+        buffer = self._buffers.get((name, like.dtype))
+        if buffer is None or buffer.numel() < size or buffer.device != like.device:
+            buffer = like.new_empty(size)
+            self._buffers[name, like.dtype] = buffer
+        return buffer[:size].view(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionBatch:
+    """B sequences and T packed query rows; see the module's picture. Made by `plan_attention`.
+
+    `decode_rows` and `prefill_rows` are the sequences with one query and with more. `host_*` repeat on the host what
+    the tensors hold on the device. `highest_block` is the largest block id that may be read, -1 if none. `plans` keeps
+    what the CPU path derives from the batch once for all layers.
+    """
+
+    block_tables: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    decode_rows: Tensor
+    prefill_rows: Tensor
+    host_tables: npt.NDArray[np.int32]
+    host_query_starts: tuple[int, ...]
+    host_context_lens: tuple[int, ...]
+    host_decode_rows: tuple[int, ...]
+    host_prefill_rows: tuple[int, ...]
+    block_size: int
+    highest_block: int
+    scratch: Scratch
+    plans: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed query rows, T."""
+        return self.host_query_starts[-1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie; queries and caches must lie there too."""
+        return self.block_tables.device
+
+
+def plan_attention(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    block_tables: Sequence[array[int]],
+    block_size: int,
+    device: torch.device | str,
+    *,
+    scratch: Scratch | None = None,
+) -> AttentionBatch:
+    """Plans attention of B sequences. O(B + block ids), four small copies to the device.
+
+    Args:
+        query_lens: [B] new queries per sequence, the last ones of its context; 0 gives a sequence no row.
+        context_lens: [B] length of each sequence in tokens, the new queries included.
+        block_tables: B int32 tables; each covers its context, and may be longer.
+        block_size: token slots per block.
+        device: where the queries and caches are.
+        scratch: memory that outlives the step; without it the batch makes its own.
+
+    Raises:
+        InvalidArgumentError: lists of different lengths, a context shorter than its queries, a table shorter than its
+            context, a negative block id.
+    """
+    if block_size < 1:
+        raise InvalidArgumentError("block_size", block_size, "at least 1")
+    num_sequences = len(query_lens)
+    if len(context_lens) != num_sequences:
+        raise InvalidArgumentError("len(context_lens)", len(context_lens), f"len(query_lens) = {num_sequences}")
+    if len(block_tables) != num_sequences:
+        raise InvalidArgumentError("len(block_tables)", len(block_tables), f"len(query_lens) = {num_sequences}")
+
+    block_counts = [-(-context // block_size) for context in context_lens]
+    host_tables = np.zeros((num_sequences, max(block_counts, default=0)), dtype=np.int32)
+    starts = [0]
+    rows: tuple[list[int], list[int]] = ([], [])
+    for row, (queries, context, count, table) in enumerate(
+        zip(query_lens, context_lens, block_counts, block_tables, strict=True)
+    ):
+        if queries < 0:
+            raise InvalidArgumentError(f"query_lens[{row}]", queries, "at least 0")
+        if context < queries:
+            raise InvalidArgumentError(f"context_lens[{row}]", context, f"at least query_lens[{row}] = {queries}")
+        if table.typecode != "i":
+            raise InvalidArgumentError(f"block_tables[{row}].typecode", table.typecode, "'i'")
+        if len(table) < count:
+            raise InvalidArgumentError(
+                f"len(block_tables[{row}])", len(table), f"at least {count} for {context} tokens"
+            )
+        if count:
+            host_tables[row, :count] = np.frombuffer(table, dtype=np.int32, count=count)
+        starts.append(starts[-1] + queries)
+        if queries:
+            rows[queries > 1].append(row)
+
+    lowest, highest = (int(host_tables.min()), int(host_tables.max())) if host_tables.size else (0, -1)
+    if lowest < 0:
+        raise InvalidArgumentError("block_tables", lowest, "block ids of at least 0")
+
+    def on_device(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    return AttentionBatch(
+        block_tables=torch.from_numpy(host_tables).to(device),
+        query_starts=on_device(starts),
+        context_lens=on_device(list(context_lens)),
+        decode_rows=on_device(rows[0]),
+        prefill_rows=on_device(rows[1]),
+        host_tables=host_tables,
+        host_query_starts=tuple(starts),
+        host_context_lens=tuple(context_lens),
+        host_decode_rows=tuple(rows[0]),
+        host_prefill_rows=tuple(rows[1]),
+        block_size=block_size,
+        highest_block=highest,
+        scratch=scratch or Scratch(),
+    )

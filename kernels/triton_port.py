@@ -1,0 +1,38 @@
+"""Triton where it is installed, and a stand-in that lets the kernel modules be imported where it is not.
+
+A machine without a GPU needs no Triton: the torch path never launches a kernel. With ``TRITON_INTERPRET=1`` in the
+environment before this module is imported, Triton runs the kernels on CPU tensors, which is how they are tested.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from radixkv.core.errors import RadixKVError
+
+__all__ = ["HAS_TRITON", "LOG2_E", "tl", "triton"]
+
+
+class _MissingKernel:
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: Any) -> NoReturn:
+        raise RadixKVError("this device runs Triton kernels and Triton is not installed: pip install triton")
+
+
+class _MissingTriton:
+    jit = _MissingKernel
+
+
+try:
+    import triton
+    import triton.language as tl
+
+    HAS_TRITON = True
+    LOG2_E = tl.constexpr(1.4426950408889634)  # a global that a kernel reads is a constexpr
+except ImportError:
+    HAS_TRITON = False
+    LOG2_E: Any = None  # type: ignore[no-redef]
+    triton: Any = _MissingTriton()  # type: ignore[no-redef]  # the stand-in has the one name that import needs
+    tl: Any = None  # type: ignore[no-redef]

@@ -1,0 +1,108 @@
+"""Sequences over a block pool that is hostile everywhere else: unowned blocks, free slots and outputs hold NaN."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixkv.kernels import AttentionBatch, paged_attention, plan_attention
+from radixkv.kernels.attention import paged_attention_triton
+from radixkv.kernels.prefill import prefill_reference
+from radixkv.kernels.spec import AttentionSpec
+
+TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float64: 1e-12}
+"""Largest absolute error of an output of magnitude about 1, some four units in the last place of the dtype."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads and widths of one attention layer, and the pool's block size."""
+
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    head_dim: int = 64
+    v_head_dim: int = 64
+    block_size: int = 16
+
+
+@dataclass(frozen=True)
+class PagedCase:
+    """Inputs of one attention call on token-major caches, and what it must answer."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    query_lens: list[int]
+    context_lens: list[int]
+    block_tables: list[array[int]]
+    shape: Shape
+
+    def plan(self, device: str = "cpu") -> AttentionBatch:
+        return plan_attention(self.query_lens, self.context_lens, self.block_tables, self.shape.block_size, device)
+
+    def expected(self, spec: AttentionSpec) -> Tensor:
+        return prefill_reference(self.q.double(), self.k_cache.double(), self.v_cache.double(), self.plan(), spec)
+
+    def on_cpu(self, **variant: Any) -> Tensor:
+        scale = self.shape.head_dim**-0.5
+        return paged_attention(self.q, self.k_cache, self.v_cache, self.plan(), scale=scale, **variant)
+
+    def by_triton(self, spec: AttentionSpec, device: str) -> Tensor:
+        caches = [cache.transpose(1, 2).contiguous().to(device) for cache in (self.k_cache, self.v_cache)]
+        q, sinks = self.q.to(device), spec.sinks if spec.sinks is None else spec.sinks.to(device)
+        spec = AttentionSpec(spec.scale, spec.sliding_window, spec.softcap, sinks)
+        poison = q.new_full((*q.shape[:2], self.shape.v_head_dim), torch.nan)
+        return paged_attention_triton(q, caches[0], caches[1], self.plan(device), spec, poison).cpu()
+
+
+def make_case(
+    lens: list[tuple[int, int]],
+    shape: Shape,
+    dtype: torch.dtype = torch.float32,
+    *,
+    shared_blocks: int = 0,
+    consecutive: bool = False,
+    seed: int = 0,
+) -> PagedCase:
+    """Sequences of (query_len, context_len) that share their first `shared_blocks` whole blocks.
+
+    Blocks are shuffled, or with `consecutive` in the order of the pool.
+    """
+    order = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    size = shape.block_size
+    counts = [-(-context // size) for _, context in lens]
+    free = list(range(sum(counts) + shared_blocks + 3))
+    num_blocks = len(free)
+    if consecutive:
+        free.reverse()
+    else:
+        order.shuffle(free)
+    shared = [free.pop() for _ in range(shared_blocks)]
+    k_cache = torch.full((num_blocks, size, shape.num_kv_heads, shape.head_dim), torch.nan, dtype=dtype)
+    v_cache = torch.full((num_blocks, size, shape.num_kv_heads, shape.v_head_dim), torch.nan, dtype=dtype)
+    tables = []
+    for (_, context), count in zip(lens, counts, strict=True):
+        common = min(shared_blocks, context // size)
+        table = shared[:common] + [free.pop() for _ in range(count - common)]
+        for index, block in enumerate(table):
+            filled = min(size, context - index * size)
+            for cache in (k_cache, v_cache):
+                cache[block, :filled] = torch.randn(cache[block, :filled].shape, generator=generator).to(dtype)
+        tables.append(array("i", table))
+    q = torch.randn(sum(n for n, _ in lens), shape.num_heads, shape.head_dim, generator=generator).to(dtype)
+    return PagedCase(q, k_cache, v_cache, [n for n, _ in lens], [c for _, c in lens], tables, shape)
+
+
+def spec_of(shape: Shape, **variant: Any) -> AttentionSpec:
+    return AttentionSpec(shape.head_dim**-0.5, **variant)
+
+
+def assert_agrees(got: Tensor, expected: Tensor) -> None:
+    """Equal within the tolerance of `got`'s dtype; a NaN in either fails."""
+    torch.testing.assert_close(got.double(), expected, rtol=0.0, atol=TOLERANCES[got.dtype])

@@ -1,0 +1,94 @@
+"""Paged attention by the Triton kernels against the float64 reference, over pools that hold NaN everywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from paged_cases import Shape, assert_agrees, make_case, spec_of
+from triton_device import DEVICE, needs_triton_device
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import decode, launch
+
+pytestmark = needs_triton_device
+
+SMALL = Shape(num_heads=2, num_kv_heads=1)
+VARIANTS: list[dict[str, Any]] = [
+    {"sliding_window": 70},
+    {"sliding_window": 11, "softcap": 3.0},
+    {"sinks": torch.tensor([-1.0, 2.0])},
+]
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several splits and several merge steps within the short contexts that the interpreter can afford."""
+    monkeypatch.setattr(decode, "SPLIT_TOKENS", 64)
+    monkeypatch.setattr(decode, "_MERGE_SPLITS", 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (Shape(), torch.float16),
+        (Shape(num_heads=4, num_kv_heads=2, head_dim=128, v_head_dim=128, block_size=32), torch.float32),
+        (Shape(num_heads=2, num_kv_heads=2, head_dim=80, v_head_dim=80, block_size=8), torch.bfloat16),
+        (Shape(num_heads=5, num_kv_heads=1, head_dim=256, v_head_dim=256, block_size=64), torch.float16),
+        (Shape(num_heads=3, num_kv_heads=1, head_dim=192, v_head_dim=128, block_size=128), torch.float32),
+    ],
+    ids=str,
+)
+def test_mixed_lengths_agree_with_the_reference(shape: Shape, dtype: torch.dtype) -> None:
+    size = min(shape.block_size, 32)
+    lens = [(1, 1), (1, size - 1), (0, 9), (1, size), (size + 9, size + 9), (1, size + 1), (3, 2 * size)]
+    case = make_case(lens, shape, dtype)
+    spec = spec_of(shape)
+    assert_agrees(case.by_triton(spec, DEVICE), case.expected(spec))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids="+".join)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_variants_over_several_splits_agree_with_the_reference(dtype: torch.dtype, variant: dict[str, Any]) -> None:
+    case = make_case([(1, 64), (1, 65), (1, 195), (34, 150)], SMALL, dtype)
+    spec = spec_of(SMALL, **variant)
+    assert_agrees(case.by_triton(spec, DEVICE), case.expected(spec))
+
+
+def test_branches_that_share_blocks_agree_with_the_reference() -> None:
+    case = make_case([(1, 64), (1, 65), (1, 90), (5, 70)], SMALL, shared_blocks=4)
+    assert_agrees(case.by_triton(spec_of(SMALL), DEVICE), case.expected(spec_of(SMALL)))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_decode_row_is_the_same_to_the_bit_in_any_batch(window: int | None) -> None:
+    batch = make_case([(1, 150), (1, 70), (1, 10), (4, 90)], SMALL)
+    spec = spec_of(SMALL, sliding_window=window)
+    together = batch.by_triton(spec, DEVICE)
+    for row in range(3):
+        alone = replace(
+            batch,
+            q=batch.q[row : row + 1],
+            query_lens=[1],
+            context_lens=batch.context_lens[row : row + 1],
+            block_tables=batch.block_tables[row : row + 1],
+        )
+        assert torch.equal(alone.by_triton(spec, DEVICE)[0], together[row])
+
+
+@pytest.mark.parametrize("cut", [3, 33])
+def test_a_prompt_in_chunks_gives_the_rows_of_the_whole_prompt(cut: int) -> None:
+    whole = make_case([(70, 70)], SMALL)
+    first = replace(whole, q=whole.q[:cut], query_lens=[cut], context_lens=[cut])
+    second = replace(whole, q=whole.q[cut:], query_lens=[70 - cut])
+    spec = spec_of(SMALL)
+    parts = torch.cat([first.by_triton(spec, DEVICE), second.by_triton(spec, DEVICE)])
+    assert torch.equal(parts, whole.by_triton(spec, DEVICE))
+
+
+def test_a_head_that_is_too_wide_is_refused() -> None:
+    shape = Shape(num_heads=1, num_kv_heads=1, head_dim=launch.MAX_HEAD_DIM + 1, v_head_dim=16)
+    with pytest.raises(InvalidArgumentError, match="head_dim is 257"):
+        make_case([(1, 1)], shape).by_triton(spec_of(shape), DEVICE)

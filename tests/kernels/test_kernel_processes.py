@@ -1,0 +1,67 @@
+"""What needs a process of its own: the interpreter is chosen before Triton is imported, and Triton may be missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+from array import array
+import torch
+from radixkv.core.errors import RadixKVError
+from radixkv.kernels import allocate_kv, paged_attention, plan_attention, write_kv
+from radixkv.kernels.kv_write import write_kv_triton
+caches = [allocate_kv(2, 8, 1, 16, torch.float32, "cpu") for _ in range(2)]
+new = torch.ones(1, 1, 16)
+write_kv(new, new, *caches, torch.tensor([8]))
+out = paged_attention(new, *caches, plan_attention([1], [1], [array("i", [1])], 8, "cpu"), scale=1.0)
+assert torch.equal(out, new)
+try:
+    head_major = [cache.transpose(1, 2).contiguous() for cache in caches]
+    write_kv_triton(new, new, *head_major, torch.tensor([8]))
+except RadixKVError as error:
+    assert "pip install triton" in str(error)
+else:
+    raise AssertionError("launched without Triton")
+"""
+
+
+def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**inherited, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_the_cpu_path_works_where_triton_is_not_installed() -> None:
+    result = run(["-c", WITHOUT_TRITON])
+    assert result.returncode == 0, result.stderr
+
+
+def test_importing_the_kernels_needs_no_gpu_and_no_interpreter() -> None:
+    result = run(["-c", "import radixkv.kernels"], CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("module", ["test_attention_by_triton.py", "test_block_movement.py"])
+def test_triton_kernels_pass_under_the_interpreter(module: str) -> None:
+    pytest.importorskip("triton")
+    result = run(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton", str(HERE / module)], TRITON_INTERPRET="1"
+    )
+    assert result.returncode == 0, result.stdout
+    assert " passed" in result.stdout
+    assert "skipped" not in result.stdout

@@ -1,0 +1,158 @@
+"""Prompts, streams and stop rules by themselves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+import pytest
+
+from radixkv import InvalidArgumentError, UnavailableError
+from radixkv.worker.request import (
+    Completed,
+    Delta,
+    FinishReason,
+    ForkParams,
+    GenerateParams,
+    GenerationStream,
+    StreamItem,
+    Usage,
+)
+from radixkv.worker.stopping import StopRules, StopStrings
+
+USAGE = Usage(1, 0, 1, 1, 0.5)
+
+
+def _stream(*items: StreamItem) -> tuple[GenerationStream, list[str]]:
+    queue: SimpleQueue[StreamItem] = SimpleQueue()
+    for item in items:
+        queue.put(item)
+    cancelled: list[str] = []
+
+    def cancel() -> None:
+        cancelled.append("cancelled")
+        queue.put(None)
+
+    return GenerationStream("id", queue.get, cancel), cancelled
+
+
+def test_two_forms_of_a_prompt_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="one of"):
+        GenerateParams(text="a", token_ids=[1])
+    with pytest.raises(InvalidArgumentError, match="one of"):
+        ForkParams(generation_id="x", text="a", messages=[])
+
+
+def test_a_stream_read_to_its_end_keeps_its_usage_and_is_not_cancelled() -> None:
+    stream, cancelled = _stream(Delta(0, (1,), "a"), Completed(USAGE), None)
+    assert [type(event) for event in stream] == [Delta, Completed]
+    assert stream.usage == USAGE
+    assert list(stream) == []
+    stream.close()
+    assert cancelled == []
+
+
+def test_a_stream_raises_the_error_that_ended_it_once() -> None:
+    stream, cancelled = _stream(Delta(0, (1,), "a"), UnavailableError("gone"))
+    with pytest.raises(UnavailableError):
+        list(stream)
+    assert list(stream) == []
+    assert cancelled == []
+
+
+def test_leaving_a_stream_cancels_it_once() -> None:
+    stream, cancelled = _stream(Delta(0, (1,), "a"), Delta(0, (2,), "b"))
+    with stream:
+        next(stream)
+    stream.close()
+    assert list(stream) == []
+    assert cancelled == ["cancelled"]
+
+
+def _feed(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[str], str | None]:
+    finder = StopStrings(stops)
+    shown: list[str] = []
+    for piece in pieces:
+        text, stop = finder.push(piece)
+        shown.append(text)
+        if stop is not None:
+            return shown, stop
+    shown.append(finder.flush())
+    return shown, None
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "stop"),
+    [
+        (["END"], ["a", "E", "N", "D", "b"], ["a", "", "", ""], "END"),
+        (["END"], ["aE", "Nx", "D"], ["a", "ENx", "D", ""], None),
+        (["END"], ["aEN"], ["a", "EN"], None),
+        (["ab", "b"], ["xab"], ["x"], "ab"),
+        (["aab"], ["aaab"], ["a"], "aab"),
+        (["\n\n"], ["one\n", "two\n", "\nthree"], ["one", "\ntwo", ""], "\n\n"),
+        ([], ["a", "b"], ["a", "b", ""], None),
+    ],
+)
+def test_stop_strings_end_the_text_and_their_beginnings_are_held_back(
+    stops: list[str], pieces: list[str], shown: list[str], stop: str | None
+) -> None:
+    assert _feed(stops, pieces) == (shown, stop)
+
+
+def test_however_the_text_is_cut_up_the_same_text_is_shown() -> None:
+    rng = random.Random(7)
+    for _ in range(500):
+        text = "".join(rng.choice("ab") for _ in range(rng.randrange(12)))
+        stops = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(0, 3))]
+        pieces, rest = [], text
+        while rest:
+            length = rng.randint(1, len(rest))
+            pieces.append(rest[:length])
+            rest = rest[length:]
+        shown, stop = _feed(stops, pieces)
+        joined = "".join(shown)
+        assert text.startswith(joined + (stop or ""))
+        assert not any(found in joined for found in stops)
+        if stop is None:
+            assert joined == text
+
+
+class Letters:
+    """Token n is the n-th letter; 0 is the first half of a character that 1 completes."""
+
+    def __init__(self) -> None:
+        self.half = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        (token_id,) = token_ids
+        if token_id == 0:
+            self.half = "\N{EURO SIGN}"
+            return ""
+        half, self.half = self.half, ""
+        return half + chr(96 + token_id)
+
+    def flush(self) -> str:
+        return "?" if self.half else ""
+
+
+def test_a_stop_token_ends_the_text_before_its_own_and_shows_what_was_held() -> None:
+    rules = StopRules([5], ["bcd"], Letters())
+    assert [rules.take(token_id, False) for token_id in (1, 2, 3)] == [
+        ("a", None, None),
+        ("", None, None),
+        ("", None, None),
+    ]
+    assert rules.take(5, False) == ("bc", FinishReason.STOP, 5)
+
+
+def test_a_full_history_ends_with_what_was_held_and_half_a_character() -> None:
+    rules = StopRules([], ["bz"], Letters())
+    rules.take(2, False)
+    assert rules.take(0, True) == ("b?", FinishReason.LENGTH, None)
+
+
+def test_a_stop_string_wins_over_the_length() -> None:
+    rules = StopRules([], ["ab"], Letters())
+    rules.take(1, False)
+    assert rules.take(2, True) == ("", FinishReason.STOP, "ab")
