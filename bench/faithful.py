@@ -1,0 +1,264 @@
+"""Whether caching changes what a model says: real conversation trees against transformers' `generate` without our code.
+
+Every root-to-leaf path of the trees is one request: the path's messages in the model's chat template, then 24 greedy
+tokens in fp32 (the end-of-reply token does not end them). Requests come one after another in an order that branches:
+shuffled over the paths of a tree, the trees taking turns. Nothing is evicted.
+
+    tokens     Each must equal the reference's. After one that differs both go on from the reference's token, and the gap
+               of the reference's two largest logits there is printed: a small one is a tie that rounding decides.
+    computed   Positions of a prompt run through the model: those that no earlier history held, and at most 1 more (the
+               last sampled token of a history has no KV yet). A dictionary of all prefixes says what was held.
+
+Both are shown twice: engine and cache in this process, and through a separate `radixkv serve` and `radixkv worker`,
+which must give the same tokens and the same counts.
+
+    python -m bench.faithful              20 trees, both ways: some 15 minutes on two cores, the reference included; its
+                                          answers are kept in the user's cache folder
+    python -m bench.faithful --trees 1    a smoke test
+
+Exit code: 0 when every bar is met, else 1; 2 where the conversation trees are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.conversations import Histories, WorkloadMissingError, branching_order, default_workloads, read_trees
+from bench.reference import ReferenceAnswer, ReferenceAnswers
+from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.stacks import BLOCK_SIZE, Reply, Stack, engine_in_process, generate_greedy, separate_processes
+from radixkv.worker.default_model import cache_folder, resolve_model
+from radixkv.worker.text import ChatText
+
+__all__ = ["main"]
+
+NUM_TOKENS = 24
+MAX_DIFFERING_PERCENT = 0.1
+IN_PROCESS, SEPARATE = "in process", "service + worker"
+
+Generate = Callable[[list[int], int], Reply]
+"""Greedily continues a prompt by exactly that many tokens."""
+
+
+class Request(NamedTuple):
+    """One path: where it comes from, and its tokens in the chat template."""
+
+    name: str
+    prompt: list[int]
+
+
+class Difference(NamedTuple):
+    """A token that is not the reference's; `gap` of the reference's two largest logits there."""
+
+    request: str
+    position: int
+    token_id: int
+    reference_id: int
+    gap: float
+
+
+class Answer(NamedTuple):
+    """What one generation answered: its tokens, and how many prompt positions it found and ran."""
+
+    token_ids: tuple[int, ...]
+    num_cached: int
+    num_computed: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One way over all requests."""
+
+    answers: list[Answer] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    miscounted: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    num_new: int = 0
+    num_evicted: int = 0
+    seconds: float = 0.0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.faithful", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trees", type=int, default=20, help="how many trees, those of short paths first (default: 20)"
+    )
+    parser.add_argument("--max-path-tokens", type=int, default=1024, help="leave longer paths out (default: 1,024)")
+    parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
+    parser.add_argument("--model", default="default", help="Hugging Face id or folder (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--only", choices=[IN_PROCESS, SEPARATE], help="one of the two ways alone")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of requests (default: 0)")
+    parser.add_argument(
+        "--json", type=Path, help="where to write (default: bench/results/faithful.json with 20+ trees)"
+    )
+    return parser.parse_args(arguments)
+
+
+def choose_requests(options: argparse.Namespace, text: ChatText) -> tuple[list[Request], int, int]:
+    """Requests in their order, how many trees they are of, and how many paths were left out as too long."""
+    trees = []
+    for tree in read_trees(options.workloads):
+        prompts = [text.prompt_ids(path) for path in tree.paths]
+        trees.append((max(map(len, prompts)), tree.tree_id[:8], prompts))
+    chosen = sorted(trees)[: options.trees]
+    order = branching_order([len(prompts) for _, _, prompts in chosen], random.Random(options.seed))
+    requests = [Request(f"{chosen[tree][1]}/{path}", chosen[tree][2][path]) for tree, path in order]
+    kept = [request for request in requests if len(request.prompt) <= options.max_path_tokens]
+    return kept, len(chosen), len(requests) - len(kept)
+
+
+def blocks_needed(requests: Sequence[Request]) -> int:
+    """A pool that never evicts: the distinct prompt tokens, and per request its reply, twice, in blocks of its own."""
+    prompts = Histories()
+    for request in requests:
+        prompts.add(request.prompt)
+    per_request = 2 * (NUM_TOKENS // BLOCK_SIZE + 3)
+    return len(prompts) // BLOCK_SIZE + len(requests) * per_request + 64
+
+
+def follow(generate: Generate, request: Request, reference: ReferenceAnswer, held: Histories, into: Outcome) -> None:
+    """Generate; where a token differs, note it and go on from the reference's token."""
+    start = 0
+    while start < NUM_TOKENS:
+        prompt = request.prompt + reference.token_ids[:start]
+        num_new = len(prompt) - held.num_held(prompt)
+        reply = generate(prompt, NUM_TOKENS - start)
+        held.add(prompt + reply.token_ids)
+        # Each sampled token but the last is run to get the next one.
+        num_computed = reply.usage.num_computed_tokens - (len(reply.token_ids) - 1)
+        if not num_new <= num_computed <= num_new + 1 or num_computed + reply.usage.num_cached_tokens != len(prompt):
+            into.miscounted.append(
+                f"{request.name}: {num_computed} of {len(prompt)} computed, {reply.usage.num_cached_tokens} cached; "
+                f"{num_new} in no earlier history"
+            )
+        into.answers.append(Answer(tuple(reply.token_ids), reply.usage.num_cached_tokens, num_computed))
+        into.num_new += num_new
+        expected = reference.token_ids[start:]
+        pairs = enumerate(zip(reply.token_ids, expected, strict=True))
+        differs = next((index for index, (ours, theirs) in pairs if ours != theirs), None)
+        if differs is None:
+            break
+        position = start + differs
+        gap = reference.gaps[position]
+        into.differences.append(Difference(request.name, position, reply.token_ids[differs], expected[differs], gap))
+        start = position + 1
+    into.num_tokens += NUM_TOKENS
+
+
+def run(opened: AbstractContextManager[Stack], way: str, requests: Sequence[Request], reference: Any) -> Outcome:
+    """All requests, one after another."""
+    outcome, held = Outcome(), Histories()
+    with opened as stack:
+        progress = Progress(way, len(requests))
+        started_s = time.monotonic()
+        generate = partial(generate_greedy, stack.generator)
+        for request in requests:
+            follow(generate, request, reference[request.prompt], held, outcome)
+            progress.advance()
+        outcome.seconds = time.monotonic() - started_s
+        outcome.num_evicted = stack.num_evicted_blocks()
+    return outcome
+
+
+def bars(outcomes: dict[str, Outcome]) -> list[Bar]:
+    found = []
+    for way, outcome in outcomes.items():
+        percent = 100 * len(outcome.differences) / outcome.num_tokens
+        note = f"{len(outcome.differences)} of {outcome.num_tokens:,}"
+        found.append(Bar(f"{way}: tokens that differ", percent, MAX_DIFFERING_PERCENT, "%", reason=note))
+        found.append(Bar(f"{way}: requests that computed other than what was new", len(outcome.miscounted), 0))
+        found.append(Bar(f"{way}: blocks evicted", outcome.num_evicted, 0))
+    if len(outcomes) == 2:
+        one, other = outcomes[IN_PROCESS].answers, outcomes[SEPARATE].answers
+        num_unequal = sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
+        found.append(Bar("generations whose tokens or counts differ between the two ways", num_unequal, 0))
+    return found
+
+
+def table(outcomes: dict[str, Outcome]) -> Table:
+    rows = []
+    for way, outcome in outcomes.items():
+        cached = sum(answer.num_cached for answer in outcome.answers)
+        computed = sum(answer.num_computed for answer in outcome.answers)
+        counts = [outcome.num_tokens, len(outcome.differences), cached, computed, outcome.num_new]
+        rows.append((way, *(f"{count:,}" for count in counts), f"{outcome.seconds:.0f}"))
+    columns = ("way", "tokens compared", "differ", "prompt cached", "computed", "new", "seconds")
+    return Table("prompt tokens cached, computed, and new to every earlier history", columns, rows)
+
+
+def print_findings(way: str, outcome: Outcome) -> None:
+    for difference in outcome.differences:
+        print(
+            f"{way}: {difference.request} token {difference.position}: {difference.token_id} in place of "
+            f"{difference.reference_id}, top-two logit gap {difference.gap:.2e}"
+        )
+    for line in outcome.miscounted:
+        print(f"{way}: {line}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    model = resolve_model(options.model)
+    try:
+        requests, num_trees, num_left_out = choose_requests(options, ChatText(model))
+    except WorkloadMissingError as error:
+        print(f"skipped: {error}", file=sys.stderr)
+        return 2
+    num_prompt_tokens = sum(len(request.prompt) for request in requests)
+    print(
+        f"{num_trees} trees, {len(requests)} paths, {num_prompt_tokens:,} prompt tokens, "
+        f"{num_left_out} paths left out as longer than {options.max_path_tokens:,} tokens",
+        file=sys.stderr,
+    )
+    prompts = [request.prompt for request in requests]
+    reference = ReferenceAnswers(model, NUM_TOKENS, cache_folder(os.environ) / "bench")
+    missing = reference.missing(prompts)
+    reference.compute(missing, Progress("reference", len(missing)).advance)
+
+    num_blocks = blocks_needed(requests)
+    stacks = {IN_PROCESS: engine_in_process, SEPARATE: separate_processes}
+    outcomes: dict[str, Outcome] = {}
+    for way in [options.only] if options.only else stacks:
+        outcomes[way] = run(stacks[way](model, num_blocks, "float32"), way, requests, reference)
+        print_findings(way, outcomes[way])
+
+    report = Report("faithful", options.seed, bars=bars(outcomes), tables=[table(outcomes)])
+    report.figures = {
+        "model": Path(model).name,
+        "dtype": "float32",
+        "num_trees": num_trees,
+        "num_paths": len(requests),
+        "num_paths_left_out": num_left_out,
+        "num_prompt_tokens": num_prompt_tokens,
+        "ways": {
+            way: {
+                "num_tokens": outcome.num_tokens,
+                "differences": [difference._asdict() for difference in outcome.differences],
+                "miscounted": outcome.miscounted,
+                "num_cached": sum(answer.num_cached for answer in outcome.answers),
+                "num_computed": sum(answer.num_computed for answer in outcome.answers),
+                "num_new": outcome.num_new,
+                "seconds": outcome.seconds,
+            }
+            for way, outcome in outcomes.items()
+        },
+    }
+    is_full = num_trees >= 20 and options.only is None
+    return report.finish(options.json or (RESULTS_DIR / "faithful.json" if is_full else None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""The peer of the tree benchmark: SGLang's two prefix caches, each in this process and on the CPU.
+
+    classic    `RadixCache`, Python
+    unified    `UnifiedRadixCache`, its default, over a Rust core
+
+Its wheel is fetched from the package index with no dependencies into a folder outside the project. Only the modules
+that make up its prefix caches are executed; whatever else they import becomes an inert stand-in, a module whose
+attributes are empty classes. No measured call goes through a stand-in. KV slots go to an allocator that only counts
+what is freed, so the peer pays nothing for its block pool.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import shutil
+import subprocess
+import sys
+import types
+from array import array
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PEER_VERSION", "Peer", "PeerMissingError", "default_peer_dir", "fetch_peer", "load_peers"]
+
+PEER_VERSION = "0.5.23"
+# msgspec is small and sits in the measured path, so it is real.
+REQUIREMENTS = (f"sglang=={PEER_VERSION}", "msgspec>=0.20")
+PAGE_SIZE = 16
+MAX_STAND_INS = 64
+
+EXECUTED = (
+    "sglang.srt.disaggregation.kv_events",
+    "sglang.srt.environ",
+    "sglang.srt.mem_cache",
+    "sglang.srt.runtime_context",
+    "sglang.srt.rust_extensions",
+    "sglang.srt.session.streaming_session",
+    "sglang.srt.utils.common",
+    "sglang.srt.utils.msgspec_utils",
+    "sglang.srt.utils.poll_timer",
+    "sglang.srt.utils.rank_consensus_checker",
+)
+INERT = (
+    "sglang.srt.mem_cache.hybrid_cache",
+    "sglang.srt.mem_cache.memory_pool",
+    "sglang.srt.mem_cache.pool_host",
+    "sglang.srt.mem_cache.storage",
+    "sglang.srt.mem_cache.swa_memory_pool",
+)
+FORWARDED = {"sglang.srt.utils": "sglang.srt.utils.common"}
+
+
+class PeerMissingError(RuntimeError):
+    """The peer is not there or does not load, so the bars that name it stay unmet."""
+
+
+def default_peer_dir() -> Path:
+    """Folder of the peer's wheel in the user's cache, one per peer and Python version."""
+    chosen = os.environ.get("RADIXKV_CACHE")
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(chosen).expanduser() if chosen else cache_home / "radixkv"
+    return folder / "peers" / f"sglang-{PEER_VERSION}-py{sys.version_info.major}{sys.version_info.minor}"
+
+
+def fetch_peer(folder: Path) -> None:
+    """Download the peer's wheel (39 MB) into `folder`, unless it is there; an interrupted fetch starts again cleanly.
+
+    Raises:
+        PeerMissingError: pip could not get it; says what pip said.
+    """
+    if (folder / "sglang").is_dir():
+        return
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    print(f"fetching {', '.join(REQUIREMENTS)} into {folder}", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    result = subprocess.run(
+        [*command, "--target", str(partial), *REQUIREMENTS], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise PeerMissingError(f"pip could not fetch {REQUIREMENTS[0]}: {result.stderr.strip().splitlines()[-1:]}")
+    partial.rename(folder)
+
+
+class _EmptyClass:
+    """Takes any call; as a decorator, with or without arguments, it changes nothing."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def __call__(self, *args: Any, **_kwargs: Any) -> Any:
+        return args[0] if args else None
+
+    def __class_getitem__(cls, _item: Any) -> type:
+        return cls
+
+    def __getattr__(self, _name: str) -> None:
+        return None
+
+
+class _StandIn(types.ModuleType):
+    """A module of which every attribute is an empty class."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if (real := FORWARDED.get(self.__name__)) is not None:
+            found = getattr(importlib.import_module(real), name, None)
+            if found is not None:
+                return found
+        stand_in = type(name, (_EmptyClass,), {})
+        setattr(self, name, stand_in)
+        return stand_in
+
+
+class _StandInFinder(MetaPathFinder, Loader):
+    """Finds stand-ins for the peer's modules that are not executed and for packages that are not installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.missing_packages: set[str] = set()
+
+    def find_spec(self, fullname: str, _path: Any, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        package = fullname.partition(".")[0]
+        if package == "sglang":
+            if _is_under(fullname, EXECUTED) and not _is_under(fullname, INERT):
+                return None
+        elif package not in self.missing_packages:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__path__ = [str(self.folder / module.__name__.replace(".", "/"))]
+
+
+def _is_under(name: str, prefixes: Sequence[str]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _import_with_stand_ins(names: Sequence[str], finder: _StandInFinder) -> list[types.ModuleType]:
+    """Import the modules; a package that is not installed becomes a stand-in and the import starts again."""
+    for _ in range(MAX_STAND_INS):
+        try:
+            return [importlib.import_module(name) for name in names]
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in {"", "sglang", "torch", "msgspec"} or package in finder.missing_packages:
+                raise
+            finder.missing_packages.add(package)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+                del sys.modules[name]
+    raise ImportError(f"more than {MAX_STAND_INS} packages are missing: {sorted(finder.missing_packages)}")
+
+
+class _CountingAllocator:
+    """Takes freed KV slots and counts them."""
+
+    device = "cpu"
+    page_size = PAGE_SIZE
+
+    def __init__(self) -> None:
+        self.num_freed = 0
+
+    def free_segment(self, slots: Any, start_pos: int = 0) -> None:  # noqa: ARG002 - the peer's signature
+        self.num_freed += len(slots)
+
+    def free(self, slots: Any) -> None:
+        self.num_freed += len(slots)
+
+
+class Peer:
+    """One of the peer's caches behind the calls that the benchmark times; see `bench.tree_systems.System`.
+
+    Keys are arrays of 64-bit ids, the peer's own form, made before any clock runs: its callers pay for that elsewhere.
+    """
+
+    block_size = PAGE_SIZE
+
+    def __init__(self, name: str, make_cache: Callable[[], Any], params: types.ModuleType, radix_key: Any) -> None:
+        self.name = name
+        self._make_cache = make_cache
+        self._match_params = params.MatchPrefixParams
+        self._insert_params = params.InsertParams
+        self._evict_params = params.EvictParams
+        self._radix_key = radix_key
+        self._torch = importlib.import_module("torch")
+        self.reset()
+
+    def reset(self) -> None:
+        """Start on an empty tree."""
+        self._cache = self._make_cache()
+        self._num_slots = 0
+
+    def key(self, tokens: bytes) -> array[int]:
+        """Packed uint32 ids in the peer's form."""
+        return array("q", array("I", tokens))
+
+    def load(self, tokens: bytes) -> None:
+        """Publish a history; nothing locks it."""
+        prepared = self.prepare_insert(tokens)
+        self.insert(prepared)
+
+    def match(self, key: array[int]) -> Any:
+        """Longest cached prefix, a whole number of pages."""
+        return self._cache.match_prefix(self._match_params(key=self._radix_key(key)))
+
+    def num_matched(self, answer: Any) -> int:
+        return int(answer.device_prefix_len)
+
+    def acquire(self, key: array[int]) -> tuple[Any, Any]:
+        """Match, lock the path, and collect its slot indices: what a request needs before it runs."""
+        node = self._cache.match_prefix(self._match_params(key=self._radix_key(key))).last_device_node
+        return self._cache.lock(node), self._cache.path_device_indices(node)
+
+    def num_held(self, held: tuple[Any, Any]) -> int:
+        return len(held[1])
+
+    def release(self, held: tuple[Any, Any]) -> None:
+        self._cache.unlock(held[0])
+
+    def prepare_insert(self, tokens: bytes) -> tuple[array[int], Any]:
+        """Its key, and fresh slot indices as the peer's allocator would have given them."""
+        num_tokens = len(tokens) // 4
+        self._num_slots += num_tokens
+        slots = self._torch.arange(self._num_slots - num_tokens, self._num_slots, dtype=self._torch.int64)
+        return self.key(tokens), slots
+
+    def insert(self, prepared: tuple[array[int], Any]) -> None:
+        key, slots = prepared
+        self._cache.insert(self._insert_params(key=self._radix_key(key), value=slots))
+
+    def finish_insert(self, prepared: tuple[array[int], Any]) -> None:
+        """Nothing: an insert of the peer leaves nothing open."""
+
+    def evict(self, num_tokens: int) -> int:
+        """Evict least recently used leaves; how many tokens went."""
+        return int(self._cache.evict(self._evict_params(num_tokens=num_tokens)).num_tokens_evicted)
+
+
+def load_peers(folder: Path) -> list[Peer]:
+    """The peer's caches, classic first, each on an empty tree.
+
+    Raises:
+        PeerMissingError: the wheel is not in `folder`, torch is missing, or the wheel does not load here.
+    """
+    if not (folder / "sglang").is_dir():
+        raise PeerMissingError(f"sglang {PEER_VERSION} is not in {folder}; run: python -m bench.tree --peer fetch")
+    finder = _StandInFinder(folder)
+    sys.meta_path.insert(0, finder)
+    sys.path.append(str(folder))
+    memory = "sglang.srt.mem_cache"
+    try:
+        classic, unified, init, params, component = _import_with_stand_ins(
+            [
+                f"{memory}.radix_cache",
+                f"{memory}.unified_radix_cache",
+                f"{memory}.cache_init_params",
+                f"{memory}.base_prefix_cache",
+                f"{memory}.unified_cache.component_type",
+            ],
+            finder,
+        )
+
+        def make_classic() -> Any:
+            return classic.RadixCache.create_simulated(page_size=PAGE_SIZE, mock_allocator=_CountingAllocator())
+
+        def make_unified() -> Any:
+            return unified.UnifiedRadixCache(
+                init.CacheInitParams(
+                    disable=False,
+                    req_to_token_pool=None,
+                    token_to_kv_pool_allocator=_CountingAllocator(),
+                    page_size=PAGE_SIZE,
+                    tree_components=(component.ComponentType.FULL,),
+                )
+            )
+
+        core = "Rust" if type(make_unified().tree_core).__name__.startswith("Rust") else "Python"
+        return [
+            Peer("SGLang classic (Python)", make_classic, params, classic.RadixKey),
+            Peer(f"SGLang unified ({core})", make_unified, params, classic.RadixKey),
+        ]
+    except Exception as error:
+        raise PeerMissingError(f"sglang {PEER_VERSION} does not load here: {type(error).__name__}: {error}") from error

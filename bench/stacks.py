@@ -1,0 +1,103 @@
+"""What the end-to-end benchmarks talk to: the engine in this process, or a separate service and worker.
+
+torch is imported with the first stack, so that its threads are configured as `radixkv worker` configures them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from radixkv.worker.threads import configure_threads
+
+if TYPE_CHECKING:
+    from radixkv.worker.request import Generator, Usage
+
+__all__ = ["BLOCK_SIZE", "Reply", "Stack", "engine_in_process", "generate_greedy", "separate_processes"]
+
+BLOCK_SIZE = 16
+STOP_S = 30.0
+
+
+class Stack(NamedTuple):
+    """Something to generate with, and how many blocks its cache has evicted so far."""
+
+    generator: Generator
+    num_evicted_blocks: Callable[[], int]
+
+
+class Reply(NamedTuple):
+    """Generated tokens, and what they cost."""
+
+    token_ids: list[int]
+    usage: Usage
+
+
+def generate_greedy(generator: Generator, prompt: list[int], num_tokens: int) -> Reply:
+    """Exactly `num_tokens` greedy tokens; the end-of-reply token does not end them."""
+    from radixkv.worker.request import Delta, GenerateParams
+    from radixkv.worker.sampler import SamplingParams
+
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    stream = generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+    token_ids = [token_id for event in stream if isinstance(event, Delta) for token_id in event.token_ids]
+    if stream.usage is None or len(token_ids) != num_tokens:
+        raise AssertionError(f"{len(token_ids)} tokens in place of {num_tokens}, usage {stream.usage}")
+    return Reply(token_ids, stream.usage)
+
+
+@contextmanager
+def engine_in_process(model: str, num_blocks: int, dtype: str) -> Iterator[Stack]:
+    """Model, cache and engine in this process."""
+    configure_threads()
+    from radixkv.core.cache import PrefixCache
+    from radixkv.worker.engine import Engine
+    from radixkv.worker.model import ModelRunner
+    from radixkv.worker.text import ChatText
+
+    runner = ModelRunner(model, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+    with Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), text=ChatText(model), model_name=model) as engine:
+        yield Stack(engine, lambda: engine.call(lambda holder: holder.stats().num_evicted_blocks))
+
+
+@contextmanager
+def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stack]:
+    """`radixkv serve` and `radixkv worker`, each in a process of its own, over unix sockets."""
+    from radixkv.client import connect
+    from radixkv.worker.generation_client import GenerationClient
+
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, ExitStack() as stack:
+        service, worker = f"unix:{folder}/service", f"unix:{folder}/worker"
+        stack.enter_context(_running("serve", "--listen", service))
+        pool = ("--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE))
+        where = ("--service", service, "--listen", worker)
+        stack.enter_context(_running("worker", *where, "--model", model, "--dtype", dtype, *pool))
+        client = stack.enter_context(GenerationClient(worker))
+        reader = stack.enter_context(connect(service))
+        yield Stack(client, lambda: reader.stats().num_evicted_blocks)
+
+
+@contextmanager
+def _running(*arguments: str) -> Iterator[None]:
+    """A `radixkv` command that has said it is ready, until the end of the block.
+
+    Raises:
+        RuntimeError: it ended before that; what it printed stands above.
+    """
+    command = [sys.executable, "-P", "-m", "radixkv.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise RuntimeError(f"radixkv {arguments[0]} ended with exit code {process.wait()} before it was ready")
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,0 +1,234 @@
+"""The tree beside its peer: match, acquire, insert, fork, decode step, eviction and metadata, in process.
+
+Workload: 1,000 prompts of 8,192 tokens (2,048 of system prompt, 2,048 of one of ten branches, 4,096 of their own),
+blocks of 16 tokens; 100,000 leaves for eviction; one few-shot parent with 5,000 siblings. Every system runs in this
+process, one call of each in turn (ten of eviction), with the garbage collector on as a user has it; the time of
+reading the clock is subtracted. The limit is the time of comparing a prompt with its own copy, `a == b`, over all
+prompts; radixkv's ratio to it is taken where only the two take turns, and shown with the peer's calls in between as
+well.
+
+    python -m bench.tree --peer fetch        fetch SGLang's wheel once (39 MB, no dependencies), then measure
+    python -m bench.tree                     the same with the wheel fetched before
+    python -m bench.tree --quick             fewer rounds: a minute, for a smoke test; figures not worth quoting
+    python -m bench.tree --peer none         radixkv alone: the bars that name the peer are then unmet
+
+Answers are checked before anything is timed and on every timed call. Exit code: 0 when every bar is met; 1 when one is
+missed, or unmet because the peer is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import tree_measures as measures
+from bench.peer import PEER_VERSION, PeerMissingError, default_peer_dir, fetch_peer, load_peers
+from bench.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
+from bench.tree_measures import LIMIT, Samples
+from bench.tree_memory import measure_memory
+from bench.tree_systems import Ours, System
+from bench.tree_workload import PROMPT_TOKENS, branching_prompts, timer_floor_ns
+
+__all__ = ["main"]
+
+MATCH_BOUND, ACQUIRE_BOUND, FORK_BOUND_US, EVICT_BOUND = 4.0, 10.0, 8.0, 20.0
+NUM_BLOCKS = 1 << 19
+NUM_LEAVES = 100_000
+NUM_SIBLINGS = 5_000
+NS_TO_US = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything is measured."""
+
+    num_prompts: int
+    num_rounds: int
+    num_inserts: int
+    num_decoded: int
+    num_single_evictions: int
+    num_bulk_evictions: int
+    num_matches: int
+    memory_scale: int
+
+
+FULL = Sizes(1000, 10, 300, 50, 200, 10, 5000, 3)
+QUICK = Sizes(1000, 1, 50, 4, 20, 2, 500, 1)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.tree", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is written unless --json is given")
+    parser.add_argument(
+        "--peer",
+        choices=["use", "fetch", "none"],
+        default="use",
+        help="use: the wheel fetched before (default); fetch: fetch it if it is missing; none: without the peer",
+    )
+    parser.add_argument("--peer-dir", type=Path, help=f"folder of the peer's wheel (default: {default_peer_dir()})")
+    parser.add_argument("--no-memory", action="store_true", help="leave out metadata bytes per token")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the histories (default: 0)")
+    parser.add_argument("--json", type=Path, help="where to write (default: bench/results/tree.json on a full run)")
+    return parser.parse_args(arguments)
+
+
+def find_peers(choice: str, folder: Path) -> tuple[list[System], str]:
+    """The peer's systems, or none and why."""
+    if choice == "none":
+        return [], "the peer was left out by --peer none"
+    try:
+        if choice == "fetch":
+            fetch_peer(folder)
+        return list(load_peers(folder)), ""
+    except PeerMissingError as error:
+        return [], str(error)
+
+
+def run_measures(systems: Sequence[System], sizes: Sizes, source: random.Random) -> Samples:
+    """All timed measures in order, on the workload's tree first, each on its own tree after that."""
+    ours = systems[0]
+    assert isinstance(ours, Ours)
+    samples: Samples = {}
+
+    def step(what: str) -> None:
+        print(f"[{time.strftime('%H:%M:%S')}] {what}", file=sys.stderr, flush=True)
+
+    step(f"caching {sizes.num_prompts:,} prompts in {', '.join(system.name for system in systems)}")
+    prompts = branching_prompts(source, sizes.num_prompts)
+    for system in systems:
+        for prompt in prompts:
+            system.load(prompt)
+    step("checking answers")
+    measures.check_histories(systems, prompts, source, num_probes=50)
+    step("match, acquire, release, limit")
+    samples |= measures.measure_requests(systems, prompts, sizes.num_rounds)
+    step("fork, decode step, insert")
+    samples |= measures.measure_forks(ours, prompts)
+    samples |= measures.measure_decode_steps(ours, prompts[: sizes.num_decoded])
+    samples |= measures.measure_inserts(systems, prompts, source, sizes.num_inserts)
+    del prompts
+    step(f"few-shot parent with {NUM_SIBLINGS:,} siblings")
+    samples |= measures.measure_few_shot(systems, source, NUM_SIBLINGS, sizes.num_matches)
+    step(f"eviction among {NUM_LEAVES:,} leaves")
+    samples |= measures.measure_eviction(
+        systems, source, NUM_LEAVES, sizes.num_single_evictions, sizes.num_bulk_evictions
+    )
+    ours.cache.check()
+    return samples
+
+
+def run_memory(systems: Sequence[System], scale: int, peer_dir: Path) -> dict[str, dict[str, float]]:
+    """Metadata bytes per token by kind of leaf and system."""
+    figures: dict[str, dict[str, float]] = {}
+    for leaf_tokens, num_leaves in ((4096, 1_000 * scale), (64, 10_000 * scale)):
+        row = {
+            system.name: measure_memory(system.name, "resident", leaf_tokens, num_leaves, peer_dir)
+            for system in systems
+        }
+        row["radixkv, traced"] = measure_memory(Ours.name, "traced", leaf_tokens, num_leaves, peer_dir)
+        figures[f"{leaf_tokens:,}-token leaves"] = row
+    return figures
+
+
+def bars(figures: dict[str, dict[str, Summary]], peer_names: Sequence[str], why_no_peer: str) -> list[Bar]:
+    """The bounds, on medians of one and the same run."""
+    over_limit = {}
+    for operation in ("match", "acquire"):
+        for where in ("", measures.ALONE):
+            by_system = figures.get(f"{operation}, {PROMPT_TOKENS:,} tokens{where}")
+            if by_system is not None:
+                over_limit[operation + where] = by_system[Ours.name].p50 / by_system[LIMIT].p50
+
+    def limit_bar(operation: str, bound: float) -> Bar:
+        with_peer = over_limit.get(operation)
+        note = "" if with_peer is None else f"with the peer's calls in between {with_peer:.2f}x"
+        name = f"{operation} of {PROMPT_TOKENS:,} tokens / limit"
+        return Bar(name, over_limit[operation + measures.ALONE], bound, "x", reason=note)
+
+    short, long = (figures[f"fork at {position:,} tokens"][Ours.name] for position in measures.FORK_POSITIONS)
+    evict = figures[f"evict one leaf of {NUM_LEAVES:,}"]
+    faster_peer = min((evict[name].p50 for name in peer_names), default=None)
+    return [
+        limit_bar("match", MATCH_BOUND),
+        limit_bar("acquire", ACQUIRE_BOUND),
+        Bar("fork at 8,000 tokens - fork at 80", long.p50 - short.p50, FORK_BOUND_US, " us"),
+        Bar(
+            f"evicting one leaf of {NUM_LEAVES:,}: SGLang's faster core / radixkv",
+            None if faster_peer is None else faster_peer / evict[Ours.name].p50,
+            EVICT_BOUND,
+            "x",
+            at_least=True,
+            reason=why_no_peer,
+        ),
+    ]
+
+
+def time_table(figures: dict[str, dict[str, Summary]], names: Sequence[str]) -> Table:
+    columns = ["operation", "n"]
+    for name in names:
+        columns += [f"{name} p50", "p99"]
+    rows = []
+    for operation, by_system in figures.items():
+        row = [operation, f"{by_system[Ours.name].n:,}"]
+        for name in names:
+            summary = by_system.get(name)
+            row += ["-", "-"] if summary is None else [f"{summary.p50:,.2f}", f"{summary.p99:,.2f}"]
+        rows.append(tuple(row))
+    return Table("time per call, microseconds (garbage collector on, interleaved)", tuple(columns), rows)
+
+
+def memory_table(figures: dict[str, dict[str, float]]) -> Table:
+    names = list(next(iter(figures.values())))
+    rows = [(kind, *(f"{by_system[name]:.2f}" for name in names)) for kind, by_system in figures.items()]
+    return Table("metadata, bytes per cached token (4 + 4/16 is the least)", ("tree", *names), rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    sizes = QUICK if options.quick else FULL
+    peer_dir = options.peer_dir or default_peer_dir()
+    peers, why_no_peer = find_peers(options.peer, peer_dir)
+    if why_no_peer:
+        print(f"no peer: {why_no_peer}", file=sys.stderr)
+    systems: list[System] = [Ours(NUM_BLOCKS), *peers]
+    names = [system.name for system in systems]
+
+    floor = timer_floor_ns()
+    samples = run_measures(systems, sizes, random.Random(options.seed))
+    figures = {
+        operation: {
+            name: summarise([max(0.0, sample - floor) for sample in taken], NS_TO_US)
+            for name, taken in by_system.items()
+        }
+        for operation, by_system in samples.items()
+    }
+    report = Report("tree", options.seed)
+    report.figures = {
+        "unit": "microseconds",
+        "peer": f"sglang {PEER_VERSION}" if peers else None,
+        "timer_floor_ns": floor,
+        "times": {
+            operation: {name: summary._asdict() for name, summary in by_system.items()}
+            for operation, by_system in figures.items()
+        },
+    }
+    report.tables.append(time_table(figures, [*names, LIMIT]))
+    if not options.no_memory:
+        print("metadata, one process per figure", file=sys.stderr, flush=True)
+        memory = run_memory(systems, sizes.memory_scale, peer_dir)
+        report.figures["metadata_bytes_per_token"] = memory
+        report.tables.append(memory_table(memory))
+    report.bars = bars(figures, names[1:], why_no_peer)
+    return report.finish(options.json or (None if options.quick else RESULTS_DIR / "tree.json"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
