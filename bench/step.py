@@ -1,0 +1,172 @@
+"""What a Step costs beside the transport alone.
+
+A Step with one acquire of a cached prompt against an empty echo of the same messages: both on one open stream of the same
+gRPC and protobuf stack, client here, servers in one process of their own, taken in turns. The echo's handler answers every
+Step with one stored answer, its client only writes and reads. Answers are checked on every timed call.
+
+    python -m bench.step             3,000 calls of each kind
+    python -m bench.step --quick     300: a smoke test; figures not worth quoting
+
+Exit code: 0 when the bar is met, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
+from radixkv import AcquireOp, AcquireResult, PoolShape, PrefixCache, ReleaseOp, connect, pack_tokens
+from radixkv.client.reader import open_channel
+from radixkv.service.config import ServiceConfig
+from radixkv.service.conversion import op_to_proto, result_to_proto
+from radixkv.service.server import CacheService
+from radixkv.v1 import workers_pb2 as workers
+
+__all__ = ["main"]
+
+RATIO_BOUND = 1.3
+ECHO_METHOD = "/bench.Echo/Echo"
+NS_TO_US = 1e-3
+
+
+async def _serve() -> None:
+    """A cache service, and beside it an echo that answers each message with the answer it was sent first."""
+
+    async def echo(_requests: Any, context: Any) -> None:
+        answer = workers.AttachResponse.FromString((await context.read()).hello.holder_name.encode("latin-1"))
+        while (await context.read()) is not grpc.aio.EOF:
+            await context.write(answer)
+
+    service = CacheService(ServiceConfig(addresses=("127.0.0.1:0",)))
+    await service.start()
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(
+        echo, workers.AttachRequest.FromString, workers.AttachResponse.SerializeToString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", {"Echo": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(service.addresses[0], f"127.0.0.1:{port}", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await server.stop(None)
+    await service.stop()
+
+
+def _messages(tokens: bytes, num_blocks: int) -> tuple[workers.AttachRequest, workers.AttachResponse]:
+    """A Step that acquires these tokens, and its answer."""
+    request, response = workers.AttachRequest(), workers.AttachResponse()
+    request.step.number = response.step_answer.number = 1
+    op = AcquireOp(tokens, seq_id=1)
+    op_to_proto(op, request.step.ops.add())
+    result_to_proto(op, PrefixCache(num_blocks).step([op])[0], response.step_answer.results.add())
+    return request, response
+
+
+def _echo_caller(
+    channel: grpc.Channel, request: workers.AttachRequest, response: workers.AttachResponse
+) -> Callable[[], None]:
+    """One call sends the request and waits for the response, both as messages."""
+    queue: SimpleQueue[workers.AttachRequest] = SimpleQueue()
+
+    def requests() -> Iterator[workers.AttachRequest]:
+        while True:
+            yield queue.get()
+
+    attach = channel.stream_stream(
+        ECHO_METHOD, workers.AttachRequest.SerializeToString, workers.AttachResponse.FromString
+    )
+    responses = attach(requests())
+    told = response.SerializeToString().decode("latin-1")
+    queue.put(workers.AttachRequest(hello=workers.Hello(holder_name=told)))
+
+    def call() -> None:
+        queue.put(request)
+        assert next(responses).step_answer.number == 1, "the echo answers what it was told"
+
+    return call
+
+
+def _measure(calls: dict[str, Callable[[], None]], num_rounds: int) -> dict[str, list[float]]:
+    """Times in nanoseconds, the calls taken in turns so that the machine's moods hit all alike; a tenth more to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    num_warm_up = num_rounds // 10
+    for round_number in range(num_warm_up + num_rounds):
+        for name, call in calls.items():
+            start_ns = time.perf_counter_ns()
+            call()
+            if round_number >= num_warm_up:
+                times[name].append(time.perf_counter_ns() - start_ns)
+    return times
+
+
+def measure_step(num_rounds: int, num_tokens: int) -> dict[str, list[float]]:
+    """Times in nanoseconds of the echo, of a Step that acquires, and of one that releases."""
+    tokens = pack_tokens(range(num_tokens))
+    num_blocks = num_tokens // 4
+    request, response = _messages(tokens, num_blocks)
+    command = [sys.executable, "-m", "bench.step", "--serve"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None, "stdout is a pipe"
+        service_address, echo_address = server.stdout.readline().split()
+        with connect(service_address, PoolShape(num_blocks)) as holder, open_channel(echo_address) as channel:
+            opened = holder.acquire(tokens)
+            holder.insert(opened.seq_id, num_tokens)
+            holder.release(opened.seq_id)
+
+            def step() -> None:
+                [result] = holder.step([AcquireOp(tokens, seq_id=1)])
+                assert isinstance(result, AcquireResult), result
+                assert result.num_stored_tokens == num_tokens, "the prompt is cached"
+
+            def release() -> None:
+                assert holder.step([ReleaseOp(1)]) == [None], "the sequence was open"
+
+            calls = {"echo": _echo_caller(channel, request, response), "step": step, "release": release}
+            times = _measure(calls, num_rounds)
+            holder.check()
+        server.communicate()
+    return times
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    parser = argparse.ArgumentParser(description="What a Step costs beside the transport alone.")
+    parser.add_argument("--quick", action="store_true", help="300 calls of each kind, nothing written")
+    parser.add_argument("--tokens", type=int, default=8192, help="length of the prompt (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="where to write the figures (default: bench/results/step.json)")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.serve:
+        asyncio.run(_serve())
+        return 0
+    times = measure_step(300 if options.quick else 3000, options.tokens)
+    summaries = {name: summarise(samples, NS_TO_US) for name, samples in times.items()}
+    titles = {"echo": "empty echo", "step": f"Step, acquire of {options.tokens:,} tokens", "release": "Step, release"}
+    rows: list[tuple[str, ...]] = [
+        (titles[name], f"{summary.p50:.1f}", f"{summary.p99:.1f}", str(summary.n))
+        for name, summary in summaries.items()
+    ]
+    ratio = summaries["step"].p50 / summaries["echo"].p50
+    report = Report("step", seed=0)
+    report.figures = {
+        "unit": "microseconds",
+        "num_tokens": options.tokens,
+        "times": {name: summary._asdict() for name, summary in summaries.items()},
+    }
+    report.tables.append(Table("One round trip, microseconds", ("call", "p50", "p99", "n"), rows))
+    report.bars.append(Bar("a Step with one acquire / an empty echo of the same payload", ratio, RATIO_BOUND, "x"))
+    return report.finish(options.json or (None if options.quick else RESULTS_DIR / "step.json"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The façade of `PrefixCache` over gRPC: `connect` to a service, as the holder of a pool or as a reader."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from radixkv.client.holder import RemoteHolder
+from radixkv.client.reader import RemoteReader
+from radixkv.core.api import PoolShape
+
+__all__ = ["RemoteHolder", "RemoteReader", "connect"]
+
+
+@overload
+def connect(address: str, pool: None = None, *, pool_name: str = ..., timeout_s: float = ...) -> RemoteReader: ...
+
+
+@overload
+def connect(
+    address: str,
+    pool: PoolShape,
+    *,
+    incarnation: int | None = ...,
+    holder_name: str = ...,
+    timeout_s: float = ...,
+) -> RemoteHolder: ...
+
+
+def connect(
+    address: str,
+    pool: PoolShape | None = None,
+    *,
+    pool_name: str = "default",
+    incarnation: int | None = None,
+    holder_name: str = "",
+    timeout_s: float = 10.0,
+) -> RemoteHolder | RemoteReader:
+    """Connect to a cache service.
+
+    Args:
+        address: ``host:port`` or ``unix:path``.
+        pool: attach to this pool and hold it; its memory must have been allocated just now. None: be a reader.
+        pool_name: the pool that a reader asks about.
+        incarnation: names this life of the pool's memory; random and not 0. None draws one. Name it to go on with a
+            lease that still runs, which only the process that holds the memory may do.
+        holder_name: who holds, for people who look for the holder.
+        timeout_s: how long to wait for the attachment, and for each answer to a reader's call.
+
+    Returns:
+        A `CacheHolder` where a pool is given, else a `CacheReader`; a context manager either way.
+
+    Raises:
+        InvalidArgumentError: an address that cannot be read, a shape out of bounds.
+        PoolHeldError: another worker holds the pool.
+        StaleIncarnationError: the life of that incarnation has ended.
+        UnavailableError: no service could be reached in time. (A reader finds out at its first call.)
+    """
+    if pool is None:
+        return RemoteReader(address, pool_name, timeout_s=timeout_s)
+    return RemoteHolder(address, pool, incarnation=incarnation, holder_name=holder_name, timeout_s=timeout_s)

@@ -1,0 +1,127 @@
+"""The holder of a pool: every call of `PrefixCache`, over a stream of numbered Steps."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from radixkv.client.reader import RemoteReader
+from radixkv.client.stream import StepStream
+from radixkv.core import validation
+from radixkv.core.api import (
+    DEFAULT_NAMESPACE,
+    AcquireOp,
+    AcquireResult,
+    ExtendOp,
+    ExtendResult,
+    ForkOp,
+    InsertOp,
+    PoolShape,
+    ReleaseOp,
+    StepOp,
+    StepResult,
+)
+from radixkv.core.errors import RadixKVError
+from radixkv.core.tokens import TokensLike, pack_tokens
+from radixkv.service.conversion import shape_to_proto
+from radixkv.v1 import workers_pb2 as workers
+
+__all__ = ["RemoteHolder"]
+
+
+class RemoteHolder(RemoteReader):
+    """A `CacheHolder` of one pool of a service, a context manager. Calls may come from any thread.
+
+    It keeps the lease alive while it lives, reattaches by itself after a broken stream, and sends again what was not
+    answered; each Step is applied exactly once. When the lease is lost for good, every outstanding call and every later one
+    raises the error that tells why (`LeaseError`, `UnavailableError`): the pool's sequences are gone then.
+
+    Args:
+        address, pool, incarnation, holder_name, timeout_s: see `connect`.
+
+    Beyond what `PrefixCache` raises, calls raise `LimitError` for a Step that is larger than the service takes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        pool: PoolShape,
+        *,
+        incarnation: int | None = None,
+        holder_name: str = "",
+        timeout_s: float = 10.0,
+    ) -> None:
+        if incarnation is None:
+            incarnation = secrets.randbits(64) or 1
+        validation.check_int("incarnation", incarnation, 1, 2**64 - 1)
+        super().__init__(address, pool.name, timeout_s=timeout_s)
+        self.pool = pool
+        self.incarnation = incarnation
+        try:
+            hello = workers.Hello(pool=shape_to_proto(pool), incarnation=incarnation, holder_name=holder_name)
+            self._steps = StepStream(self._channel, address, hello, timeout_s)
+        except BaseException:
+            super().close()
+            raise
+
+    def acquire(
+        self, tokens: TokensLike, reserve: int = 0, namespace: str = DEFAULT_NAMESPACE, seq_id: int | None = None
+    ) -> AcquireResult:
+        """See `PrefixCache.acquire`."""
+        opened: AcquireResult = self._one(AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id))
+        return opened
+
+    def extend(self, seq_id: int, num_tokens: int) -> ExtendResult:
+        """See `PrefixCache.extend`."""
+        room: ExtendResult = self._one(ExtendOp(seq_id, num_tokens))
+        return room
+
+    def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None:
+        """See `PrefixCache.insert`."""
+        self._one(InsertOp(seq_id, num_computed, pack_tokens(new_tokens)))
+
+    def fork(
+        self, seq_id: int, position: int, n: int = 1, reserve: int = 0, seq_ids: Sequence[int] | None = None
+    ) -> list[AcquireResult]:
+        """See `PrefixCache.fork`."""
+        ids = None if seq_ids is None else tuple(seq_ids)
+        children: list[AcquireResult] = self._one(ForkOp(seq_id, position, n, reserve, ids))
+        return children
+
+    def release(self, seq_id: int, keep: bool = True) -> None:
+        """See `PrefixCache.release`."""
+        self._one(ReleaseOp(seq_id, keep))
+
+    def step(self, ops: Sequence[StepOp]) -> list[StepResult]:
+        """See `PrefixCache.step`. One round trip, however many ops."""
+        return self.submit(ops).result()
+
+    def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
+        """Send a Step and answer at once; the future holds what `step` would answer. Never blocks.
+
+        Futures complete in the order of submission, on a thread of this holder: a callback must be short and must not wait
+        for another answer.
+
+        Raises:
+            InvalidArgumentError: an op that no message can hold.
+            LimitError: a Step, or a queue of Steps, larger than its limit. Nothing was sent.
+            LeaseError, UnavailableError: the lease was lost before.
+        """
+        return self._steps.submit(ops)
+
+    def interrupt(self) -> None:
+        """Break the stream, as a network would. The holder reattaches and resumes."""
+        self._steps.interrupt()
+
+    def close(self) -> None:
+        """Detach: the lease ends at once, and with it the pool's sequences and tree. May be repeated."""
+        self._steps.close()
+        super().close()
+
+    def _one(self, op: StepOp) -> Any:
+        result = self._steps.submit((op,)).result()[0]
+        if isinstance(result, RadixKVError):
+            raise result
+        return result

@@ -1,0 +1,166 @@
+"""What a reader may ask of a service, and the channel that carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from radixkv.core import validation
+from radixkv.core.api import DEFAULT_NAMESPACE, CacheEvent, CacheStats, MatchResult, NodeInfo
+from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
+from radixkv.core.tokens import TokensLike, pack_tokens
+from radixkv.service.addresses import parse_address
+from radixkv.service.conversion import event_from_proto, match_from_proto, node_from_proto, stats_from_proto
+from radixkv.service.status import error_from_rpc
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import prefix_cache_pb2_grpc
+
+__all__ = ["RemoteReader", "open_channel"]
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A channel to a service; nothing is sent yet.
+
+    Raises:
+        InvalidArgumentError: an address that cannot be read.
+    """
+    return grpc.insecure_channel(str(parse_address(address)), options=_CHANNEL_OPTIONS)
+
+
+class RemoteReader:
+    """A `CacheReader` of one pool of a service, a context manager. Calls may come from any thread.
+
+    Args:
+        address: ``host:port`` or ``unix:path``.
+        pool_name: the pool asked about.
+        timeout_s: how long each call waits for its answer.
+
+    Every call raises `UnavailableError` when the service cannot be reached or does not answer in time, `UnknownPoolError`
+    when the pool is not attached, and otherwise what `PrefixCache` raises.
+    """
+
+    def __init__(self, address: str, pool_name: str = "default", *, timeout_s: float = 10.0) -> None:
+        if not timeout_s > 0:
+            raise InvalidArgumentError("timeout_s", timeout_s, "above 0")
+        self.address = address
+        self.pool_name = pool_name
+        self._timeout_s = timeout_s
+        self._channel = open_channel(address)
+        self._stub = prefix_cache_pb2_grpc.PrefixCacheStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+
+    def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
+        """See `PrefixCache.match`."""
+        return match_from_proto(self._only(self._match(self.pool_name, tokens, namespace)))
+
+    def match_all(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> dict[str, MatchResult]:
+        """`match` in every pool of the service, by name: what a router needs."""
+        return {pool.pool: match_from_proto(pool) for pool in self._match("", tokens, namespace).pools}
+
+    def _match(self, pool_name: str, tokens: TokensLike, namespace: str) -> readers.MatchResponse:
+        packed = pack_tokens(tokens)
+        validation.check_namespace(namespace)
+        response: readers.MatchResponse = self._call(
+            self._stub.Match, readers.MatchRequest(pool=pool_name, namespace=namespace, tokens=packed)
+        )
+        return response
+
+    def evict(self, num_blocks: int) -> int:
+        """See `PrefixCache.evict`."""
+        validation.check_int("num_blocks", num_blocks, 0, validation.MAX_SEQ_ID)
+        request = readers.EvictRequest(pool=self.pool_name, num_blocks=num_blocks)
+        return int(self._only(self._call(self._stub.Evict, request)).num_blocks)
+
+    def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """See `PrefixCache.clear`."""
+        request = readers.ClearRequest(pool=self.pool_name, namespace=validation.check_namespace(namespace))
+        return int(self._only(self._call(self._stub.Clear, request)).num_blocks)
+
+    def stats(self) -> CacheStats:
+        """See `PrefixCache.stats`."""
+        return stats_from_proto(self._only(self._call(self._stub.Stats, readers.StatsRequest(pool=self.pool_name))))
+
+    def stats_all(self) -> dict[str, CacheStats]:
+        """`stats` of every pool of the service, by name."""
+        return {
+            pool.pool: stats_from_proto(pool) for pool in self._call(self._stub.Stats, readers.StatsRequest()).pools
+        }
+
+    def check(self) -> None:
+        """See `PrefixCache.check`.
+
+        Raises:
+            CorruptionError: an invariant is broken; the message says which.
+        """
+        violation = self._only(self._call(self._stub.Check, readers.CheckRequest(pool=self.pool_name))).violation
+        if violation:
+            raise CorruptionError(violation)
+
+    def dump(self, namespace: str | None = None) -> list[NodeInfo]:
+        """See `PrefixCache.dump`."""
+        request = readers.DumpRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
+        responses = self._stream(self._stub.Dump, request, self._timeout_s)
+        return [node_from_proto(node) for response in responses for node in response.nodes]
+
+    def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
+        """See `PrefixCache.events`."""
+        return list(self._events(start, namespace, follow=False))
+
+    def follow_events(self, start: int = 0, namespace: str | None = None) -> Iterator[CacheEvent]:
+        """`events`, going on with what follows. Ends with `UnknownPoolError` when the pool's lease ends."""
+        return self._events(start, namespace, follow=True)
+
+    def _events(self, start: int, namespace: str | None, follow: bool) -> Iterator[CacheEvent]:
+        request = readers.EventsRequest(
+            pool=self.pool_name, start=start, namespace=_optional_namespace(namespace), follow=follow
+        )
+        for response in self._stream(self._stub.Events, request, None if follow else self._timeout_s):
+            yield from map(event_from_proto, response.events)
+
+    def close(self) -> None:
+        """Close the connection. May be repeated."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=self._timeout_s)
+        except grpc.RpcError as call:
+            raise error_from_rpc(call, self.address) from None
+
+    def _stream(self, method: Any, request: Any, timeout_s: float | None) -> Iterator[Any]:
+        call = method(request, timeout=timeout_s)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.address) from None
+        finally:
+            call.cancel()
+
+    def _only(self, response: Any) -> Any:
+        if len(response.pools) != 1:
+            raise UnknownPoolError(f"{len(response.pools)} pools answer to {self.pool_name!r}; name one")
+        return response.pools[0]
+
+
+def _optional_namespace(namespace: str | None) -> str | None:
+    return None if namespace is None else validation.check_namespace(namespace)

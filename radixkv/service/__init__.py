@@ -1,0 +1,32 @@
+"""The gRPC service: conversion, leases, readers' calls, health and reflection.
+
+`CacheService` serves, `ServiceThread` serves from a background thread, `run_service` serves until a signal.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixkv.service.config import ServiceConfig
+    from radixkv.service.server import CacheService, ServiceThread, run_service
+
+# gRPC tells the terminal of every connection that a peer closes; what matters reaches the caller as an exception. It reads
+# this once, at its first use; whoever wants its log sets the variable.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+__all__ = ["CacheService", "ServiceConfig", "ServiceThread", "run_service"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that the client, which needs only the conversion, loads no server."""
+    if name == "ServiceConfig":
+        from radixkv.service.config import ServiceConfig
+
+        return ServiceConfig
+    if name in __all__:
+        from radixkv.service import server
+
+        return getattr(server, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

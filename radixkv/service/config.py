@@ -1,0 +1,66 @@
+"""What a cache service can be told, with every bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.core.errors import InvalidArgumentError
+
+__all__ = ["DEFAULT_ADDRESS", "MAX_NAME_CHARACTERS", "ServiceConfig"]
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+MAX_NAME_CHARACTERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Settings of one cache service.
+
+    Attributes:
+        addresses: where to listen: ``host:port`` (port 0 takes a free one) or ``unix:path``. At least one.
+        lease_ttl_s: a lease ends after this long without a message from its holder.
+        max_message_bytes: largest message that is read.
+        max_unacknowledged_steps: most answers kept per pool for a holder that has not acknowledged them.
+        max_ops_per_step: most ops in one Step.
+        max_children_per_fork: most children of one fork.
+        max_pools: most pools attached at a time.
+        max_blocks_per_pool: most blocks of one pool.
+        max_retired_incarnations: how many ended lives of pools are remembered, to refuse them by name.
+        max_stored_requests: how many answers to calls with a request id are kept.
+        drain_s: how long a stopping service waits for calls in progress.
+    """
+
+    addresses: tuple[str, ...] = (DEFAULT_ADDRESS,)
+    lease_ttl_s: float = 10.0
+    max_message_bytes: int = 16 * 1024 * 1024
+    max_unacknowledged_steps: int = 256
+    max_ops_per_step: int = 4096
+    max_children_per_fork: int = 4096
+    max_pools: int = 64
+    max_blocks_per_pool: int = 1 << 24
+    max_retired_incarnations: int = 4096
+    max_stored_requests: int = 1024
+    drain_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.addresses:
+            raise InvalidArgumentError("addresses", self.addresses, "at least one address")
+        if not self.lease_ttl_s >= 0.001:
+            raise InvalidArgumentError("lease_ttl_s", self.lease_ttl_s, "at least 0.001 seconds")
+        if not self.drain_s >= 0:
+            raise InvalidArgumentError("drain_s", self.drain_s, "at least 0 seconds")
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(name, getattr(self, name), "at least 1")
+
+
+_AT_LEAST_ONE = (
+    "max_message_bytes",
+    "max_unacknowledged_steps",
+    "max_ops_per_step",
+    "max_children_per_fork",
+    "max_pools",
+    "max_blocks_per_pool",
+    "max_retired_incarnations",
+    "max_stored_requests",
+)

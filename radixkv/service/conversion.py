@@ -1,0 +1,328 @@
+"""Between the core's values and the wire's messages, both ways.
+
+Block ids and token ids are copied as whole buffers, never id by id. Bounds are the core's to check, so that a call
+gives the same error in process and over the wire; only an argument that no message can hold is refused here, by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from radixkv.core.api import (
+    DEFAULT_NAMESPACE,
+    AcquireOp,
+    AcquireResult,
+    CacheEvent,
+    CacheStats,
+    Copy,
+    ExtendOp,
+    ExtendResult,
+    ForkOp,
+    InsertOp,
+    MatchResult,
+    NodeInfo,
+    PoolShape,
+    ReleaseOp,
+    StepOp,
+    StepResult,
+)
+from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.core.tokens import pack_tokens
+from radixkv.service.status import error_from_proto, error_to_proto
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import types_pb2 as types
+from radixkv.v1 import workers_pb2 as workers
+
+__all__ = [
+    "event_from_proto",
+    "event_to_proto",
+    "match_from_proto",
+    "match_to_proto",
+    "node_from_proto",
+    "node_to_proto",
+    "op_from_proto",
+    "op_to_proto",
+    "result_from_proto",
+    "result_to_proto",
+    "shape_from_proto",
+    "shape_to_proto",
+    "stats_from_proto",
+    "stats_to_proto",
+]
+
+_NEEDS_SWAP = sys.byteorder == "big"
+_EVENT_KINDS = {
+    "stored": readers.EVENT_KIND_STORED,
+    "removed": readers.EVENT_KIND_REMOVED,
+    "cleared": readers.EVENT_KIND_CLEARED,
+}
+_EVENT_KIND_NAMES = {kind: name for name, kind in _EVENT_KINDS.items()}
+
+
+def _pack_blocks(block_ids: Iterable[int]) -> bytes:
+    """Block ids as packed little-endian int32."""
+    packed = block_ids if isinstance(block_ids, array) and block_ids.typecode == "i" else array("i", block_ids)
+    if _NEEDS_SWAP:
+        packed = array("i", packed)
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack_blocks(packed: bytes) -> array[int]:
+    block_ids = array("i")
+    block_ids.frombytes(packed)
+    if _NEEDS_SWAP:
+        block_ids.byteswap()
+    return block_ids
+
+
+def shape_to_proto(shape: PoolShape) -> types.PoolShape:
+    """A pool's shape for the wire."""
+    fields = {"name": shape.name, "num_blocks": shape.num_blocks, "block_size": shape.block_size}
+    _refuse_unfit(fields, types.PoolShape)
+    return types.PoolShape(name=shape.name, num_blocks=shape.num_blocks, block_size=shape.block_size)
+
+
+def shape_from_proto(proto: types.PoolShape) -> PoolShape:
+    """A pool's shape from the wire; its bounds are not checked here."""
+    return PoolShape(proto.num_blocks, proto.block_size, proto.name)
+
+
+def _refuse_unfit(fields: dict[str, Any], kind: Any) -> None:
+    """Name the first value that its field cannot hold."""
+    for name, value in fields.items():
+        try:
+            kind(**{name: value})
+        except (TypeError, ValueError):
+            bound = "a string of Unicode characters" if name in ("namespace", "name") else "integers in [-2**63, 2**63)"
+            raise InvalidArgumentError(name, value, bound) from None
+
+
+def op_to_proto(op: StepOp, proto: workers.Op) -> None:
+    """Write one op into a wire message. O(size).
+
+    Raises:
+        InvalidArgumentError: a value that no message can hold, or something that is no op.
+    """
+    try:
+        _write_op(op, proto)
+    except (TypeError, ValueError) as error:
+        if not isinstance(error, InvalidArgumentError):
+            kind = next(kind for op_kind, kind in _OP_MESSAGES.items() if isinstance(op, op_kind))
+            names = [field.name for field in kind.DESCRIPTOR.fields if field.message_type is None]
+            _refuse_unfit({name: getattr(op, name) for name in names}, kind)
+            _refuse_unfit({"values": getattr(op, "seq_ids", None)}, workers.SeqIds)
+        raise
+
+
+def _write_op(op: StepOp, proto: workers.Op) -> None:
+    match op:
+        case AcquireOp():
+            acquire = proto.acquire
+            acquire.SetInParent()
+            acquire.tokens = pack_tokens(op.tokens)
+            acquire.reserve = op.reserve
+            if op.namespace != DEFAULT_NAMESPACE:
+                acquire.namespace = op.namespace
+            if op.seq_id is not None:
+                acquire.seq_id = op.seq_id
+        case ExtendOp():
+            extend = proto.extend
+            extend.SetInParent()
+            extend.seq_id = op.seq_id
+            extend.num_tokens = op.num_tokens
+        case InsertOp():
+            insert = proto.insert
+            insert.SetInParent()
+            insert.seq_id = op.seq_id
+            insert.num_computed = op.num_computed
+            insert.new_tokens = pack_tokens(op.new_tokens)
+        case ForkOp():
+            fork = proto.fork
+            fork.SetInParent()
+            fork.seq_id = op.seq_id
+            fork.position = op.position
+            fork.n = op.n
+            fork.reserve = op.reserve
+            if op.seq_ids is not None:
+                fork.seq_ids.SetInParent()
+                fork.seq_ids.values.extend(op.seq_ids)
+        case ReleaseOp():
+            release = proto.release
+            release.SetInParent()
+            release.seq_id = op.seq_id
+            release.keep = bool(op.keep)
+        case _:
+            raise InvalidArgumentError("op", op, "an acquire, extend, insert, fork or release op")
+
+
+_OP_MESSAGES: dict[type, Any] = {
+    AcquireOp: workers.Acquire,
+    ExtendOp: workers.Extend,
+    InsertOp: workers.Insert,
+    ForkOp: workers.Fork,
+    ReleaseOp: workers.Release,
+}
+
+
+def op_from_proto(proto: workers.Op) -> StepOp:
+    """One op from the wire.
+
+    Raises:
+        InvalidArgumentError: no op that this version knows is set.
+    """
+    kind = proto.WhichOneof("op")
+    if kind == "acquire":
+        acquire = proto.acquire
+        return AcquireOp(
+            acquire.tokens,
+            acquire.reserve,
+            acquire.namespace if acquire.HasField("namespace") else DEFAULT_NAMESPACE,
+            acquire.seq_id if acquire.HasField("seq_id") else None,
+        )
+    if kind == "extend":
+        return ExtendOp(proto.extend.seq_id, proto.extend.num_tokens)
+    if kind == "insert":
+        return InsertOp(proto.insert.seq_id, proto.insert.num_computed, proto.insert.new_tokens)
+    if kind == "fork":
+        fork = proto.fork
+        seq_ids = tuple(fork.seq_ids.values) if fork.HasField("seq_ids") else None
+        return ForkOp(fork.seq_id, fork.position, fork.n, fork.reserve, seq_ids)
+    if kind == "release":
+        return ReleaseOp(proto.release.seq_id, proto.release.keep)
+    raise InvalidArgumentError("op", kind, "one of acquire, extend, insert, fork, release")
+
+
+def result_to_proto(op: StepOp, result: StepResult, proto: workers.OpResult) -> None:
+    """Write the answer to one op into a wire message. O(size)."""
+    if isinstance(result, AcquireResult):
+        _opened_to_proto(result, proto.acquire, _pack_blocks(result.block_table))
+    elif isinstance(result, ExtendResult):
+        extend = proto.extend
+        extend.first_changed = result.first_changed
+        extend.block_ids = _pack_blocks(result.block_ids)
+        _copies_to_proto(result.ops, extend.ops)
+    elif isinstance(result, list):
+        _children_to_proto(result, proto.fork)
+    elif isinstance(result, RadixKVError):
+        proto.error.CopyFrom(error_to_proto(result))
+    elif isinstance(op, InsertOp):
+        proto.insert.SetInParent()
+    else:
+        proto.release.SetInParent()
+
+
+def _opened_to_proto(opened: AcquireResult, proto: workers.AcquireResult, table: bytes) -> None:
+    proto.seq_id = opened.seq_id
+    proto.num_cached_tokens = opened.num_cached_tokens
+    proto.num_stored_tokens = opened.num_stored_tokens
+    proto.block_table = table
+    _copies_to_proto(opened.ops, proto.ops)
+
+
+def _children_to_proto(children: Sequence[AcquireResult], proto: workers.ForkResult) -> None:
+    """Children share their parent's table as a rule: it is told once, not once per child."""
+    proto.SetInParent()
+    table_before: bytes | None = None
+    for child in children:
+        table = _pack_blocks(child.block_table)
+        child_proto = proto.children.add()
+        child_proto.is_same_table = table == table_before
+        _opened_to_proto(child, child_proto, b"" if child_proto.is_same_table else table)
+        table_before = table
+
+
+def _copies_to_proto(copies: Sequence[Copy], protos: Any) -> None:
+    for copy in copies:
+        proto = protos.add().copy
+        proto.src, proto.dst, proto.num_tokens = copy
+
+
+def _copies_from_proto(protos: Sequence[types.BlockOp]) -> tuple[Copy, ...]:
+    if not protos:
+        return ()
+    return tuple(Copy(proto.copy.src, proto.copy.dst, proto.copy.num_tokens) for proto in protos)
+
+
+def result_from_proto(proto: workers.OpResult) -> StepResult:
+    """The answer to one op from the wire. O(size).
+
+    Raises:
+        InvalidArgumentError: no result that this version knows is set.
+    """
+    kind = proto.WhichOneof("result")
+    if kind == "acquire":
+        acquire = proto.acquire
+        return _opened_from_proto(acquire, acquire.block_table)
+    if kind == "extend":
+        extend = proto.extend
+        return ExtendResult(extend.first_changed, _unpack_blocks(extend.block_ids), _copies_from_proto(extend.ops))
+    if kind in ("insert", "release"):
+        return None
+    if kind == "error":
+        return error_from_proto(proto.error)
+    if kind == "fork":
+        children, table = [], b""
+        for child in proto.fork.children:
+            table = table if child.is_same_table else child.block_table
+            children.append(_opened_from_proto(child, table))
+        return children
+    raise InvalidArgumentError("result", kind, "the answer to an op that was sent")
+
+
+def _opened_from_proto(proto: workers.AcquireResult, table: bytes) -> AcquireResult:
+    return AcquireResult(
+        proto.seq_id,
+        proto.num_cached_tokens,
+        proto.num_stored_tokens,
+        _unpack_blocks(table),
+        _copies_from_proto(proto.ops),
+    )
+
+
+def match_to_proto(pool: str, result: MatchResult) -> readers.PoolMatch:
+    """A match in one pool for the wire."""
+    return readers.PoolMatch(pool=pool, num_tokens=result.num_tokens, num_device_tokens=result.num_device_tokens)
+
+
+def match_from_proto(proto: readers.PoolMatch) -> MatchResult:
+    """A match in one pool from the wire."""
+    return MatchResult(proto.num_tokens, proto.num_device_tokens)
+
+
+def stats_to_proto(pool: str, stats: CacheStats) -> readers.PoolStats:
+    """Gauges and counters of one pool for the wire; the fields are named alike."""
+    return readers.PoolStats(pool=pool, **stats._asdict())
+
+
+def stats_from_proto(proto: readers.PoolStats) -> CacheStats:
+    """Gauges and counters of one pool from the wire."""
+    return CacheStats(*(getattr(proto, name) for name in CacheStats._fields))
+
+
+def node_to_proto(node: NodeInfo) -> readers.Node:
+    """A radix node for the wire; the fields are named alike."""
+    fields = node._asdict() | {"tokens": bytes(node.tokens), "block_ids": _pack_blocks(node.block_ids)}
+    return readers.Node(**fields)
+
+
+def node_from_proto(proto: readers.Node) -> NodeInfo:
+    """A radix node from the wire."""
+    fields = {name: getattr(proto, name) for name in NodeInfo._fields}
+    return NodeInfo(**fields | {"block_ids": tuple(_unpack_blocks(proto.block_ids))})
+
+
+def event_to_proto(event: CacheEvent) -> readers.Event:
+    """A change of what is cached for the wire; the fields are named alike."""
+    fields = event._asdict() | {"kind": _EVENT_KINDS[event.kind], "block_ids": _pack_blocks(event.block_ids)}
+    return readers.Event(**fields | {"tokens": bytes(event.tokens)})
+
+
+def event_from_proto(proto: readers.Event) -> CacheEvent:
+    """A change of what is cached from the wire."""
+    fields = {name: getattr(proto, name) for name in CacheEvent._fields}
+    block_ids = tuple(_unpack_blocks(proto.block_ids))
+    return CacheEvent(**fields | {"kind": _EVENT_KIND_NAMES.get(proto.kind, "unknown"), "block_ids": block_ids})

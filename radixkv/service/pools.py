@@ -1,0 +1,264 @@
+"""The attached pools of a service: who holds them, until when, and the answers kept for a holder that lost its stream.
+
+A pool lives exactly as long as its lease:
+
+    attach ──> held ──(stream breaks)──> unattended ──(same incarnation attaches)──> held
+                │                            │
+             Goodbye              nothing received for the TTL
+                └──────────> ended: sequences and tree dropped, incarnation retired
+
+Nothing here knows of gRPC or of time other than the clock it is given. One thread owns a table and all its pools.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from radixkv.core.api import ForkOp, PoolShape, StepOp
+from radixkv.core.cache import PrefixCache
+from radixkv.core.errors import (
+    InvalidArgumentError,
+    LeaseError,
+    LimitError,
+    PoolHeldError,
+    RadixKVError,
+    StaleIncarnationError,
+    UnknownPoolError,
+)
+from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
+from radixkv.service.conversion import op_from_proto, result_to_proto, shape_from_proto
+from radixkv.v1 import workers_pb2 as workers
+
+__all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
+
+
+class HolderStream(Protocol):
+    """The stream that a holder is attached by, as the table sees it."""
+
+    def end(self, error: RadixKVError) -> None:
+        """End the stream with this error, soon. Never raises, never waits."""
+        ...
+
+
+class Attachment(NamedTuple):
+    """A pool that was attached to: the pool, and whether an earlier life goes on."""
+
+    pool: Pool
+    resumed: bool
+
+
+class Pool:
+    """One life of a pool: its tree, its lease, and the answers that its holder has not acknowledged.
+
+    Invariant: `answers` holds those to Steps [next_step - len(answers), next_step), in order.
+    """
+
+    __slots__ = ("answers", "cache", "config", "expires_at_s", "incarnation", "next_step", "shape", "stream")
+
+    def __init__(self, shape: PoolShape, incarnation: int, config: ServiceConfig, cache: PrefixCache) -> None:
+        self.shape = shape
+        self.incarnation = incarnation
+        self.config = config
+        self.cache = cache
+        self.stream: HolderStream | None = None
+        self.expires_at_s = 0.0
+        self.next_step = 1
+        self.answers: deque[workers.AttachResponse] = deque()
+
+    def acknowledge(self, through: int) -> None:
+        """Forget the answers to Steps up to `through`. O(forgotten).
+
+        Raises:
+            InvalidArgumentError: a Step is acknowledged that was never applied.
+        """
+        if through >= self.next_step:
+            raise InvalidArgumentError("acknowledged_through", through, f"below {self.next_step}, the next Step")
+        while self.answers and self.next_step - len(self.answers) <= through:
+            self.answers.popleft()
+
+    def apply(self, step: workers.Step) -> workers.AttachResponse:
+        """Apply a Step, or find its stored answer if it was applied before. O(ops) beside the ops themselves.
+
+        Raises:
+            InvalidArgumentError: a number left out or acknowledged before, or an op that is not known.
+            LimitError: too many ops, children or unacknowledged answers. Nothing of the Step was applied.
+        """
+        if step.number < self.next_step:
+            return self._stored_answer(step.number)
+        if step.number > self.next_step:
+            raise InvalidArgumentError("step.number", step.number, f"{self.next_step}: no number is left out")
+        self.acknowledge(step.acknowledged_through)
+        ops = self._read_ops(step)
+        results = self.cache.step(ops)
+        response = workers.AttachResponse()
+        answer = response.step_answer
+        answer.number = step.number
+        for op, result in zip(ops, results, strict=True):
+            result_to_proto(op, result, answer.results.add())
+        self.answers.append(response)
+        self.next_step += 1
+        return response
+
+    def _read_ops(self, step: workers.Step) -> list[StepOp]:
+        config = self.config
+        if len(self.answers) >= config.max_unacknowledged_steps:
+            raise LimitError(
+                f"{len(self.answers)} answers are unacknowledged, at most {config.max_unacknowledged_steps} are kept"
+            )
+        if len(step.ops) > config.max_ops_per_step:
+            raise LimitError(f"a Step of {len(step.ops)} ops; at most {config.max_ops_per_step} are taken")
+        ops = [op_from_proto(op) for op in step.ops]
+        for op in ops:
+            if isinstance(op, ForkOp) and max(op.n, len(op.seq_ids or ())) > config.max_children_per_fork:
+                raise LimitError(f"a fork of {op.n}; at most {config.max_children_per_fork} children are taken")
+        return ops
+
+    def _stored_answer(self, number: int) -> workers.AttachResponse:
+        first = self.next_step - len(self.answers)
+        if number < first:
+            raise InvalidArgumentError("step.number", number, f"at least {first}: earlier ones were acknowledged")
+        return self.answers[number - first]
+
+
+class PoolTable:
+    """Every attached pool, by name.
+
+    Args:
+        config: limits and the lease's TTL.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, config: ServiceConfig, clock: Callable[[], float]) -> None:
+        self.config = config
+        self._clock = clock
+        self._pools: dict[str, Pool] = {}
+        self._retired: OrderedDict[int, None] = OrderedDict()
+
+    def attach(self, hello: workers.Hello, stream: HolderStream) -> Attachment:
+        """Give the pool to a holder: a new life, or the one that its incarnation names. O(1) beside making the pool.
+
+        Raises:
+            InvalidArgumentError: a shape, name or incarnation out of bounds, or not the shape that the pool has.
+            StaleIncarnationError: that life has ended, or this service never knew it.
+            PoolHeldError: another incarnation holds the pool.
+            LimitError: too many pools.
+        """
+        self.expire()
+        shape = self._check_hello(hello)
+        pool = self._pools.get(shape.name)
+        if hello.incarnation in self._retired:
+            raise StaleIncarnationError(
+                f"this life of pool {shape.name!r} has ended and its sequences are gone; attach with a new incarnation"
+            )
+        if pool is not None and pool.incarnation == hello.incarnation:
+            return self._resume(pool, shape, hello, stream)
+        if pool is not None:
+            raise PoolHeldError(
+                f"pool {shape.name!r} is held by another worker; it is free once that one detaches "
+                f"or is silent for {self.config.lease_ttl_s:g} s"
+            )
+        if hello.acknowledged_through:
+            raise StaleIncarnationError(
+                f"this service does not know this life of pool {shape.name!r} (it was restarted); "
+                "attach with a new incarnation"
+            )
+        if len(self._pools) >= self.config.max_pools:
+            raise LimitError(f"{len(self._pools)} pools are attached; the service takes no more")
+        cache = PrefixCache(shape.num_blocks, shape.block_size, clock=self._clock)
+        pool = self._pools[shape.name] = Pool(shape, hello.incarnation, self.config, cache)
+        pool.stream = stream
+        self._renew(pool)
+        return Attachment(pool, resumed=False)
+
+    def _check_hello(self, hello: workers.Hello) -> PoolShape:
+        shape = shape_from_proto(hello.pool)
+        if not 1 <= len(shape.name) <= MAX_NAME_CHARACTERS:
+            raise InvalidArgumentError("name", shape.name[:256], f"of 1 to {MAX_NAME_CHARACTERS} characters")
+        if len(hello.holder_name) > MAX_NAME_CHARACTERS:
+            bound = f"of at most {MAX_NAME_CHARACTERS} characters"
+            raise InvalidArgumentError("holder_name", hello.holder_name[:256], bound)
+        if not hello.incarnation:
+            raise InvalidArgumentError("incarnation", 0, "a random number that is not 0")
+        if shape.num_blocks > self.config.max_blocks_per_pool:
+            bound = f"at most {self.config.max_blocks_per_pool}"
+            raise InvalidArgumentError("num_blocks", shape.num_blocks, bound)
+        return shape
+
+    def _resume(self, pool: Pool, shape: PoolShape, hello: workers.Hello, stream: HolderStream) -> Attachment:
+        if shape != pool.shape:
+            raise InvalidArgumentError("pool", shape, f"the shape that it was attached with, {pool.shape}")
+        pool.acknowledge(hello.acknowledged_through)
+        older, pool.stream = pool.stream, stream
+        if older is not None:
+            older.end(LeaseError(f"a newer stream of the holder of pool {shape.name!r} took over"))
+        self._renew(pool)
+        return Attachment(pool, resumed=True)
+
+    def renew(self, pool: Pool, stream: HolderStream) -> None:
+        """Note that a message of the pool's holder has arrived. Call it before the message is acted upon.
+
+        Raises:
+            StaleIncarnationError: the lease has ended.
+            LeaseError: a newer stream of the same holder has taken over.
+        """
+        if pool.expires_at_s <= self._clock():
+            self.expire()
+        if self._pools.get(pool.shape.name) is not pool:
+            raise self._ended(pool)
+        if pool.stream is not stream:
+            raise LeaseError(f"a newer stream of the holder of pool {pool.shape.name!r} took over")
+        self._renew(pool)
+
+    def _renew(self, pool: Pool) -> None:
+        pool.expires_at_s = self._clock() + self.config.lease_ttl_s
+
+    def leave(self, pool: Pool, stream: HolderStream) -> None:
+        """Note that a stream broke. The lease runs on."""
+        if pool.stream is stream:
+            pool.stream = None
+
+    def end(self, pool: Pool) -> None:
+        """End a lease now: drop the pool with its sequences and its tree, retire its incarnation. O(1)."""
+        if self._pools.get(pool.shape.name) is not pool:
+            return
+        del self._pools[pool.shape.name]
+        self._retired[pool.incarnation] = None
+        if len(self._retired) > self.config.max_retired_incarnations:
+            self._retired.popitem(last=False)
+        pool.answers.clear()
+        stream, pool.stream = pool.stream, None
+        if stream is not None:
+            stream.end(self._ended(pool))
+
+    def _ended(self, pool: Pool) -> StaleIncarnationError:
+        return StaleIncarnationError(
+            f"the lease of pool {pool.shape.name!r} has ended: nothing was heard of its holder for "
+            f"{self.config.lease_ttl_s:g} s; attach with a new incarnation"
+        )
+
+    def expire(self) -> None:
+        """End every lease whose time is up. O(pools)."""
+        now_s = self._clock()
+        for pool in [pool for pool in self._pools.values() if pool.expires_at_s <= now_s]:
+            self.end(pool)
+
+    def forgive(self, stalled_s: float) -> None:
+        """Lengthen every lease by a time in which the service itself did not listen. O(pools)."""
+        for pool in self._pools.values():
+            pool.expires_at_s += stalled_s
+
+    def select(self, name: str) -> list[Pool]:
+        """The pool of that name, or all of them, sorted by name, for an empty one.
+
+        Raises:
+            UnknownPoolError: no pool of that name is attached.
+        """
+        self.expire()
+        if not name:
+            return [self._pools[name] for name in sorted(self._pools)]
+        pool = self._pools.get(name)
+        if pool is None:
+            raise UnknownPoolError(f"no pool {name[:MAX_NAME_CHARACTERS]!r} is attached to this service")
+        return [pool]

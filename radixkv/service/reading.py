@@ -1,0 +1,212 @@
+"""The `PrefixCache` service: what readers ask, of one pool or of all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import wraps
+from typing import Any, TypeVar
+
+from radixkv.core.api import DEFAULT_NAMESPACE
+from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
+from radixkv.service.attaching import abort
+from radixkv.service.config import MAX_NAME_CHARACTERS
+from radixkv.service.conversion import event_to_proto, match_to_proto, node_to_proto, stats_to_proto
+from radixkv.service.pools import Pool, PoolTable
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import prefix_cache_pb2_grpc
+
+__all__ = ["PrefixCacheServicer"]
+
+CHUNK_BYTES = 256 * 1024
+
+_Answer = TypeVar("_Answer")
+_Call = Callable[["PrefixCacheServicer", Any], _Answer]
+
+
+def _unary(call: _Call[_Answer]) -> Callable[[PrefixCacheServicer, Any, Any], Coroutine[Any, Any, _Answer]]:
+    """Serve a plain method as a unary call, its errors by the status table."""
+
+    @wraps(call)
+    async def serve(self: PrefixCacheServicer, request: Any, context: Any) -> _Answer:
+        try:
+            return call(self, request)
+        except RadixKVError as error:
+            await abort(context, error)
+            raise AssertionError("abort raises") from error
+
+    return serve
+
+
+def _streaming(
+    call: Callable[[PrefixCacheServicer, Any], AsyncIterator[_Answer]],
+) -> Callable[[PrefixCacheServicer, Any, Any], AsyncIterator[_Answer]]:
+    """Serve an async generator as a server stream, its errors by the status table."""
+
+    @wraps(call)
+    async def serve(self: PrefixCacheServicer, request: Any, context: Any) -> AsyncIterator[_Answer]:
+        try:
+            async for answer in call(self, request):
+                yield answer
+        except RadixKVError as error:
+            await abort(context, error)
+
+    return serve
+
+
+class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
+    """Serves readers from the pool table, on the event loop's thread."""
+
+    def __init__(self, pools: PoolTable) -> None:
+        self._pools = pools
+        self._stored: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._next_change = asyncio.Event()
+        self._num_followers = 0
+        self._is_stopping = False
+
+    def changed(self) -> None:
+        """Wake those who follow events. O(1) when nobody does."""
+        if self._num_followers:
+            self._next_change.set()
+            self._next_change = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the streams that follow events."""
+        self._is_stopping = True
+        self.changed()
+
+    @_unary
+    def Match(self, request: readers.MatchRequest) -> readers.MatchResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace = _namespace(request)
+        return readers.MatchResponse(
+            pools=[
+                match_to_proto(pool.shape.name, pool.cache.match(request.tokens, namespace))
+                for pool in self._pools.select(request.pool)
+            ]
+        )
+
+    @_unary
+    def Evict(self, request: readers.EvictRequest) -> readers.EvictResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+
+        def evict() -> readers.EvictResponse:
+            answers = [
+                readers.PoolEvicted(pool=pool.shape.name, num_blocks=pool.cache.evict(request.num_blocks))
+                for pool in self._pools.select(request.pool)
+            ]
+            return readers.EvictResponse(pools=answers)
+
+        return self._once("evict", request.request_id, evict)
+
+    @_unary
+    def Clear(self, request: readers.ClearRequest) -> readers.ClearResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+
+        def clear() -> readers.ClearResponse:
+            answers = [
+                readers.PoolCleared(pool=pool.shape.name, num_blocks=pool.cache.clear(_namespace(request)))
+                for pool in self._pools.select(request.pool)
+            ]
+            return readers.ClearResponse(pools=answers)
+
+        return self._once("clear", request.request_id, clear)
+
+    def _once(self, call: str, request_id: str, change: Callable[[], _Answer]) -> _Answer:
+        """Change state, unless a request of that id did so before: then the answer is the one stored."""
+        if len(request_id) > MAX_NAME_CHARACTERS:
+            bound = f"of at most {MAX_NAME_CHARACTERS} characters"
+            raise InvalidArgumentError("request_id", request_id[:256], bound)
+        key = (call, request_id)
+        if request_id and key in self._stored:
+            stored: _Answer = self._stored[key]
+            return stored
+        answer = change()
+        self.changed()
+        if request_id:
+            self._stored[key] = answer
+            if len(self._stored) > self._pools.config.max_stored_requests:
+                self._stored.popitem(last=False)
+        return answer
+
+    @_unary
+    def Stats(self, request: readers.StatsRequest) -> readers.StatsResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        pools = self._pools.select(request.pool)
+        return readers.StatsResponse(pools=[stats_to_proto(pool.shape.name, pool.cache.stats()) for pool in pools])
+
+    @_unary
+    def Check(self, request: readers.CheckRequest) -> readers.CheckResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        pools = self._pools.select(request.pool)
+        return readers.CheckResponse(
+            pools=[readers.PoolCheck(pool=pool.shape.name, violation=_violation(pool)) for pool in pools]
+        )
+
+    @_streaming
+    async def Dump(self, request: readers.DumpRequest) -> AsyncIterator[readers.DumpResponse]:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace = request.namespace if request.HasField("namespace") else None
+        for pool in self._pools.select(request.pool):
+            protos = map(node_to_proto, pool.cache.dump(namespace))
+            for chunk in _chunks(protos):
+                yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk)
+
+    @_streaming
+    async def Events(self, request: readers.EventsRequest) -> AsyncIterator[readers.EventsResponse]:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        next_numbers: dict[int, int] = {}
+        self._num_followers += request.follow
+        try:
+            while not self._is_stopping:
+                change = self._next_change  # taken before reading, so that no change falls in between
+                for response in self._events_since(request, next_numbers):
+                    yield response
+                if not request.follow:
+                    return
+                await change.wait()
+            raise UnavailableError("the service is stopping")
+        finally:
+            self._num_followers -= request.follow
+
+    def _events_since(
+        self, request: readers.EventsRequest, next_numbers: dict[int, int]
+    ) -> Iterator[readers.EventsResponse]:
+        """What each pool has recorded from where this reader stands, and move the reader on."""
+        namespace = request.namespace if request.HasField("namespace") else None
+        pools = self._pools.select(request.pool)
+        for gone in next_numbers.keys() - {pool.incarnation for pool in pools}:
+            del next_numbers[gone]
+        for pool in pools:
+            events = pool.cache.events(next_numbers.get(pool.incarnation, request.start), namespace)
+            if events:
+                next_numbers[pool.incarnation] = events[-1].sequence_number + 1
+            for chunk in _chunks(map(event_to_proto, events)):
+                yield readers.EventsResponse(pool=pool.shape.name, incarnation=pool.incarnation, events=chunk)
+
+
+def _namespace(request: Any) -> str:
+    return request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+
+
+def _violation(pool: Pool) -> str:
+    try:
+        pool.cache.check()
+    except CorruptionError as error:
+        return str(error) or "an invariant does not hold"
+    return ""
+
+
+def _chunks(protos: Iterator[_Answer]) -> Iterator[list[_Answer]]:
+    """Messages gathered into lists of about `CHUNK_BYTES`."""
+    chunk: list[_Answer] = []
+    size_bytes = 0
+    for proto in protos:
+        chunk.append(proto)
+        size_bytes += proto.ByteSize()  # type: ignore[attr-defined]  # every message has it
+        if size_bytes >= CHUNK_BYTES:
+            yield chunk
+            chunk, size_bytes = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,232 @@
+"""The server: one event loop whose thread owns every pool, and the ways to run it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.service.addresses import Address, parse_address
+from radixkv.service.attaching import WorkersServicer
+from radixkv.service.config import ServiceConfig
+from radixkv.service.pools import PoolTable
+from radixkv.service.reading import PrefixCacheServicer
+from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
+
+__all__ = ["CacheService", "ServiceThread", "run_service"]
+
+SERVICE_NAMES = (
+    workers_pb2.DESCRIPTOR.services_by_name["Workers"].full_name,
+    prefix_cache_pb2.DESCRIPTOR.services_by_name["PrefixCache"].full_name,
+)
+_LONGEST_SWEEP_S = 1.0
+
+
+class CacheService:
+    """A cache service on the running event loop.
+
+    Args:
+        config: addresses, limits, the lease's TTL.
+        clock: seconds, monotonic; leases and recency go by it.
+
+    All calls must come from one event loop.
+    """
+
+    def __init__(self, config: ServiceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.addresses: tuple[str, ...] = ()
+        self._clock = clock
+        self._paths: list[str] = []
+        self._server: grpc.aio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen. `addresses` then tells where, with the ports that were taken for port 0.
+
+        Raises:
+            InvalidArgumentError: an address that cannot be read, or is none of this machine's.
+            UnavailableError: an address in use, or one that this process may not listen on. Nothing listens then.
+        """
+        self._pools = PoolTable(self.config, self._clock)
+        self._readers = PrefixCacheServicer(self._pools)
+        self._workers = WorkersServicer(self._pools, self._readers.changed)
+        self._health = health.aio.HealthServicer()
+        server = grpc.aio.server(options=_server_options(self.config))
+        workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
+        prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(self._readers, server)  # type: ignore[no-untyped-call]  # generated
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        try:
+            self.addresses = tuple(self._listen(server, parse_address(text)) for text in self.config.addresses)
+        except RadixKVError:
+            await server.stop(None)
+            self._unlink_paths()
+            raise
+        await server.start()
+        self._server = server
+        for name in ("", *SERVICE_NAMES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    def _listen(self, server: grpc.aio.Server, address: Address) -> str:
+        address.require_free()
+        try:
+            port = server.add_insecure_port(str(address))
+        except RuntimeError as error:
+            raise UnavailableError(f"cannot listen on {address}: {error}") from None
+        if address.path:
+            self._paths.append(address.path)
+            return str(address)
+        return str(address._replace(port=port))
+
+    async def _sweep(self) -> None:
+        """End leases whose time is up. Time in which this loop was stalled is nobody's silence, so it is given back."""
+        loop = asyncio.get_running_loop()
+        interval_s = min(self.config.lease_ttl_s / 4, _LONGEST_SWEEP_S)
+        while True:
+            planned_s = loop.time() + interval_s
+            await asyncio.sleep(interval_s)
+            late_s = loop.time() - planned_s
+            if late_s > interval_s:
+                self._pools.forgive(late_s)
+            self._pools.expire()
+            self._readers.changed()
+
+    async def stop(self) -> None:
+        """Drain: refuse what is new, end the streams, let calls in progress finish, stop listening. May be repeated."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        await self._health.enter_graceful_shutdown()
+        self._workers.stop()
+        self._readers.stop()
+        await server.stop(self.config.drain_s)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+        self._unlink_paths()
+
+    def _unlink_paths(self) -> None:
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _server_options(config: ServiceConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ]
+
+
+async def _serve(
+    config: ServiceConfig,
+    clock: Callable[[], float],
+    stopping: asyncio.Event,
+    on_ready: Callable[[tuple[str, ...]], None],
+) -> None:
+    service = CacheService(config, clock=clock)
+    await service.start()
+    try:
+        on_ready(service.addresses)
+        await stopping.wait()
+    finally:
+        await service.stop()
+
+
+def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM, then drain. Prints nothing. Call it from the main thread.
+
+    Args:
+        config: addresses, limits, the lease's TTL.
+        on_ready: called with the addresses once the service listens.
+
+    Raises:
+        InvalidArgumentError, UnavailableError: as `CacheService.start`.
+    """
+
+    async def serve() -> None:
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        gc.freeze()  # what start-up has made is never garbage: the collector need not look at it in the middle of a Step
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signal_number, stopping.set)
+        await _serve(config, time.monotonic, stopping, on_ready or (lambda _addresses: None))
+
+    asyncio.run(serve())
+
+
+class ServiceThread:
+    """The same service in a background thread, as a context manager.
+
+        with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+            holder = radixkv.connect(service.addresses[0], PoolShape(num_blocks=1024))
+
+    Args:
+        config: addresses, limits, the lease's TTL.
+        clock: seconds, monotonic; read by the service's thread.
+
+    Raises:
+        InvalidArgumentError, UnavailableError: on entering, as `CacheService.start`.
+    """
+
+    def __init__(self, config: ServiceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.addresses: tuple[str, ...] = ()
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Self:
+        """Start the thread; returns once the service listens."""
+        ready: Future[tuple[str, ...]] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="radixkv-service", daemon=True)
+        self._thread.start()
+        self.addresses = ready.result()
+        return self
+
+    def stop(self) -> None:
+        """Drain and join the thread. May be repeated."""
+        if self._loop is not None and self._stopping is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed already
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self, ready: Future[tuple[str, ...]]) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._stopping = asyncio.Event()
+            await _serve(self.config, self._clock, self._stopping, ready.set_result)
+
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)

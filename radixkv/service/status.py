@@ -1,0 +1,150 @@
+"""The one table between radixkv's errors, the wire's `Error` and gRPC status codes, used in both directions.
+
+A failed call or stream ends with the status code of its error and carries the serialised `Error` in the trailing
+metadata `radixkv-error-bin`; an op of a Step carries its `Error` in its answer. A client rebuilds from it the exception
+that the same call would have raised in process.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+import grpc
+
+from radixkv.core.errors import (
+    AbortedError,
+    CorruptionError,
+    InvalidArgumentError,
+    LeaseError,
+    LimitError,
+    OutOfBlocksError,
+    PoolHeldError,
+    RadixKVError,
+    StaleIncarnationError,
+    UnavailableError,
+    UnknownPoolError,
+    UnknownSequenceError,
+    WrongThreadError,
+)
+from radixkv.v1 import types_pb2 as types
+
+__all__ = [
+    "ERROR_METADATA_KEY",
+    "error_from_proto",
+    "error_from_rpc",
+    "error_to_proto",
+    "status_of",
+    "trailing_metadata",
+]
+
+ERROR_METADATA_KEY = "radixkv-error-bin"
+MAX_MESSAGE_CHARACTERS = 1024
+MAX_VALUE_CHARACTERS = 256
+
+
+class _Row(NamedTuple):
+    error: type[RadixKVError]
+    code: types.ErrorCode
+    status: grpc.StatusCode
+
+
+_TABLE = (
+    _Row(InvalidArgumentError, types.ERROR_CODE_INVALID_ARGUMENT, grpc.StatusCode.INVALID_ARGUMENT),
+    _Row(UnknownSequenceError, types.ERROR_CODE_UNKNOWN_SEQUENCE, grpc.StatusCode.NOT_FOUND),
+    _Row(OutOfBlocksError, types.ERROR_CODE_OUT_OF_BLOCKS, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    _Row(AbortedError, types.ERROR_CODE_ABORTED, grpc.StatusCode.ABORTED),
+    _Row(LeaseError, types.ERROR_CODE_LEASE, grpc.StatusCode.FAILED_PRECONDITION),
+    _Row(StaleIncarnationError, types.ERROR_CODE_STALE_INCARNATION, grpc.StatusCode.FAILED_PRECONDITION),
+    _Row(PoolHeldError, types.ERROR_CODE_POOL_HELD, grpc.StatusCode.FAILED_PRECONDITION),
+    _Row(UnknownPoolError, types.ERROR_CODE_UNKNOWN_POOL, grpc.StatusCode.NOT_FOUND),
+    _Row(LimitError, types.ERROR_CODE_LIMIT, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    _Row(UnavailableError, types.ERROR_CODE_UNAVAILABLE, grpc.StatusCode.UNAVAILABLE),
+    _Row(CorruptionError, types.ERROR_CODE_CORRUPTION, grpc.StatusCode.INTERNAL),
+    _Row(WrongThreadError, types.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
+    _Row(RadixKVError, types.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
+)
+_BY_CLASS = {row.error: row for row in _TABLE}
+_BY_CODE = {row.code: row.error for row in _TABLE}
+
+# What a status without our details means: it came from the transport, or from something that is no radixkv service.
+_BY_STATUS: dict[grpc.StatusCode, type[RadixKVError]] = {
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+    grpc.StatusCode.UNIMPLEMENTED: UnavailableError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitError,
+}
+
+
+def _row_of(error: RadixKVError) -> _Row:
+    return next(_BY_CLASS[base] for base in type(error).__mro__ if base in _BY_CLASS)
+
+
+def status_of(error: RadixKVError) -> grpc.StatusCode:
+    """The status code that belongs to an error, by the nearest class of the table."""
+    return _row_of(error).status
+
+
+def error_to_proto(error: RadixKVError) -> types.Error:
+    """The wire form of an error, with its machine-readable details."""
+    proto = types.Error(code=_row_of(error).code, message=str(error)[:MAX_MESSAGE_CHARACTERS])
+    if isinstance(error, InvalidArgumentError):
+        details = proto.invalid_argument
+        details.argument, details.bound = error.argument, error.bound
+        details.value = repr(error.value)[:MAX_VALUE_CHARACTERS]
+    elif isinstance(error, UnknownSequenceError):
+        proto.unknown_sequence.seq_id = error.seq_id
+    elif isinstance(error, OutOfBlocksError):
+        proto.out_of_blocks.num_needed = error.num_needed
+        proto.out_of_blocks.num_available = error.num_available
+    return proto
+
+
+def error_from_proto(proto: types.Error) -> RadixKVError:
+    """The exception that an `Error` stands for: same class, same message, same attributes."""
+    error: RadixKVError
+    if proto.code == types.ERROR_CODE_INVALID_ARGUMENT:
+        argument = proto.invalid_argument
+        error = InvalidArgumentError(argument.argument, _read_value(argument.value), argument.bound)
+    elif proto.code == types.ERROR_CODE_UNKNOWN_SEQUENCE:
+        error = UnknownSequenceError(proto.unknown_sequence.seq_id)
+    elif proto.code == types.ERROR_CODE_OUT_OF_BLOCKS:
+        error = OutOfBlocksError(proto.out_of_blocks.num_needed, proto.out_of_blocks.num_available)
+    else:
+        error = _BY_CODE.get(proto.code, RadixKVError)()
+    error.args = (proto.message,)
+    return error
+
+
+def _read_value(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def trailing_metadata(error: RadixKVError) -> tuple[tuple[str, bytes], ...]:
+    """The metadata that a failed call or stream ends with."""
+    return ((ERROR_METADATA_KEY, error_to_proto(error).SerializeToString()),)
+
+
+def error_from_rpc(call: Any, address: str) -> RadixKVError:
+    """The exception that a failed gRPC call stands for.
+
+    Args:
+        call: the `grpc.RpcError`, which is also the finished call.
+        address: of the service, to be named where the transport failed.
+    """
+    for key, value in call.trailing_metadata() or ():
+        if key == ERROR_METADATA_KEY:
+            return error_from_proto(types.Error.FromString(value))
+    status: grpc.StatusCode = call.code()
+    kind = _BY_STATUS.get(status, RadixKVError)
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return kind(f"the service at {address} did not answer in time; it may be overloaded or stopped")
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return kind(f"the server at {address} is not a radixkv service of this version: {call.details()}")
+    if kind is UnavailableError:
+        return kind(f"the service at {address} cannot be reached: {call.details()}")
+    return kind(f"the service at {address} failed with {status.name}: {call.details()}")

@@ -1,0 +1,239 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_KIND_UNSPECIFIED: _ClassVar[EventKind]
+    EVENT_KIND_STORED: _ClassVar[EventKind]
+    EVENT_KIND_REMOVED: _ClassVar[EventKind]
+    EVENT_KIND_CLEARED: _ClassVar[EventKind]
+EVENT_KIND_UNSPECIFIED: EventKind
+EVENT_KIND_STORED: EventKind
+EVENT_KIND_REMOVED: EventKind
+EVENT_KIND_CLEARED: EventKind
+
+class MatchRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    tokens: bytes
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class MatchResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolMatch]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolMatch, _Mapping]]] = ...) -> None: ...
+
+class PoolMatch(_message.Message):
+    __slots__ = ("pool", "num_tokens", "num_device_tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_tokens: int
+    num_device_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("pool", "num_blocks", "request_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_blocks: int
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class EvictResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolEvicted]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolEvicted, _Mapping]]] = ...) -> None: ...
+
+class PoolEvicted(_message.Message):
+    __slots__ = ("pool", "num_blocks")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_blocks: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class ClearRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "request_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ClearResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolCleared]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolCleared, _Mapping]]] = ...) -> None: ...
+
+class PoolCleared(_message.Message):
+    __slots__ = ("pool", "num_blocks")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_blocks: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
+
+class StatsResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolStats]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ...) -> None: ...
+
+class PoolStats(_message.Message):
+    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PRIVATE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVICTABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_INSERTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COPIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_blocks: int
+    block_size: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_private_blocks: int
+    num_evictable_blocks: int
+    num_promised_blocks: int
+    num_nodes: int
+    num_sequences: int
+    num_queries: int
+    num_query_tokens: int
+    num_hit_tokens: int
+    num_inserted_tokens: int
+    num_forks: int
+    num_evicted_blocks: int
+    num_copied_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ...) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
+
+class CheckResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolCheck]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolCheck, _Mapping]]] = ...) -> None: ...
+
+class PoolCheck(_message.Message):
+    __slots__ = ("pool", "violation")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    VIOLATION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    violation: str
+    def __init__(self, pool: _Optional[str] = ..., violation: _Optional[str] = ...) -> None: ...
+
+class DumpRequest(_message.Message):
+    __slots__ = ("pool", "namespace")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class DumpResponse(_message.Message):
+    __slots__ = ("pool", "nodes")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    def __init__(self, pool: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_TAIL_FIELD_NUMBER: _ClassVar[int]
+    LOCK_REF_FIELD_NUMBER: _ClassVar[int]
+    LAST_ACCESS_S_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    parent_id: int
+    namespace: str
+    position: int
+    tokens: bytes
+    block_ids: bytes
+    is_tail: bool
+    lock_ref: int
+    last_access_s: float
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("pool", "start", "namespace", "follow")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    start: int
+    namespace: str
+    follow: bool
+    def __init__(self, pool: _Optional[str] = ..., start: _Optional[int] = ..., namespace: _Optional[str] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class EventsResponse(_message.Message):
+    __slots__ = ("pool", "incarnation", "events")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    incarnation: int
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, pool: _Optional[str] = ..., incarnation: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("sequence_number", "kind", "namespace", "position", "tokens", "block_ids")
+    SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    sequence_number: int
+    kind: EventKind
+    namespace: str
+    position: int
+    tokens: bytes
+    block_ids: bytes
+    def __init__(self, sequence_number: _Optional[int] = ..., kind: _Optional[_Union[EventKind, str]] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,100 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ERROR_CODE_UNSPECIFIED: _ClassVar[ErrorCode]
+    ERROR_CODE_INVALID_ARGUMENT: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_SEQUENCE: _ClassVar[ErrorCode]
+    ERROR_CODE_OUT_OF_BLOCKS: _ClassVar[ErrorCode]
+    ERROR_CODE_ABORTED: _ClassVar[ErrorCode]
+    ERROR_CODE_LEASE: _ClassVar[ErrorCode]
+    ERROR_CODE_STALE_INCARNATION: _ClassVar[ErrorCode]
+    ERROR_CODE_POOL_HELD: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_POOL: _ClassVar[ErrorCode]
+    ERROR_CODE_LIMIT: _ClassVar[ErrorCode]
+    ERROR_CODE_UNAVAILABLE: _ClassVar[ErrorCode]
+    ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+    ERROR_CODE_CORRUPTION: _ClassVar[ErrorCode]
+ERROR_CODE_UNSPECIFIED: ErrorCode
+ERROR_CODE_INVALID_ARGUMENT: ErrorCode
+ERROR_CODE_UNKNOWN_SEQUENCE: ErrorCode
+ERROR_CODE_OUT_OF_BLOCKS: ErrorCode
+ERROR_CODE_ABORTED: ErrorCode
+ERROR_CODE_LEASE: ErrorCode
+ERROR_CODE_STALE_INCARNATION: ErrorCode
+ERROR_CODE_POOL_HELD: ErrorCode
+ERROR_CODE_UNKNOWN_POOL: ErrorCode
+ERROR_CODE_LIMIT: ErrorCode
+ERROR_CODE_UNAVAILABLE: ErrorCode
+ERROR_CODE_INTERNAL: ErrorCode
+ERROR_CODE_CORRUPTION: ErrorCode
+
+class PoolShape(_message.Message):
+    __slots__ = ("name", "num_blocks", "block_size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_blocks: int
+    block_size: int
+    def __init__(self, name: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class BlockOp(_message.Message):
+    __slots__ = ("copy",)
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    copy: Copy
+    def __init__(self, copy: _Optional[_Union[Copy, _Mapping]] = ...) -> None: ...
+
+class Copy(_message.Message):
+    __slots__ = ("src", "dst", "num_tokens")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    src: int
+    dst: int
+    num_tokens: int
+    def __init__(self, src: _Optional[int] = ..., dst: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    code: ErrorCode
+    message: str
+    invalid_argument: InvalidArgument
+    unknown_sequence: UnknownSequence
+    out_of_blocks: OutOfBlocks
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ...) -> None: ...
+
+class InvalidArgument(_message.Message):
+    __slots__ = ("argument", "value", "bound")
+    ARGUMENT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    argument: str
+    value: str
+    bound: str
+    def __init__(self, argument: _Optional[str] = ..., value: _Optional[str] = ..., bound: _Optional[str] = ...) -> None: ...
+
+class UnknownSequence(_message.Message):
+    __slots__ = ("seq_id",)
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    seq_id: int
+    def __init__(self, seq_id: _Optional[int] = ...) -> None: ...
+
+class OutOfBlocks(_message.Message):
+    __slots__ = ("num_needed", "num_available")
+    NUM_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    num_needed: int
+    num_available: int
+    def __init__(self, num_needed: _Optional[int] = ..., num_available: _Optional[int] = ...) -> None: ...

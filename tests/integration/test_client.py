@@ -1,0 +1,306 @@
+"""The client against a live service: the same answers as in process, whatever happens to the wire."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv import (
+    AbortedError,
+    AcquireOp,
+    ExtendOp,
+    ForkOp,
+    InsertOp,
+    InvalidArgumentError,
+    LimitError,
+    OutOfBlocksError,
+    PoolHeldError,
+    PoolShape,
+    PrefixCache,
+    RadixKVError,
+    ReleaseOp,
+    UnknownPoolError,
+    UnknownSequenceError,
+    connect,
+    pack_tokens,
+)
+from radixkv.client import RemoteHolder
+from radixkv.service import ServiceConfig, ServiceThread
+
+TTL_S = 30.0
+PROMPT = pack_tokens(range(100))
+
+
+class Clock:
+    """The service's clock, moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def service(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ServiceThread]:
+    address = "127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/s"
+    with ServiceThread(ServiceConfig(addresses=(address,), lease_ttl_s=TTL_S), clock=clock) as thread:
+        yield thread
+
+
+@pytest.fixture
+def holder(service: ServiceThread) -> Iterator[RemoteHolder]:
+    with connect(service.addresses[0], PoolShape(64)) as holder:
+        yield holder
+        holder.check()
+
+
+def outcome(call: Callable[[], Any]) -> object:
+    """What a call answers or raises, comparable."""
+    try:
+        return call()
+    except RadixKVError as error:
+        return comparable(error)
+
+
+def comparable(result: object) -> object:
+    if isinstance(result, RadixKVError):
+        return type(result), str(result), vars(result)
+    return result
+
+
+class RandomCalls:
+    """Random calls of every kind, mostly valid, from a tiny alphabet."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._ids = list(range(1, 9))
+
+    def tokens(self, longest: int = 30) -> bytes:
+        return pack_tokens([self._random.randrange(2) for _ in range(self._random.randrange(longest))])
+
+    def op(self) -> Any:
+        choose = self._random
+        seq_id, namespace = choose.choice(self._ids), choose.choice(["default", "other", ""])
+        match choose.randrange(9):
+            case 0 | 1:
+                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, choose.choice([seq_id, None, -1]))
+            case 2 | 3:
+                return ExtendOp(seq_id, choose.randrange(40))
+            case 4 | 5:
+                return InsertOp(seq_id, choose.randrange(40), self.tokens(4))
+            case 6 | 7:
+                n = choose.randrange(3)
+                ids = choose.choice([None, tuple(choose.sample(self._ids, n))])
+                return ForkOp(seq_id, choose.randrange(40), n, choose.randrange(3), ids)
+        return ReleaseOp(seq_id, choose.random() < 0.5)
+
+    def call(self) -> Callable[[Any], Any]:
+        """A call to be made of a holder."""
+        choose = self._random
+        kind = choose.randrange(10)
+        if kind < 6:
+            ops = [self.op() for _ in range(choose.randrange(6))]
+            return lambda holder: [comparable(result) for result in holder.step(ops)]
+        tokens, count = self.tokens(), choose.randrange(-1, 4)
+        namespace = choose.choice([None, "default", "other"])
+        calls: list[Callable[[Any], Any]] = [
+            lambda holder: holder.match(tokens, namespace or "default"),
+            lambda holder: holder.evict(count),
+            lambda holder: holder.clear("other"),
+            lambda holder: (holder.stats(), holder.dump(namespace), holder.events(count, namespace)),
+        ]
+        return calls[kind - 6]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_call_answers_as_in_process_also_over_broken_streams(
+    seed: int, service: ServiceThread, clock: Clock
+) -> None:
+    calls, breaks = RandomCalls(seed), random.Random(seed)
+    local = PrefixCache(24, 4, clock=clock)
+    with connect(service.addresses[0], PoolShape(24, 4)) as remote:
+        for _ in range(60):
+            call = calls.call()
+            clock.now_s += 0.01
+            if breaks.random() < 0.1:
+                remote.interrupt()
+            assert outcome(lambda call=call: call(remote)) == outcome(lambda call=call: call(local))  # type: ignore[misc]  # bound now
+            remote.check()
+
+
+def test_the_methods_answer_as_in_process(holder: RemoteHolder) -> None:
+    local = PrefixCache(64)
+    for cache in (local, holder):
+        opened = cache.acquire(list(range(100)), reserve=20)
+        cache.insert(opened.seq_id, 100)
+        assert cache.extend(opened.seq_id, 120).first_changed == 7
+        cache.insert(opened.seq_id, 101, [7])
+        first, second = cache.fork(opened.seq_id, position=50, n=2, seq_ids=[8, 9])
+        assert (first.seq_id, second.num_stored_tokens) == (8, 50)
+        cache.release(8, keep=False)
+        cache.release(opened.seq_id)
+    assert holder.stats() == local.stats()
+    assert holder.match(range(101)) == local.match(range(101))
+
+
+def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolder) -> None:
+    results = holder.step([AcquireOp(bytes(4 * 10_000), seq_id=1), ExtendOp(1, 5), AcquireOp(PROMPT, seq_id=2)])
+    assert isinstance(results[0], OutOfBlocksError)
+    assert isinstance(results[1], AbortedError)
+    assert getattr(results[2], "seq_id", None) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda holder: holder.acquire(b""), InvalidArgumentError),
+        (lambda holder: holder.acquire([2**32]), InvalidArgumentError),
+        (lambda holder: holder.acquire([-1]), InvalidArgumentError),
+        (lambda holder: holder.acquire(b"abc"), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, reserve=-1), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, namespace=""), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, seq_id=2**64), InvalidArgumentError),
+        (lambda holder: holder.acquire(bytes(10_000_000)), OutOfBlocksError),
+        (lambda holder: holder.acquire(bytes(40_000_000)), LimitError),
+        (lambda holder: holder.match(bytes(40_000_000)), LimitError),
+        (lambda holder: holder.step([ReleaseOp(1)] * 100_000), LimitError),
+        (lambda holder: holder.fork(3, 1, n=100_000), LimitError),
+        (lambda holder: holder.step(["acquire"]), InvalidArgumentError),
+        (lambda holder: holder.extend(77, 1), UnknownSequenceError),
+        (lambda holder: holder.insert(77, 1), UnknownSequenceError),
+        (lambda holder: holder.release(77), UnknownSequenceError),
+        (lambda holder: holder.fork(77, 1), UnknownSequenceError),
+        (lambda holder: holder.fork(3, 101), InvalidArgumentError),
+        (lambda holder: holder.insert(3, 101), InvalidArgumentError),
+        (lambda holder: holder.extend(3, 0), InvalidArgumentError),
+        (lambda holder: holder.evict(-1), InvalidArgumentError),
+        (lambda holder: holder.clear(7), InvalidArgumentError),
+    ],
+)
+def test_a_call_that_cannot_be_satisfied_gives_a_clear_error_and_changes_nothing(
+    call: Callable[[RemoteHolder], object], error: type[RadixKVError], holder: RemoteHolder
+) -> None:
+    holder.acquire(PROMPT, seq_id=3)
+    before = holder.stats()
+    with pytest.raises(error) as caught:
+        call(holder)
+    assert str(caught.value)
+    assert len(str(caught.value)) < 500
+    holder.check()
+    assert holder.stats() == before
+    assert holder.extend(3, 101).first_changed == 7, "the stream runs on"
+
+
+@pytest.mark.parametrize(
+    ("shape", "argument"),
+    [
+        (PoolShape(64, block_size=0), "block_size"),
+        (PoolShape(0), "num_blocks"),
+        (PoolShape(2**31), "num_blocks"),
+        (PoolShape(64, name=""), "name"),
+    ],
+)
+def test_a_shape_out_of_bounds_is_refused_by_name(shape: PoolShape, argument: str, service: ServiceThread) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        connect(service.addresses[0], shape)
+    assert caught.value.argument == argument
+    with connect(service.addresses[0]) as reader, pytest.raises(UnknownPoolError):
+        reader.check()
+
+
+def test_an_address_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="address"):
+        connect("nowhere")
+
+
+def test_a_second_holder_is_refused_and_the_first_holds_on(service: ServiceThread, holder: RemoteHolder) -> None:
+    holder.acquire(PROMPT, seq_id=1)
+    with pytest.raises(PoolHeldError):
+        connect(service.addresses[0], PoolShape(64))
+    assert holder.extend(1, 101).first_changed == 7
+
+
+def test_submitted_steps_complete_in_order_across_breaks_and_beyond_the_window(holder: RemoteHolder) -> None:
+    order: list[int] = []
+    futures: list[Future[Any]] = [holder.submit([AcquireOp(PROMPT, seq_id=1)])]
+    for number in range(1000):
+        future = holder.submit([ExtendOp(1, 101 + number % 400)])
+        future.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]  # bound now
+        futures.append(future)
+        if number % 200 == 0:
+            holder.interrupt()
+    rooms = [future.result()[0] for future in futures]
+    local = PrefixCache(64)
+    assert rooms[0] == local.acquire(PROMPT, seq_id=1)
+    assert rooms[1:] == [local.extend(1, 101 + number % 400) for number in range(1000)]
+    assert order == list(range(1000))
+
+
+def test_a_lost_answer_comes_back_the_same(holder: RemoteHolder) -> None:
+    """The stream breaks right after each Step was sent: many answers get lost on the way."""
+    opened = []
+    for seq_id in range(1, 41):
+        future = holder.submit([AcquireOp(pack_tokens([seq_id]), seq_id=seq_id)])
+        holder.interrupt()
+        opened.append(future.result()[0])
+    local = PrefixCache(64)
+    assert opened == [local.acquire([seq_id], seq_id=seq_id) for seq_id in range(1, 41)]
+    assert holder.stats() == local.stats()
+
+
+def test_calls_from_many_threads_are_each_applied_once(holder: RemoteHolder) -> None:
+    def grow(seq_id: int) -> None:
+        holder.acquire([seq_id], seq_id=seq_id)
+        for length in range(2, 30):
+            holder.extend(seq_id, length)
+        holder.release(seq_id)
+
+    threads = [threading.Thread(target=grow, args=(seq_id,)) for seq_id in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert holder.stats().num_queries == 4
+    assert holder.stats().num_free_blocks == 64
+
+
+def test_a_router_asks_all_pools_at_once(service: ServiceThread) -> None:
+    address = service.addresses[0]
+    with (
+        connect(address, PoolShape(64, name="left")) as left,
+        connect(address, PoolShape(32, name="right")) as right,
+        connect(address, pool_name="right") as reader,
+    ):
+        left.acquire(PROMPT, seq_id=1)
+        left.insert(1, 60)
+        right.acquire(PROMPT, seq_id=1)
+        right.insert(1, 30)
+        assert {name: match.num_tokens for name, match in reader.match_all(PROMPT).items()} == {"left": 60, "right": 30}
+        assert {name: stats.num_blocks for name, stats in reader.stats_all().items()} == {"left": 64, "right": 32}
+        assert reader.match(PROMPT).num_tokens == 30
+        reader.check()
+
+
+def test_events_are_followed_as_they_happen(holder: RemoteHolder) -> None:
+    holder.acquire(PROMPT, seq_id=1)
+    holder.insert(1, 32)
+    following = holder.follow_events()
+    first = next(following)
+    assert (first.kind, first.tokens) == ("stored", PROMPT[: 4 * 32])
+    holder.insert(1, 64)
+    second = next(following)
+    assert (second.kind, second.position, second.tokens) == ("stored", 32, PROMPT[4 * 32 : 4 * 64])
+    assert holder.events() == [first, second]
+    following.close()  # type: ignore[attr-defined]  # a generator

@@ -1,0 +1,226 @@
+"""What a client sees when a holder, the service or the way between them goes away for good."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from radixkv import (
+    AcquireOp,
+    ExtendOp,
+    LeaseError,
+    PoolShape,
+    StaleIncarnationError,
+    UnavailableError,
+    UnknownPoolError,
+    connect,
+    pack_tokens,
+)
+from radixkv.client import RemoteHolder
+from radixkv.service import ServiceConfig, ServiceThread
+
+TTL_S = 30.0
+PROMPT = pack_tokens(range(100))
+
+SERVER = """
+import sys
+from radixkv.service import ServiceConfig, run_service
+config = ServiceConfig(addresses=(sys.argv[1],), lease_ttl_s=float(sys.argv[2]))
+run_service(config, on_ready=lambda addresses: print(*addresses, flush=True))
+"""
+HOLDER = """
+import sys
+from radixkv import PoolShape, connect
+holder = connect(sys.argv[1], PoolShape(64))
+holder.acquire(range(100), seq_id=5)
+holder.insert(5, 100)
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+class Clock:
+    """The service's clock, moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def service(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ServiceThread]:
+    address = "127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/s"
+    with ServiceThread(ServiceConfig(addresses=(address,), lease_ttl_s=TTL_S), clock=clock) as thread:
+        yield thread
+
+
+@pytest.fixture
+def holder(service: ServiceThread) -> Iterator[RemoteHolder]:
+    with connect(service.addresses[0], PoolShape(64)) as holder:
+        yield holder
+        holder.check()
+
+
+def test_closing_detaches_at_once_and_ends_what_is_called_later(service: ServiceThread) -> None:
+    first = connect(service.addresses[0], PoolShape(64))
+    first.acquire(PROMPT)
+    first.close()
+    first.close()
+    with pytest.raises(LeaseError, match="closed"):
+        first.acquire(PROMPT)
+    with connect(service.addresses[0], PoolShape(64)) as second:
+        assert second.stats().num_sequences == 0
+        assert second.match(PROMPT).num_tokens == 0
+    with pytest.raises(StaleIncarnationError):
+        connect(service.addresses[0], PoolShape(64), incarnation=first.incarnation)
+
+
+def test_closing_detaches_at_once_even_while_the_stream_is_broken(service: ServiceThread) -> None:
+    for _ in range(20):
+        holder = connect(service.addresses[0], PoolShape(64))
+        outstanding = holder.submit([AcquireOp(PROMPT)])
+        holder.interrupt()
+        holder.close()
+        assert isinstance(outstanding.exception(timeout=0), LeaseError | None)
+
+
+def test_a_lease_that_ran_out_fails_the_holder_for_good(service: ServiceThread, clock: Clock) -> None:
+    with connect(service.addresses[0], PoolShape(64)) as lost:
+        lost.acquire(PROMPT, seq_id=1)
+        clock.now_s += TTL_S
+        with pytest.raises(StaleIncarnationError):
+            lost.extend(1, 101)
+        with pytest.raises(StaleIncarnationError):
+            lost.submit([ExtendOp(1, 101)])
+        with connect(service.addresses[0], PoolShape(64)) as successor:
+            assert successor.match(PROMPT).num_tokens == 0
+            successor.check()
+
+
+def test_a_killed_holders_sequences_go_when_the_ttl_ends(service: ServiceThread, clock: Clock) -> None:
+    command = [sys.executable, "-c", HOLDER, service.addresses[0]]
+    with (
+        connect(service.addresses[0]) as reader,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holding\n"
+        process.kill()
+        process.wait()
+        clock.now_s += TTL_S - 1
+        assert reader.stats().num_sequences == 1
+        reader.check()
+        clock.now_s += TTL_S
+        with pytest.raises(UnknownPoolError):
+            reader.stats()
+        with connect(service.addresses[0], PoolShape(64)) as successor:
+            assert successor.stats().num_sequences == 0
+            assert successor.match(PROMPT).num_tokens == 0
+            successor.check()
+
+
+def start_service(address: str, ttl_s: float) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-c", SERVER, address, str(ttl_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_a_killed_service_fails_the_holder_in_bounded_time_and_is_attached_anew(tmp_path: Path) -> None:
+    service, address = start_service(f"unix:{tmp_path}/s", ttl_s=1.0)
+    with service, connect(address, PoolShape(64)) as holder, connect(address, timeout_s=5) as reader:
+        holder.acquire(PROMPT, seq_id=1)
+        service.kill()
+        outstanding = [holder.submit([ExtendOp(1, 101 + number)]) for number in range(3)]
+        for future in outstanding:
+            with pytest.raises(UnavailableError):
+                future.result(timeout=20)
+        with pytest.raises(UnavailableError):
+            holder.extend(1, 101)
+        with pytest.raises(UnavailableError, match=str(tmp_path)):
+            reader.stats()
+    service, address = start_service(address, ttl_s=30.0)
+    with service:
+        with connect(address, PoolShape(64)) as again:
+            assert again.stats().num_sequences == 0
+            assert again.acquire(PROMPT, seq_id=1).num_stored_tokens == 0
+            again.check()
+        service.terminate()
+
+
+def test_a_service_that_is_restarted_within_the_ttl_refuses_the_old_life(tmp_path: Path) -> None:
+    service, address = start_service(f"unix:{tmp_path}/s", ttl_s=60.0)
+    with connect(address, PoolShape(64)) as holder:
+        holder.acquire(PROMPT, seq_id=1)
+        with service:
+            service.kill()
+        service, _ = start_service(address, ttl_s=60.0)
+        with service:
+            with pytest.raises(StaleIncarnationError, match="restarted"):
+                holder.extend(1, 101)
+            with connect(address, PoolShape(64)) as anew:
+                anew.check()
+            service.terminate()
+
+
+def test_a_frozen_service_fails_the_holder_in_bounded_time(tmp_path: Path) -> None:
+    service, address = start_service(f"unix:{tmp_path}/s", ttl_s=1.0)
+    with service, connect(address, PoolShape(64)) as holder:
+        holder.acquire(PROMPT, seq_id=1)
+        subprocess.run(["kill", "-STOP", str(service.pid)], check=True)
+        with pytest.raises(UnavailableError):
+            holder.submit([ExtendOp(1, 101)]).result(timeout=20)
+        service.kill()
+
+
+def test_no_service_at_all_is_an_error_in_bounded_time(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/nobody"
+    with pytest.raises(UnavailableError, match="nobody"):
+        connect(address, PoolShape(64), timeout_s=0.3)
+    with connect(address, timeout_s=0.3) as reader, pytest.raises(UnavailableError, match="nobody"):
+        reader.stats()
+
+
+def test_a_service_that_starts_a_little_later_is_waited_for(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    held: Future[int] = Future()
+
+    def hold() -> None:
+        with connect(address, PoolShape(64), timeout_s=60) as holder:
+            held.set_result(holder.stats().num_blocks)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    with ServiceThread(ServiceConfig(addresses=(address,))):
+        assert held.result(timeout=60) == 64
+        thread.join()
+
+
+def test_connecting_costs_no_torch_and_prints_nothing_when_the_service_goes_away(tmp_path: Path) -> None:
+    program = f"""
+import subprocess, sys
+import radixkv
+from radixkv.service import ServiceConfig, ServiceThread
+service = ServiceThread(ServiceConfig(addresses=("unix:{tmp_path}/s",))).start()
+holder = radixkv.connect(service.addresses[0], radixkv.PoolShape(64))
+holder.acquire([1, 2, 3])
+subprocess.run(["true"], check=True)
+service.stop()
+holder.close()
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,75 @@
+"""Addresses are read, and found free, before anything listens."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.service.addresses import parse_address
+
+
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:50051", "localhost:0", "[::1]:8080", "unix:/run/radixkv.sock", "unix:here"]
+)
+def test_an_address_is_read_and_written_alike(text: str) -> None:
+    assert str(parse_address(text)) == text
+
+
+def test_a_unix_url_is_its_path() -> None:
+    assert parse_address("unix:///run/radixkv.sock").path == "/run/radixkv.sock"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "localhost", ":80", "host:", "host:x", "host:65536", "host:-1", "unix:", "unix:" + "x" * 200]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="address"):
+        parse_address(text)
+
+
+def test_a_free_address_passes(tmp_path: Path) -> None:
+    parse_address("127.0.0.1:0").require_free()
+    parse_address(f"unix:{tmp_path}/s").require_free()
+
+
+@pytest.mark.parametrize("shares_port", [False, True])
+def test_a_port_in_use_is_refused_by_name_even_if_its_owner_shares_it(shares_port: bool) -> None:
+    with socket.socket() as owner:
+        owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        address = f"127.0.0.1:{owner.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=address):
+            parse_address(address).require_free()
+
+
+def test_a_unix_socket_in_use_is_refused_and_a_stale_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as owner:
+        owner.bind(str(path))
+        owner.listen()
+        with pytest.raises(UnavailableError, match=str(path)):
+            parse_address(f"unix:{path}").require_free()
+    assert path.exists(), "a closed socket leaves its file"
+    parse_address(f"unix:{path}").require_free()
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    with pytest.raises(UnavailableError, match="notes"):
+        parse_address(f"unix:{path}").require_free()
+    assert path.read_text() == "mine"
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="folder"):
+        parse_address(f"unix:{tmp_path}/no/s").require_free()
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"192\.0\.2\.1"):
+        parse_address("192.0.2.1:0").require_free()

@@ -1,0 +1,174 @@
+"""Ops, answers and readers' values survive the wire unchanged."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.core.api import (
+    AcquireOp,
+    AcquireResult,
+    CacheEvent,
+    CacheStats,
+    Copy,
+    ExtendOp,
+    ExtendResult,
+    ForkOp,
+    InsertOp,
+    MatchResult,
+    NodeInfo,
+    PoolShape,
+    ReleaseOp,
+    StepOp,
+    StepResult,
+)
+from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError
+from radixkv.service.conversion import (
+    event_from_proto,
+    event_to_proto,
+    match_from_proto,
+    match_to_proto,
+    node_from_proto,
+    node_to_proto,
+    op_from_proto,
+    op_to_proto,
+    result_from_proto,
+    result_to_proto,
+    shape_from_proto,
+    shape_to_proto,
+    stats_from_proto,
+    stats_to_proto,
+)
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import workers_pb2 as workers
+
+integers = st.integers(-(2**63), 2**63 - 1)
+tokens = st.binary(max_size=12)
+block_ids = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(lambda ids: array("i", ids))
+copies = st.lists(
+    st.builds(Copy, st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(1, 4096)), max_size=2
+).map(tuple)
+acquired = st.builds(AcquireResult, integers, integers, integers, block_ids, copies)
+ops = st.one_of(
+    st.builds(AcquireOp, tokens.filter(lambda t: len(t) % 4 == 0), integers, st.text(), st.none() | integers),
+    st.builds(ExtendOp, integers, integers),
+    st.builds(InsertOp, integers, integers, tokens.filter(lambda t: len(t) % 4 == 0)),
+    st.builds(ForkOp, integers, integers, integers, integers, st.none() | st.lists(integers, max_size=3).map(tuple)),
+    st.builds(ReleaseOp, integers, st.booleans()),
+)
+
+
+def send_op(op: StepOp) -> StepOp:
+    proto = workers.Op()
+    op_to_proto(op, proto)
+    return op_from_proto(workers.Op.FromString(proto.SerializeToString()))
+
+
+def send_result(op: StepOp, result: StepResult) -> StepResult:
+    proto = workers.OpResult()
+    result_to_proto(op, result, proto)
+    return result_from_proto(workers.OpResult.FromString(proto.SerializeToString()))
+
+
+@given(ops)
+def test_an_op_comes_back_as_it_was(op: StepOp) -> None:
+    assert send_op(op) == op
+
+
+@given(acquired)
+def test_an_opened_sequence_comes_back_as_it_was(result: AcquireResult) -> None:
+    assert send_result(AcquireOp(b""), result) == result
+
+
+@given(st.builds(ExtendResult, integers, block_ids, copies))
+def test_given_room_comes_back_as_it_was(result: ExtendResult) -> None:
+    assert send_result(ExtendOp(1, 1), result) == result
+
+
+@given(st.lists(acquired, max_size=4))
+def test_children_come_back_as_they_were(children: list[AcquireResult]) -> None:
+    assert send_result(ForkOp(1, 1), children) == children
+
+
+def test_a_thousand_children_of_one_table_cost_one_table() -> None:
+    table = array("i", range(10_000))
+    children = [AcquireResult(seq_id, 1, 2, table, ()) for seq_id in range(1000)]
+    proto = workers.OpResult()
+    result_to_proto(ForkOp(1, 1, 1000), children, proto)
+    assert proto.ByteSize() < 100_000
+    assert result_from_proto(proto) == children
+
+
+def test_answers_without_a_value_keep_their_kind() -> None:
+    for op, kind in ((InsertOp(1, 1), "insert"), (ReleaseOp(1), "release")):
+        proto = workers.OpResult()
+        result_to_proto(op, None, proto)
+        assert proto.WhichOneof("result") == kind
+        assert result_from_proto(proto) is None
+
+
+def test_a_failed_op_comes_back_as_its_error() -> None:
+    error = send_result(ExtendOp(1, 1), OutOfBlocksError(4, 2))
+    assert isinstance(error, OutOfBlocksError)
+    assert (error.num_needed, error.num_available) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "argument"),
+    [
+        (AcquireOp(b"abc"), "tokens"),
+        (AcquireOp(b"", reserve=2**63), "reserve"),
+        (AcquireOp(b"", namespace=7), "namespace"),  # type: ignore[arg-type]  # the wrong type is the case
+        (AcquireOp(b"", namespace="\ud800"), "namespace"),
+        (ExtendOp("1", 5), "seq_id"),  # type: ignore[arg-type]  # the wrong type is the case
+        (ExtendOp(1, 5.5), "num_tokens"),  # type: ignore[arg-type]  # the wrong type is the case
+        (InsertOp(1, -(2**63) - 1), "num_computed"),
+        (ForkOp(1, 2, seq_ids=(2**64,)), "values"),
+        (ReleaseOp(2**63), "seq_id"),
+        ("acquire", "op"),
+    ],
+)
+def test_a_value_that_no_message_can_hold_is_refused_by_name(op: StepOp, argument: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        op_to_proto(op, workers.Op())
+    assert caught.value.argument == argument
+
+
+def test_an_op_or_answer_of_a_later_version_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError):
+        op_from_proto(workers.Op())
+    with pytest.raises(InvalidArgumentError):
+        result_from_proto(workers.OpResult())
+
+
+def test_readers_values_come_back_as_they_were() -> None:
+    shape = PoolShape(num_blocks=4096, block_size=32, name="left")
+    assert shape_from_proto(shape_to_proto(shape)) == shape
+    stats = CacheStats(*range(1, 1 + len(CacheStats._fields)))
+    assert stats_from_proto(stats_to_proto("left", stats)) == stats
+    match = MatchResult(30, 20)
+    assert match_from_proto(match_to_proto("left", match)) == match
+    node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5)
+    assert node_from_proto(node_to_proto(node)) == node
+    for kind in ("stored", "removed", "cleared"):
+        event = CacheEvent(9, kind, "default", 16, b"\1\0\0\0", (7,))
+        assert event_from_proto(event_to_proto(event)) == event
+
+
+def test_the_messages_have_a_field_for_every_field_of_the_values() -> None:
+    def names(message: type) -> set[str]:
+        return {field.name for field in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]  # every message has it
+
+    assert names(readers.PoolStats) == {"pool", *CacheStats._fields}
+    assert names(readers.PoolMatch) == {"pool", *MatchResult._fields}
+    assert names(readers.Node) == set(NodeInfo._fields)
+    assert names(readers.Event) == set(CacheEvent._fields)
+
+
+def test_a_shape_that_no_message_can_hold_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        shape_to_proto(PoolShape(num_blocks="many"))  # type: ignore[arg-type]  # the wrong type is the case
+    assert caught.value.argument == "num_blocks"

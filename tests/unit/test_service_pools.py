@@ -1,0 +1,256 @@
+"""Leases, incarnations and stored answers, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv.core.api import AcquireOp, ExtendOp, InsertOp, PoolShape, StepOp
+from radixkv.core.errors import (
+    InvalidArgumentError,
+    LeaseError,
+    LimitError,
+    PoolHeldError,
+    RadixKVError,
+    StaleIncarnationError,
+    UnknownPoolError,
+)
+from radixkv.core.tokens import pack_tokens
+from radixkv.service.config import ServiceConfig
+from radixkv.service.conversion import op_to_proto, shape_to_proto
+from radixkv.service.pools import Pool, PoolTable
+from radixkv.v1 import workers_pb2 as workers
+
+TTL_S = 10.0
+PROMPT = pack_tokens(range(40))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Stream:
+    """A holder's stream that only notes why it was ended."""
+
+    def __init__(self) -> None:
+        self.ending: RadixKVError | None = None
+
+    def end(self, error: RadixKVError) -> None:
+        self.ending = error
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def table(clock: Clock) -> PoolTable:
+    config = ServiceConfig(
+        lease_ttl_s=TTL_S, max_unacknowledged_steps=3, max_ops_per_step=4, max_children_per_fork=5, max_pools=2
+    )
+    return PoolTable(config, clock)
+
+
+def hello(incarnation: int = 1, *, acknowledged: int = 0, **shape: object) -> workers.Hello:
+    pool = shape_to_proto(PoolShape(**({"num_blocks": 64} | shape)))  # type: ignore[arg-type]  # mixed by name
+    return workers.Hello(pool=pool, incarnation=incarnation, acknowledged_through=acknowledged)
+
+
+def step(number: int, *ops: StepOp, acknowledged: int = 0) -> workers.Step:
+    proto = workers.Step(number=number, acknowledged_through=acknowledged)
+    for op in ops:
+        op_to_proto(op, proto.ops.add())
+    return proto
+
+
+def attach(table: PoolTable, message: workers.Hello) -> Pool:
+    return table.attach(message, Stream()).pool
+
+
+def test_a_repeated_step_gets_its_stored_answer_and_is_not_applied_again(table: PoolTable) -> None:
+    pool = attach(table, hello())
+    first = pool.apply(step(1, AcquireOp(PROMPT, seq_id=5)))
+    pool.apply(step(2, ExtendOp(5, 50)))
+    assert pool.apply(step(1, AcquireOp(PROMPT, seq_id=5))) == first
+    assert first.step_answer.results[0].WhichOneof("result") == "acquire"
+    assert pool.cache.stats().num_sequences == 1
+    pool.cache.check()
+
+
+def test_a_number_left_out_is_refused_and_changes_nothing(table: PoolTable) -> None:
+    pool = attach(table, hello())
+    with pytest.raises(InvalidArgumentError, match=r"step\.number is 2; it must be 1"):
+        pool.apply(step(2, AcquireOp(PROMPT)))
+    assert pool.cache.stats().num_sequences == 0
+    assert pool.next_step == 1
+
+
+def test_an_acknowledged_answer_is_forgotten(table: PoolTable) -> None:
+    pool = attach(table, hello())
+    for number in (1, 2):
+        pool.apply(step(number, acknowledged=number - 1))
+    assert len(pool.answers) == 1
+    with pytest.raises(InvalidArgumentError, match="acknowledged"):
+        pool.apply(step(1))
+    with pytest.raises(InvalidArgumentError, match="acknowledged_through"):
+        pool.acknowledge(3)
+
+
+def test_answers_that_nobody_acknowledges_are_bounded(table: PoolTable) -> None:
+    pool = attach(table, hello())
+    for number in (1, 2, 3):
+        pool.apply(step(number))
+    with pytest.raises(LimitError, match="unacknowledged"):
+        pool.apply(step(4, AcquireOp(PROMPT)))
+    assert pool.cache.stats().num_sequences == 0
+    pool.apply(step(4, acknowledged=1))
+
+
+def test_a_step_over_its_limits_is_refused_whole(table: PoolTable) -> None:
+    pool = attach(table, hello())
+    with pytest.raises(LimitError, match="5 ops"):
+        pool.apply(step(1, *[AcquireOp(PROMPT)] * 5))
+    fork = workers.Op(fork=workers.Fork(seq_id=1, position=1, n=6))
+    with pytest.raises(LimitError, match="fork of 6"):
+        pool.apply(workers.Step(number=1, ops=[fork]))
+    with pytest.raises(InvalidArgumentError, match="op"):
+        pool.apply(workers.Step(number=1, ops=[workers.Op()]))
+    assert pool.next_step == 1
+    assert pool.cache.stats().num_sequences == 0
+
+
+def test_silence_for_the_ttl_ends_the_lease_and_a_successor_starts_on_an_empty_tree(
+    table: PoolTable, clock: Clock
+) -> None:
+    pool = attach(table, hello(1))
+    pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40)))
+    clock.now_s += TTL_S - 0.001
+    assert table.select("default") == [pool]
+    with pytest.raises(PoolHeldError, match="held by another"):
+        attach(table, hello(2))
+    clock.now_s += 0.001
+    with pytest.raises(UnknownPoolError):
+        table.select("default")
+    successor = attach(table, hello(2))
+    assert successor.cache.match(PROMPT).num_tokens == 0
+    assert successor.cache.stats().num_sequences == 0
+    with pytest.raises(StaleIncarnationError):
+        attach(table, hello(1, acknowledged=1))
+    with pytest.raises(StaleIncarnationError):
+        attach(table, hello(1))
+
+
+def test_every_message_renews_the_lease(table: PoolTable, clock: Clock) -> None:
+    stream = Stream()
+    pool = table.attach(hello(), stream).pool
+    for _ in range(5):
+        clock.now_s += TTL_S * 0.9
+        table.renew(pool, stream)
+    assert table.select("") == [pool]
+    clock.now_s += TTL_S
+    with pytest.raises(StaleIncarnationError, match="lease"):
+        table.renew(pool, stream)
+    assert table.select("") == []
+
+
+def test_a_silent_holders_stream_is_ended_with_its_lease(table: PoolTable, clock: Clock) -> None:
+    stream = Stream()
+    table.attach(hello(), stream)
+    clock.now_s += TTL_S
+    table.expire()
+    assert isinstance(stream.ending, StaleIncarnationError)
+
+
+def test_reattaching_within_the_ttl_resumes(table: PoolTable, clock: Clock) -> None:
+    stream = Stream()
+    pool = table.attach(hello(), stream).pool
+    pool.apply(step(1, AcquireOp(PROMPT, seq_id=1)))
+    table.leave(pool, stream)
+    clock.now_s += TTL_S / 2
+    again = table.attach(hello(acknowledged=1), Stream())
+    assert again.resumed
+    assert again.pool is pool
+    assert pool.next_step == 2
+    assert not pool.answers
+    assert stream.ending is None
+
+
+def test_a_newer_stream_of_the_same_incarnation_ends_the_older(table: PoolTable) -> None:
+    older, newer = Stream(), Stream()
+    pool = table.attach(hello(), older).pool
+    assert table.attach(hello(), newer).pool is pool
+    assert isinstance(older.ending, LeaseError)
+    table.leave(pool, older)
+    table.renew(pool, newer)
+    with pytest.raises(LeaseError, match="newer stream"):
+        table.renew(pool, older)
+
+
+def test_resuming_with_another_shape_is_refused(table: PoolTable) -> None:
+    attach(table, hello())
+    with pytest.raises(InvalidArgumentError, match="shape"):
+        attach(table, hello(num_blocks=65))
+
+
+def test_a_holder_that_had_answers_is_stale_for_a_service_that_knows_nothing_of_it(table: PoolTable) -> None:
+    with pytest.raises(StaleIncarnationError, match="restarted"):
+        attach(table, hello(acknowledged=1))
+    assert table.select("") == []
+
+
+def test_a_clean_end_frees_the_pool_at_once_and_retires_the_incarnation(table: PoolTable) -> None:
+    pool = attach(table, hello(1))
+    table.end(pool)
+    with pytest.raises(StaleIncarnationError):
+        attach(table, hello(1))
+    assert attach(table, hello(2)) is not pool
+    table.end(pool)
+    assert len(table.select("")) == 1, "ending a life twice does not end its successor"
+
+
+@pytest.mark.parametrize(
+    ("message", "argument"),
+    [
+        (hello(block_size=0), "block_size"),
+        (hello(num_blocks=0), "num_blocks"),
+        (hello(num_blocks=2**40), "num_blocks"),
+        (hello(name=""), "name"),
+        (hello(name="n" * 129), "name"),
+        (hello(0), "incarnation"),
+    ],
+)
+def test_a_hello_out_of_bounds_is_refused_by_name(table: PoolTable, message: workers.Hello, argument: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        attach(table, message)
+    assert caught.value.argument == argument
+    assert table.select("") == []
+
+
+def test_pools_are_told_apart_by_name_and_bounded_in_number(table: PoolTable) -> None:
+    left, right = attach(table, hello(1, name="left")), attach(table, hello(2, name="right"))
+    left.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40)))
+    assert right.cache.match(PROMPT).num_tokens == 0
+    assert table.select("") == [left, right]
+    assert table.select("right") == [right]
+    with pytest.raises(LimitError):
+        attach(table, hello(3, name="third"))
+
+
+def test_a_stall_of_the_service_itself_is_nobodys_silence(table: PoolTable, clock: Clock) -> None:
+    pool = attach(table, hello())
+    clock.now_s += TTL_S * 3
+    table.forgive(TTL_S * 3)
+    assert table.select("") == [pool]
+
+
+def test_retired_incarnations_are_remembered_up_to_a_bound(clock: Clock) -> None:
+    table = PoolTable(ServiceConfig(max_retired_incarnations=2), clock)
+    for incarnation in (1, 2, 3):
+        table.end(attach(table, hello(incarnation)))
+    with pytest.raises(StaleIncarnationError):
+        attach(table, hello(2))
+    assert attach(table, hello(1)).incarnation == 1

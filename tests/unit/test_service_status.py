@@ -1,0 +1,120 @@
+"""The status table: each error goes over the wire and comes back as itself."""
+
+from __future__ import annotations
+
+import inspect
+
+import grpc
+import pytest
+
+from radixkv.core import errors
+from radixkv.core.errors import (
+    AbortedError,
+    CorruptionError,
+    InvalidArgumentError,
+    LeaseError,
+    LimitError,
+    OutOfBlocksError,
+    PoolHeldError,
+    RadixKVError,
+    StaleIncarnationError,
+    UnavailableError,
+    UnknownPoolError,
+    UnknownSequenceError,
+)
+from radixkv.service.status import error_from_proto, error_from_rpc, error_to_proto, status_of, trailing_metadata
+from radixkv.v1 import types_pb2 as types
+
+EXAMPLES = [
+    (InvalidArgumentError("block_size", 0, "at least 1"), grpc.StatusCode.INVALID_ARGUMENT),
+    (InvalidArgumentError("tokens", "empty", "at least one token long"), grpc.StatusCode.INVALID_ARGUMENT),
+    (UnknownSequenceError(7), grpc.StatusCode.NOT_FOUND),
+    (OutOfBlocksError(12, 3), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (AbortedError("an earlier op failed"), grpc.StatusCode.ABORTED),
+    (LeaseError("gone"), grpc.StatusCode.FAILED_PRECONDITION),
+    (StaleIncarnationError("over"), grpc.StatusCode.FAILED_PRECONDITION),
+    (PoolHeldError("held"), grpc.StatusCode.FAILED_PRECONDITION),
+    (UnknownPoolError("no such pool"), grpc.StatusCode.NOT_FOUND),
+    (LimitError("too large"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (UnavailableError("stopping"), grpc.StatusCode.UNAVAILABLE),
+    (CorruptionError("a block has two owners"), grpc.StatusCode.INTERNAL),
+]
+
+
+class FinishedCall:
+    """What gRPC raises, as far as the table looks at it."""
+
+    def __init__(
+        self, status: grpc.StatusCode, metadata: tuple[tuple[str, bytes], ...] = (), details: str = "connection refused"
+    ) -> None:
+        self._status, self._metadata, self._details = status, metadata, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._status
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return self._metadata
+
+
+@pytest.mark.parametrize(("error", "status"), EXAMPLES)
+def test_an_error_comes_back_with_its_class_message_and_attributes(
+    error: RadixKVError, status: grpc.StatusCode
+) -> None:
+    assert status_of(error) is status
+    copy = error_from_proto(types.Error.FromString(error_to_proto(error).SerializeToString()))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_every_class_of_the_tree_has_a_row() -> None:
+    classes = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, RadixKVError)}
+    covered = {type(error) for error, _ in EXAMPLES}
+    assert classes - covered == {RadixKVError, errors.WrongThreadError}
+    assert status_of(RadixKVError("?")) is grpc.StatusCode.INTERNAL
+    assert status_of(errors.WrongThreadError("?")) is grpc.StatusCode.INTERNAL
+
+
+def test_every_code_of_the_wire_has_a_class() -> None:
+    for code in set(types.ErrorCode.values()) - {types.ERROR_CODE_UNSPECIFIED, types.ERROR_CODE_INTERNAL}:
+        proto = types.Error(code=types.ErrorCode.Name(code), message="m")
+        assert type(error_from_proto(proto)) is not RadixKVError, code
+
+
+def test_an_error_of_a_later_version_is_still_an_error_of_ours() -> None:
+    error = error_from_proto(types.Error(code=999, message="over quota"))  # type: ignore[arg-type]  # a code yet to come
+    assert type(error) is RadixKVError
+    assert str(error) == "over quota"
+
+
+def test_a_refused_value_that_is_long_is_cut() -> None:
+    proto = error_to_proto(InvalidArgumentError("name", "x" * 100_000, "short"))
+    assert proto.ByteSize() < 2000
+    assert isinstance(error_from_proto(proto), InvalidArgumentError)
+
+
+def test_a_failed_call_with_details_gives_our_error() -> None:
+    call = FinishedCall(grpc.StatusCode.RESOURCE_EXHAUSTED, trailing_metadata(OutOfBlocksError(9, 1)))
+    error = error_from_rpc(call, "here:1")
+    assert isinstance(error, OutOfBlocksError)
+    assert (error.num_needed, error.num_available) == (9, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, UnavailableError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, UnavailableError),
+        (grpc.StatusCode.CANCELLED, UnavailableError),
+        (grpc.StatusCode.UNIMPLEMENTED, UnavailableError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, LimitError),
+        (grpc.StatusCode.UNKNOWN, RadixKVError),
+    ],
+)
+def test_a_failure_of_the_transport_names_the_address(status: grpc.StatusCode, kind: type[RadixKVError]) -> None:
+    error = error_from_rpc(FinishedCall(status), "example:1234")
+    assert type(error) is kind
+    assert "example:1234" in str(error)
