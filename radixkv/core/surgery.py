@@ -65,22 +65,19 @@ def end_at(forest: Forest, node: Node, end_bytes: int) -> Node:
 
 
 def merge_down(forest: Forest, node: Node) -> None:
-    """Merge a node into its only child where nobody stands between them. O(edge)."""
+    """Merge a node into its only child where nobody stands between them and both were last used at once. O(edge)."""
     child = node.only_child()
     parent = node.parent
     if child is None or parent is None or len(child.key) < forest.block_bytes or node.has_standers():
         return
+    if not child.lock_ref and node.access_number > child.access_number + 1:
+        return  # a hot prefix does not keep its cold continuation young
     assert parent.children is not None, "a parent without children"
     child.key = bytearray(node.key) + child.key
     child.blocks = node.blocks + child.blocks
     child.head = node.head
     child.parent = parent
     child.used_bytes = max(child.used_bytes, node.used_bytes)
-    if node.access_number > child.access_number:
-        child.last_access_s, child.access_number = node.last_access_s, node.access_number
-        if child.queue_entry is not None:
-            forest.queue.remove(child)
-            forest.queue_if_leaf(child)
     parent.children[child.head] = child
     node.parent = node.children = None
     forest.num_nodes -= 1
@@ -133,9 +130,9 @@ def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) 
 
 
 def adopt_children(forest: Forest, heir: Node, node: Node) -> None:
-    """An unlocked sibling `node` gives way to `heir`, which takes over its children and its recency."""
+    """An unlocked sibling `node` gives way to `heir`, a tail about to hold the same block, which takes over its children."""
     children, node.children = node.children, None
-    heir.used_bytes = max(heir.used_bytes, min(node.used_bytes, heir.end_bytes))
+    heir.used_bytes = max(heir.used_bytes, node.used_bytes)
     if node.access_number > heir.access_number:
         heir.last_access_s, heir.access_number = node.last_access_s, node.access_number
     forest.remove(node)
