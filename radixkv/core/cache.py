@@ -160,7 +160,7 @@ class PrefixCache:
         root = forest.root(namespace)
         node = root if known_root is None else stand_node(forest, walk, plan.num_kept)
         forest.lock(node)
-        seq = Sequence(next(ids), root, node, bytearray(packed), forest.path_blocks(node, plan.num_kept))
+        seq = Sequence(next(ids), root, node, packed, forest.path_blocks(node, plan.num_kept))
         seq.table.extend(forest.take(plan.num_taken))
         seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
         seq.room = length
@@ -234,7 +234,7 @@ class PrefixCache:
         if packed:
             capacity = self._forest.pool.num_blocks * self._forest.block_size
             validation.check_int("history", history, 1, capacity + 1)
-            seq.tokens += packed
+            seq.append_tokens(packed)
         self._counters.num_inserted_tokens += num_computed - seq.num_computed
         seq.num_computed = num_computed
         publish(self._forest, seq)

@@ -19,7 +19,7 @@ class Sequence:
     """State of one open sequence. Lengths that end in `_bytes` count packed bytes, 4 to a token.
 
     Attributes:
-        tokens: its whole history, packed.
+        tokens: its whole history, packed; the caller's own bytes until the history grows.
         table: logical block index -> block id.
         root, node: the tree it belongs to, and the deepest node that it stands on (one lock ref).
         published_bytes: its history up to here is covered by the path to `node`.
@@ -50,7 +50,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, seq_id: int, root: RootNode, node: Node, tokens: bytearray, table: array[int]) -> None:
+    def __init__(self, seq_id: int, root: RootNode, node: Node, tokens: bytes | bytearray, table: array[int]) -> None:
         self.seq_id = seq_id
         self.root = root
         self.node = node
@@ -66,6 +66,12 @@ class Sequence:
         self.room = 0
         self.promised_table_length = 0
         self.num_promised = 0
+
+    def append_tokens(self, packed: bytes) -> None:
+        """Lengthen the history. O(new), amortised."""
+        if isinstance(self.tokens, bytes):
+            self.tokens = bytearray(self.tokens)
+        self.tokens += packed
 
     def table_is_the_path(self) -> bool:
         """Whether its table lists just what the tree holds on its path (so that children may copy it)."""
