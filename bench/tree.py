@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.figures["metadata_bytes_per_token"] = memory
         report.tables.append(memory_table(memory))
     report.bars = bars(figures, names[1:], why_no_peer)
-    return report.finish(options.json or (None if options.quick else RESULTS_DIR / "tree.json"))
+    return report.finish(options.json or (None if options.quick else RESULTS_DIR / "tree.json"), is_quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if stack.num_evicted_blocks():
             raise AssertionError("blocks were evicted: the pool is too small for this run")
     is_full = not options.quick and options.rounds is None
-    return make_report(bench, options, model).finish(options.json or (RESULTS_DIR / "ttft.json" if is_full else None))
+    path = options.json or (RESULTS_DIR / "ttft.json" if is_full else None)
+    return make_report(bench, options, model).finish(path, is_quick=options.quick)
 
 
 if __name__ == "__main__":
