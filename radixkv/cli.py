@@ -200,7 +200,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_flags(up)
     _add_chat_flags(up)
     up.add_argument(
-        "--listen", metavar="ADDRESS", help=f"where generation is served (default {DEFAULT_WORKER_ADDRESS})"
+        "--listen",
+        metavar="ADDRESS",
+        default=DEFAULT_WORKER_ADDRESS,
+        help="where generation is served (default %(default)s)",
     )
     up.add_argument(
         "--service-listen",

@@ -1,0 +1,188 @@
+"""Drives one cache with its worker and its oracle, and compares the three after every call.
+
+The machine draws calls at random and the named examples write them out; both go through here, so both are checked alike:
+`check()`, the books, what is cached against what may and must be, matches, events, and each slot that a kernel would read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from radixkv.core.api import CacheHolder, PoolShape, ReleaseOp, StepOp
+from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
+from radixkv.core.tokens import pack_tokens
+
+from .hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
+from .oracle import Oracle, Tokens
+from .recency import Recency
+from .snapshot import EventFollower, Snapshot, check_books, check_eviction, read_snapshot
+
+__all__ = ["NAMESPACES", "Backend", "CacheDriver"]
+
+NAMESPACES = ("default", "other")
+
+
+class Backend(Protocol):
+    """Where caches come from."""
+
+    def open(self, shape: PoolShape) -> CacheHolder:
+        """A fresh, empty pool."""
+        ...
+
+    def interrupt(self, holder: CacheHolder) -> None:
+        """Break whatever connects the holder to its pool, if anything does; it must come back by itself."""
+        ...
+
+    def close(self, holder: CacheHolder) -> None: ...
+
+
+class CacheDriver:
+    """One pool, from open to close.
+
+    `snapshot` is what the cache showed after the last call; `is_sound` that every check on it passed.
+    """
+
+    def __init__(self, backend: Backend, num_blocks: int, block_size: int) -> None:
+        self.backend = backend
+        self.holder = backend.open(PoolShape(num_blocks, block_size))
+        self.worker = HashKvWorker(self.holder, num_blocks, block_size)
+        self.oracle = Oracle(num_blocks, block_size)
+        self.snapshot = read_snapshot(self.holder)
+        self.is_sound = True
+        self._recency = Recency(self.oracle)
+        self._follower = EventFollower(block_size)
+
+    def carry(
+        self,
+        first: list[StepOp],
+        *later: Callable[[], list[StepOp]],
+        lag: int = 0,
+        by_call: bool = False,
+        may_be_refused: bool = False,
+        break_at: int | None = None,
+    ) -> Any:
+        """Send Steps one upon the other, then check their answers and everything after them; the last Step's results.
+
+        Args:
+            first, later: the Steps; each later one is made when those before have been sent, not answered.
+            lag: how many answers the worker leaves unapplied.
+            by_call: send the only op of the only Step by its own method.
+            may_be_refused: inserts in it may be bad ones.
+            break_at: break the connection before the Step of this index, or after the last.
+        """
+        self.is_sound = False
+        steps, answers = [], []
+        for index, step in enumerate((lambda: first, *later)):
+            if break_at == index:
+                self.backend.interrupt(self.holder)
+            self.worker.catch_up(MAX_ANSWERS_BEHIND - 1)
+            steps.append(step())
+            answers.append(self.worker.submit(steps[-1], by_call=by_call, may_be_refused=may_be_refused))
+        if break_at == len(steps):
+            self.backend.interrupt(self.holder)
+        results = [answer.result(ANSWER_TIMEOUT_S) for answer in answers]
+        after = read_snapshot(self.holder)
+        if all(isinstance(result, RadixKVError) for step_results in results for result in step_results):
+            assert after == self.snapshot, "failed ops changed something"
+        has_evicted = after.stats.num_evicted_blocks != self.snapshot.stats.num_evicted_blocks
+        self.oracle.begin(has_evicted=has_evicted)
+        for ops, step_results in zip(steps, results, strict=True):
+            self.oracle.observe_step(ops, step_results)
+        self._settle(after, has_evicted=has_evicted)
+        self.worker.catch_up(lag)
+        self.verify()
+        self.is_sound = True
+        return results[-1]
+
+    def match(self, namespace: str, tokens: Tokens) -> int:
+        """Match, and compare with what the dump holds."""
+        found, on_device = self.holder.match(pack_tokens(tokens), namespace)
+        assert found == on_device
+        expected = self.snapshot.match(namespace, tokens)
+        assert found == expected, f"{tokens} matched {found} tokens in {namespace}, the dump holds {expected} of them"
+        return found
+
+    def read_a_match(self, namespace: str, tokens: Tokens) -> None:
+        """A match is exact to the token, and a pure read."""
+        found = self.match(namespace, tokens)
+        assert self.oracle.least_match(namespace, tokens) <= found <= self.oracle.most_match(namespace, tokens)
+        assert read_snapshot(self.holder) == self.snapshot, "a match changed something"
+
+    def evict(self, num_blocks: int) -> None:
+        self.is_sound = False
+        num_evicted = self.holder.evict(num_blocks)
+        before, after = self.snapshot, read_snapshot(self.holder)
+        check_eviction(before, after, num_blocks, num_evicted)
+        self._settle(after, has_evicted=num_evicted > 0)
+        self.is_sound = True
+
+    def clear(self, namespace: str) -> None:
+        self.is_sound = False
+        num_freed = self.holder.clear(namespace)
+        after = read_snapshot(self.holder)
+        assert num_freed == after.stats.num_free_blocks - self.snapshot.stats.num_free_blocks
+        assert namespace not in after.cached, "something matches after a clear"
+        self.oracle.cleared(namespace)
+        self._settle(after)
+        self.is_sound = True
+
+    def interrupt(self) -> None:
+        """A broken connection that comes back has changed nothing."""
+        self.backend.interrupt(self.holder)
+        assert read_snapshot(self.holder) == self.snapshot, "a broken connection changed something"
+
+    def apply_answers(self) -> None:
+        self.worker.catch_up()
+        self.verify()
+
+    def call_badly(self, bad_call: Callable[[], object]) -> None:
+        """A refused call says so and changes nothing."""
+        try:
+            answer = bad_call()
+        except (InvalidArgumentError, UnknownSequenceError):
+            assert read_snapshot(self.holder) == self.snapshot, "a refused call changed something"
+        else:
+            raise AssertionError(f"a bad call was answered by {answer}")
+
+    def verify(self) -> None:
+        """Read what kernels would read; with no answer outstanding, all that is cached too."""
+        self.worker.verify()
+        if not self.worker.num_behind:
+            for path in self.snapshot.paths.values():
+                self.worker.verify_blocks(path.node.namespace, path.tokens, len(path.tokens), path.block_ids)
+
+    def fits_alone(self, length: int) -> bool:
+        """Whether nobody is open and a history of this length fits the pool."""
+        return not self.oracle.branches and -(-length // self.oracle.block_size) <= self.oracle.num_blocks
+
+    def end(self) -> None:
+        """Nothing stays private, locked or promised once everyone is gone, and all that is cached goes in its order."""
+        if not self.is_sound:
+            return  # what broke has been reported
+        self.carry([ReleaseOp(seq_id, keep=bool(seq_id % 2)) for seq_id in self.oracle.branches])
+        stats = self.snapshot.stats
+        assert stats.num_private_blocks == stats.num_promised_blocks == 0
+        assert stats.num_evictable_blocks == stats.num_cached_blocks
+        while self.snapshot.paths:
+            self.evict(1)
+        assert self.snapshot.stats.num_free_blocks == stats.num_blocks
+
+    def close(self) -> None:
+        self.backend.close(self.holder)
+
+    def _settle(self, after: Snapshot, *, has_evicted: bool = False) -> None:
+        """Compare what is cached now with what the oracle allows, and remember it."""
+        self.oracle.begin(has_evicted=has_evicted)
+        for namespace in {*NAMESPACES, *after.cached}:
+            cached = after.cached.get(namespace, set())
+            least, most = self.oracle.least(namespace), self.oracle.most(namespace)
+            assert least <= cached, f"{min(least - cached, key=len)} is lost from {namespace}"
+            assert cached <= most, f"{min(cached - most, key=len)} must not match in {namespace}"
+        self.holder.check()
+        check_books(after, self.oracle)
+        self._follower.follow(self.holder.events(self._follower.next_number))
+        self._follower.check(after)
+        self._recency.check(after)
+        self.oracle.end(after.cached)
+        self.snapshot = after

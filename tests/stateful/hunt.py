@@ -1,0 +1,48 @@
+"""Runs the machine over whichever radixkv lies in the working folder, and says whether it found a bug there.
+
+python -m stateful.hunt MAX_EXAMPLES      prints `found: ...`, or `survived` after so many examples
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis.errors import HypothesisException
+from hypothesis.stateful import run_state_machine_as_test
+
+import radixkv
+
+from .test_in_process import InProcessMachine
+
+
+def hunt(max_examples: int) -> str | None:
+    """What the machine found, in a line; None if nothing."""
+    quick = settings(
+        max_examples=max_examples,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(InProcessMachine, settings=quick)
+    except HypothesisException:
+        raise
+    except Exception as error:
+        message = str(error).strip().partition("\n")[0]
+        return f"{type(error).__name__} {message}"
+    return None
+
+
+if __name__ == "__main__":
+    package = Path(radixkv.__file__).resolve()
+    assert package.is_relative_to(Path.cwd()), f"{package} is not the copy in {Path.cwd()}"
+    found = hunt(int(sys.argv[1]))
+    print(f"found: {found}" if found else "survived")

@@ -1,0 +1,273 @@
+"""Bugs to plant in a copy of the core, each a small change of its text that the state machine must find."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["PLANTED_BUGS", "PlantedBug"]
+
+
+class PlantedBug(NamedTuple):
+    """In `module` of the core, `text` (which is there exactly once) becomes `bug`."""
+
+    name: str
+    module: str
+    text: str
+    bug: str
+
+
+PLANTED_BUGS = (
+    PlantedBug(
+        "a missed unlock: the tail left behind stays locked",
+        "cache.py",
+        "for node in (*seq.left_tails, seq.node):",
+        "for node in (seq.node,):",
+    ),
+    PlantedBug(
+        "a missed unlock: whoever gets a copy keeps its lock on the source",
+        "publishing.py",
+        "    surgery.leave(forest, seq.root, node)\n",
+        "",
+    ),
+    PlantedBug(
+        "only the node itself is locked, not its ancestors",
+        "forest.py",
+        "            if above.lock_ref > 1:\n                return\n            if above.parent",
+        "            if above.lock_ref > 1 or above is not node:\n                return\n            if above.parent",
+    ),
+    PlantedBug(
+        "an append right returned early: at the first growth of the tail",
+        "publishing.py",
+        "        seq.published_bytes = target\n    return False",
+        "        seq.published_bytes = target\n        tail.writer = None\n    return False",
+    ),
+    PlantedBug(
+        "an append right taken while another holds it",
+        "planning.py",
+        " and child.writer is None",
+        "",
+    ),
+    PlantedBug(
+        "an append right taken though more is published than was read",
+        "publishing.py",
+        "return len(seq.node.key) == fill and seq.node.writer is None",
+        "return len(seq.node.key) >= fill and len(seq.node.key) < forest.block_bytes and seq.node.writer is None",
+    ),
+    PlantedBug(
+        "a copy one token too short",
+        "cache.py",
+        "num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES",
+        "num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES - 1",
+    ),
+    PlantedBug(
+        "a copy op lost on its way",
+        "cache.py",
+        "ops = self._copy_ops(source, taken, 0, filled)",
+        "ops = ()",
+    ),
+    PlantedBug(
+        "a copy from the first block of a node, not the last",
+        "publishing.py",
+        "source = node.blocks[-1]",
+        "source = node.blocks[0]",
+    ),
+    PlantedBug(
+        "a split that gives the upper node one block too many",
+        "surgery.py",
+        "    node.blocks = node.blocks[num_upper:]\n",
+        "    node.blocks = node.blocks[num_upper - 1 :]\n",
+    ),
+    PlantedBug(
+        "a stale child index: the lower node keeps its old head after a split",
+        "surgery.py",
+        "    node.head = bytes(node.key[: forest.block_bytes])\n    node.blocks",
+        "    node.blocks",
+    ),
+    PlantedBug(
+        "a split that forgets the lock",
+        "surgery.py",
+        "upper.lock_ref = 1 if node.lock_ref else 0",
+        "upper.lock_ref = 0",
+    ),
+    PlantedBug(
+        "a locked leaf left in the eviction queue",
+        "forest.py",
+        "                if above.queue_entry is not None:\n                    self.queue.remove(above)",
+        "                if above.queue_entry is not None and above is not node:\n                    self.queue.remove(above)",
+    ),
+    PlantedBug(
+        "blocks freed twice: what was published still counts as private",
+        "publishing.py",
+        "    seq.published_bytes = full_end\n    seq.private_from = end_block",
+        "    seq.published_bytes = full_end\n    seq.private_from = first_block",
+    ),
+    PlantedBug(
+        "blocks leaked: duplicates kept until release are never freed",
+        "sequences.py",
+        "return self.table[self.private_from :] + self.kept_blocks",
+        "return self.table[self.private_from :]",
+    ),
+    PlantedBug(
+        "a promise that outlives its sequence",
+        "cache.py",
+        "        self._promise(seq, 0, 0)\n",
+        "",
+    ),
+    PlantedBug(
+        "a promise that is not drawn down",
+        "cache.py",
+        "self._promise(seq, seq.promised_table_length, min(seq.num_promised, num_promised))",
+        "self._promise(seq, seq.promised_table_length, seq.num_promised)",
+    ),
+    PlantedBug(
+        "a fork's promise without the block for its copy",
+        "cache.py",
+        "num_promised = promised_length - table_length + (shares_last and reserve > 0)",
+        "num_promised = promised_length - table_length",
+    ),
+    PlantedBug(
+        "a need that leaves out what the call locks",
+        "planning.py",
+        "num_needed = num_taken + num_promised + num_locked",
+        "num_needed = num_taken + num_promised",
+    ),
+    PlantedBug(
+        "namespaces mixed: any root will do",
+        "cache.py",
+        "known_root = forest.roots.get(namespace)",
+        "known_root = forest.roots.get(namespace) or next(iter(forest.roots.values()), None)",
+    ),
+    PlantedBug(
+        "num_stored one too high",
+        "cache.py",
+        "seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES",
+        "seq.num_stored = seq.num_computed = min(length, walk.matched_bytes // TOKEN_BYTES + 1)",
+    ),
+    PlantedBug(
+        "a swap that frees the new blocks",
+        "surgery.py",
+        "    forest.pool.give_back(node.blocks)\n    node.blocks = blocks",
+        "    forest.pool.give_back(blocks)\n    node.blocks = blocks",
+    ),
+    PlantedBug(
+        "a swap under those who read: locked nodes give way too",
+        "publishing.py",
+        "        if child.lock_ref:\n            seq.kept_blocks",
+        "        if child.lock_ref > 1:\n            seq.kept_blocks",
+    ),
+    PlantedBug(
+        "first_changed that points past the copied block",
+        "cache.py",
+        "return ExtendResult(first_changed, taken, ops)",
+        "return ExtendResult(old_length, taken, ops)",
+    ),
+    PlantedBug(
+        "a child's table copied from a parent that keeps duplicates",
+        "cache.py",
+        "if seq.table_is_the_path() and end <= seq.published_bytes:",
+        "if end <= seq.published_bytes:",
+    ),
+    PlantedBug(
+        "a merge under someone who stands in between",
+        "surgery.py",
+        " or node.has_standers():",
+        ":",
+    ),
+    PlantedBug(
+        "eviction of the most recently used leaf",
+        "eviction.py",
+        "self._entries.pop(0)",
+        "self._entries.pop(-1)",
+    ),
+    PlantedBug(
+        "recency that is never refreshed",
+        "forest.py",
+        "            above.last_access_s = now_s\n",
+        "",
+    ),
+    PlantedBug(
+        "eviction before the call is known to fail",
+        "cache.py",
+        "        self._require(plan.num_needed)\n",
+        "        forest.evict(plan.num_needed - forest.pool.num_free)\n        self._require(plan.num_needed)\n",
+    ),
+    PlantedBug(
+        "release without keep that keeps",
+        "cache.py",
+        "            if not keep:\n                withdraw(forest, left)\n",
+        "",
+    ),
+    PlantedBug(
+        "release without keep that takes what others used",
+        "publishing.py",
+        "if node.used_bytes > node.start_bytes:",
+        "if node.used_bytes > node.end_bytes:",
+    ),
+    PlantedBug(
+        "a clear after which open sequences go on publishing to newcomers",
+        "cache.py",
+        "root = self._forest.roots.pop(validation.check_namespace(namespace), None)",
+        "root = self._forest.roots.get(validation.check_namespace(namespace))",
+    ),
+    PlantedBug(
+        "a cleared tree whose nodes stay when their sequences end",
+        "cache.py",
+        "        root.is_cleared = True\n",
+        "",
+    ),
+    PlantedBug(
+        "an event of removal that is not told",
+        "forest.py",
+        "        self.record_removed(node)\n",
+        "",
+    ),
+    PlantedBug(
+        "a match that stamps",
+        "cache.py",
+        "        return MatchResult(matched, matched)",
+        "        for node in () if root is None else self._forest.nodes(root):\n            node.last_access_s += 1\n"
+        "        return MatchResult(matched, matched)",
+    ),
+    PlantedBug(
+        "a match rounded down to whole blocks among siblings",
+        "forest.py",
+        "return Walk(node, nearest, common)",
+        "return Walk(node, None, 0)",
+    ),
+    PlantedBug(
+        "a failed op that lets the rest of its Step go on",
+        "steps.py",
+        "failed.update(",
+        "failed.difference_update(",
+    ),
+    PlantedBug(
+        "only one of the siblings is looked at",
+        "node.py",
+        "return [head for head in self if head.startswith(first_token)]",
+        "return [head for head in self if head.startswith(first_token)][:1]",
+    ),
+    PlantedBug(
+        "a tail that steps aside while others read it, and is forgotten",
+        "publishing.py",
+        "        seq.left_tails.append(tail)\n",
+        "        pass\n",
+    ),
+    PlantedBug(
+        "children who still name the node that gave way as their parent",
+        "surgery.py",
+        "        child.parent = heir\n",
+        "        pass\n",
+    ),
+    PlantedBug(
+        "a longer common edge than there is",
+        "publishing.py",
+        "    return low * forest.block_bytes",
+        "    return max(low, limit // forest.block_bytes) * forest.block_bytes",
+    ),
+    PlantedBug(
+        "an extend that gives less room than it says",
+        "cache.py",
+        "num_taken = forest.table_length(num_tokens) - old_length + needs_copy",
+        "num_taken = forest.table_length(num_tokens - 1) - old_length + needs_copy",
+    ),
+)

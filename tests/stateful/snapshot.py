@@ -1,0 +1,212 @@
+"""What a cache shows of itself, read at one moment, and the books that must balance in it.
+
+The books are kept against the block tables of the answers: a block is free, in one radix node, or in the tables of live
+sequences alone. A namespace that was cleared under live sequences is shown by no dump.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from radixkv.core.api import CacheEvent, CacheHolder, CacheStats, NodeInfo
+from radixkv.core.tokens import unpack_tokens
+
+from .oracle import Branch, Oracle, Tokens
+
+__all__ = ["EventFollower", "Path", "Snapshot", "check_books", "check_eviction", "read_snapshot"]
+
+
+class Path(NamedTuple):
+    """A node with all that lies above it."""
+
+    node: NodeInfo
+    tokens: Tokens
+    block_ids: tuple[int, ...]
+
+    @property
+    def num_above(self) -> int:
+        return len(self.tokens) - len(self.node.tokens) // 4
+
+
+class Snapshot(NamedTuple):
+    """`paths` by node id, parents first; `cached`: every non-empty history that the nodes hold, by namespace."""
+
+    stats: CacheStats
+    paths: dict[int, Path]
+    cached: dict[str, set[Tokens]]
+
+    def match(self, namespace: str, tokens: Tokens) -> int:
+        """What a match must answer while the cache holds this: the longest common prefix. O(tokens²)."""
+        cached = self.cached.get(namespace, set())
+        return max((end for end in range(1, len(tokens) + 1) if tokens[:end] in cached), default=0)
+
+    def children(self, node_id: int) -> list[Path]:
+        return [path for path in self.paths.values() if path.node.parent_id == node_id]
+
+
+def read_snapshot(holder: CacheHolder) -> Snapshot:
+    """Dump and stats, with every path put together. Asserts that the dump is a tree, parents first."""
+    paths: dict[int, Path] = {}
+    cached: dict[str, set[Tokens]] = {}
+    for node in holder.dump():
+        above = paths.get(node.parent_id)
+        assert above is not None or node.parent_id == 0, f"{node} comes before its parent"
+        assert above is None or (above.node.namespace == node.namespace and not above.node.is_tail), (
+            f"{node} below {above}"
+        )
+        tokens = (above.tokens if above else ()) + tuple(unpack_tokens(node.tokens))
+        blocks = (above.block_ids if above else ()) + tuple(node.block_ids)
+        path = paths[node.node_id] = Path(node, tokens, blocks)
+        assert node.position == path.num_above, f"{node} lies below {path.num_above} tokens"
+        held = cached.setdefault(node.namespace, set())
+        held.update(tokens[:end] for end in range(path.num_above + 1, len(tokens) + 1))
+    return Snapshot(holder.stats(), paths, cached)
+
+
+def check_books(snapshot: Snapshot, oracle: Oracle) -> None:
+    """Assert contract 1 and what the gauges and counters say, from the dump and the tables of live sequences.
+
+    What sequences hold of a cleared namespace is bounded by their tables: two that computed the same keep it twice.
+    """
+    stats = snapshot.stats
+    nodes = [path.node for path in snapshot.paths.values()]
+    branches = list(oracle.branches.values())
+    cached = [block for node in nodes for block in node.block_ids]
+    tables = {block for branch in branches for block in branch.table}
+    assert len(set(cached)) == len(cached), f"a block is in two nodes: {sorted(cached)}"
+    assert tables.union(cached) <= set(range(stats.num_blocks)), "a block id outside the pool"
+    for branch in branches:
+        assert len(set(branch.table)) == len(branch.table), f"a block is twice in the table {branch.table}"
+    for node in nodes:
+        length = len(node.tokens) // 4
+        assert len(node.block_ids) == -(-length // stats.block_size), f"{node}"
+        assert node.is_tail == (length < stats.block_size), f"{node}"
+        assert node.is_tail or length % stats.block_size == 0, f"{node}"
+
+    assert stats.num_free_blocks + stats.num_cached_blocks + stats.num_private_blocks == stats.num_blocks
+    assert stats.num_free_blocks + stats.num_evictable_blocks >= stats.num_promised_blocks
+    assert stats.num_sequences == len(branches)
+    num_used = stats.num_blocks - stats.num_free_blocks
+    unlocked = [block for node in nodes if node.lock_ref == 0 for block in node.block_ids]
+    assert stats.num_evictable_blocks == len(unlocked), f"{unlocked} are in unlocked nodes"
+    num_hidden = sum(len(branch.table) for branch in branches if not oracle.is_current(branch))
+    assert 0 <= num_used - len(tables.union(cached)) <= num_hidden, "blocks leaked, or given out twice"
+    if not num_hidden:
+        assert stats.num_cached_blocks == len(cached)
+        assert stats.num_private_blocks == len(tables.difference(cached))
+        assert stats.num_nodes == len(nodes)
+    _check_promises(stats, branches)
+    _check_locks(snapshot, oracle)
+    _check_counters(stats, oracle)
+
+
+def _check_promises(stats: CacheStats, branches: list[Branch]) -> None:
+    least = sum(max(0, -(-branch.promised_room // stats.block_size) - len(branch.table)) for branch in branches)
+    most = least + sum(branch.promised_room > branch.room for branch in branches)
+    assert least <= stats.num_promised_blocks <= most, (
+        f"{stats.num_promised_blocks} promised, expected {least} to {most}"
+    )
+
+
+def _check_locks(snapshot: Snapshot, oracle: Oracle) -> None:
+    size = snapshot.stats.block_size
+    branches = [branch for branch in oracle.branches.values() if oracle.is_current(branch)]
+    for path in snapshot.paths.values():
+        node, first_block = path.node, path.tokens[: path.num_above + size]
+        children = snapshot.children(node.node_id)
+        locked_children = sum(child.node.lock_ref > 0 for child in children)
+        assert node.lock_ref >= locked_children, f"{node} has {locked_children} locked children"
+        users = [
+            branch.seq_id
+            for branch in branches
+            if branch.namespace == node.namespace
+            and branch.num_computed >= path.num_above + size
+            and branch.tokens[: path.num_above + size] == first_block
+        ]
+        assert node.lock_ref > 0 or not users, f"{node} is not locked though {users} stand on it or below"
+        assert node.lock_ref == 0 or branches, f"{node} is locked by nobody"
+        for child in children:
+            is_in_order = node.lock_ref or node.last_access_s >= child.node.last_access_s
+            assert is_in_order, f"{node} is older than its child {child.node}"
+
+
+def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
+    assert stats.num_queries == oracle.num_acquired
+    assert stats.num_query_tokens == oracle.num_acquired_tokens
+    assert stats.num_hit_tokens == oracle.num_hit_tokens
+    assert stats.num_inserted_tokens == oracle.num_inserted_tokens
+    assert stats.num_forks == oracle.num_forked
+    assert stats.num_copied_tokens == oracle.num_copied_tokens
+
+
+def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicted: int) -> None:
+    """Assert that whole unlocked leaves went, least recently used first, and no more of them than were asked for."""
+    evictable = before.stats.num_evictable_blocks
+    left = {(path.node.namespace, path.tokens) for path in after.paths.values()}
+    remaining = dict(before.paths)
+    gone = {key for key, path in remaining.items() if (path.node.namespace, path.tokens) not in left}
+    assert num_evicted >= min(num_asked, evictable), (
+        f"{num_evicted} of {evictable} evictable blocks, {num_asked} asked for"
+    )
+    assert num_evicted == sum(len(remaining[key].node.block_ids) for key in gone)
+    assert num_evicted == after.stats.num_free_blocks - before.stats.num_free_blocks
+    assert num_evicted == after.stats.num_evicted_blocks - before.stats.num_evicted_blocks
+    num_freed = 0
+    while gone:
+        assert num_freed < num_asked, f"{num_asked} blocks were asked for and {num_evicted} evicted"
+        parents = {path.node.parent_id for path in remaining.values()}
+        leaves = [path.node for key, path in remaining.items() if not path.node.lock_ref and key not in parents]
+        oldest_s = min(node.last_access_s for node in leaves)
+        oldest = [node for node in leaves if node.last_access_s == oldest_s and node.node_id in gone]
+        assert oldest, (
+            f"an older leaf than those evicted was left: {[n for n in leaves if n.last_access_s == oldest_s]}"
+        )
+        num_freed += len(oldest[0].block_ids)
+        gone.remove(oldest[0].node_id)
+        del remaining[oldest[0].node_id]
+
+
+class EventFollower:
+    """Folds the event log as a router would: which block holds which tokens at which position of which namespace."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._next_number: int | None = None
+        self._held: dict[int, tuple[str, int, bytes]] = {}
+
+    @property
+    def next_number(self) -> int:
+        return self._next_number or 0
+
+    def follow(self, events: list[CacheEvent]) -> None:
+        for event in events:
+            assert self._next_number in (None, event.sequence_number), f"{event} came at {self._next_number}"
+            self._next_number = event.sequence_number + 1
+            if event.kind == "cleared":
+                self._held = {block: held for block, held in self._held.items() if held[0] != event.namespace}
+                continue
+            assert len(event.tokens) == 4 * self.block_size * len(event.block_ids), f"{event}"
+            for index, block in enumerate(event.block_ids):
+                tokens = event.tokens[4 * self.block_size * index : 4 * self.block_size * (index + 1)]
+                entry = (event.namespace, event.position + self.block_size * index, tokens)
+                if event.kind == "stored":
+                    assert block not in self._held, f"{event}: block {block} is held already"
+                    self._held[block] = entry
+                else:
+                    assert event.kind == "removed"
+                    assert self._held.pop(block, None) == entry, f"{event}: block {block} was not stored so"
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Assert that the events so far tell of every whole block that is cached, and of no other."""
+        size = self.block_size
+        expected = {
+            block: (
+                path.node.namespace,
+                path.node.position + size * index,
+                path.node.tokens[4 * size * index :][: 4 * size],
+            )
+            for path in snapshot.paths.values()
+            if not path.node.is_tail
+            for index, block in enumerate(path.node.block_ids)
+        }
+        assert self._held == expected, "the events tell of other blocks than the dump"

@@ -1,0 +1,64 @@
+"""The same machine through the client against a live gRPC service, over streams that are dropped and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from radixkv.client import RemoteHolder, connect
+from radixkv.core.api import CacheHolder, PoolShape
+from radixkv.service import ServiceConfig, ServiceThread
+
+from .driver import Backend
+from .machine import CacheMachine
+
+__all__ = ["OverGrpc"]
+
+
+class OverGrpc:
+    """One pool of one service, attached anew, and so emptied, for each example."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def open(self, shape: PoolShape) -> CacheHolder:
+        return connect(self.address, shape)
+
+    def interrupt(self, holder: CacheHolder) -> None:
+        assert isinstance(holder, RemoteHolder)
+        holder.interrupt()
+
+    def close(self, holder: CacheHolder) -> None:
+        assert isinstance(holder, RemoteHolder)
+        holder.close()
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[OverGrpc]:
+    with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+        yield OverGrpc(service.addresses[0])
+
+
+def run_machine(backend: Backend, max_examples: int) -> None:
+    machine = type("OverGrpcMachine", (CacheMachine,), {"backend": backend})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
+
+
+def test_every_call_over_dropped_and_resumed_streams(backend: OverGrpc) -> None:
+    run_machine(backend, 100)
+
+
+@pytest.mark.slow
+def test_every_call_over_dropped_and_resumed_streams_at_length(backend: OverGrpc) -> None:
+    run_machine(backend, 1500)

@@ -1,0 +1,80 @@
+"""The machine finds each planted bug within a bounded number of examples, and none where none was planted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import radixkv
+
+from .planted_bugs import PLANTED_BUGS, PlantedBug
+
+MAX_EXAMPLES = 500
+NUM_AT_A_TIME = 2
+HUNT_TIMEOUT_S = 120.0
+
+
+def copy_core(folder: Path) -> Path:
+    """A copy of the parts of radixkv that run in process; the folder of its core."""
+    source = Path(radixkv.__file__).parent
+    core = folder / "radixkv" / "core"
+    shutil.copytree(source / "core", core, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(source / "__init__.py", folder / "radixkv")
+    return core
+
+
+def plant(core: Path, bug: PlantedBug) -> None:
+    module = core / bug.module
+    text = module.read_text(encoding="utf-8")
+    assert text.count(bug.text) == 1, f"{bug.module} has {text.count(bug.text)} of {bug.text!r}"
+    module.write_text(text.replace(bug.text, bug.bug), encoding="utf-8")
+
+
+def hunt(folder: Path, max_examples: int) -> str:
+    """Run the machine over the copy in `folder`, in a process of its own; its last line."""
+    package = __package__ or ""
+    root = Path(__file__).resolve().parents[len(package.split("."))]
+    finished = subprocess.run(
+        [sys.executable, "-m", f"{package}.hunt", str(max_examples)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HUNT_TIMEOUT_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+def plant_and_hunt(folder: Path, bug: PlantedBug) -> str:
+    plant(copy_core(folder), bug)
+    return hunt(folder, MAX_EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def hunts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[str]]]:
+    """All hunts, a few at a time."""
+    with ThreadPoolExecutor(NUM_AT_A_TIME) as pool:
+        yield {
+            bug.name: pool.submit(plant_and_hunt, tmp_path_factory.mktemp(f"bug{index}"), bug)
+            for index, bug in enumerate(PLANTED_BUGS)
+        }
+
+
+@pytest.mark.parametrize("bug", PLANTED_BUGS, ids=lambda bug: bug.name)
+def test_the_machine_finds(bug: PlantedBug, hunts: dict[str, Future[str]]) -> None:
+    result = hunts[bug.name].result()
+    assert result.startswith("found: "), f"{bug.name}: {result} after {MAX_EXAMPLES} examples"
+
+
+def test_the_machine_finds_nothing_in_an_unchanged_copy(tmp_path: Path) -> None:
+    copy_core(tmp_path)
+    assert hunt(tmp_path, 50) == "survived"
