@@ -39,6 +39,19 @@ class _Pending(NamedTuple):
     future: Future[list[StepResult]]
 
 
+class _Limits(NamedTuple):
+    """What the service takes, as plain numbers: they are read at every Step."""
+
+    max_message_bytes: int
+    max_unacknowledged_steps: int
+    max_ops_per_step: int
+    max_children_per_fork: int
+
+    @classmethod
+    def of(cls, attached: workers.Attached) -> _Limits:
+        return cls(*(getattr(attached, name) for name in cls._fields))
+
+
 class StepStream:
     """Numbered Steps to one pool, each applied exactly once.
 
@@ -57,14 +70,14 @@ class StepStream:
         self._attach: Any = channel.stream_stream(_METHOD, response_deserializer=self._receive)
         self._address = address
         self._hello = hello
-        self._lock = (
-            threading.Lock()
-        )  # never held while a call is opened or cancelled: `_receive` takes it inside gRPC's own
+        # Never held while a call is opened or cancelled: `_receive` takes it inside gRPC's own.
+        self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
         self._num_sent = 0
         self._next_number = 1
         self._num_answered = 0
-        self._limits = workers.Attached()
+        self._limits = _Limits.of(workers.Attached())
+        self._spare_future = _new_future()
         self._requests: SimpleQueue[bytes | None] | None = None  # of the attached stream; None while there is none
         self._call: Any = None
         self._error: RadixKVError | None = None
@@ -97,8 +110,6 @@ class StepStream:
                 raise LimitError(f"a fork of {op.n}; the service takes at most {self._limits.max_children_per_fork}")
         if len(protos) > self._limits.max_ops_per_step:
             raise LimitError(f"a Step of {len(protos)} ops; the service takes at most {self._limits.max_ops_per_step}")
-        future: Future[list[StepResult]] = Future()
-        future.set_running_or_notify_cancel()
         with self._lock:
             if self._error is not None:
                 raise _again(self._error)
@@ -110,10 +121,12 @@ class StepStream:
             message = request.SerializeToString()
             self._check_size(len(message))
             self._next_number += 1
+            future = self._spare_future
             self._pending.append(_Pending(request, future))
             if self._requests is not None and num_pending == self._num_sent < self._limits.max_unacknowledged_steps:
                 self._requests.put(message)
                 self._num_sent += 1
+            self._spare_future = _new_future()  # made while the message travels, not before it
         return future
 
     def _check_size(self, size_bytes: int) -> None:
@@ -203,7 +216,7 @@ class StepStream:
 
     def _take_attached(self, attached: workers.Attached, requests: SimpleQueue[bytes | None]) -> None:
         with self._lock:
-            self._limits = attached
+            self._limits = _Limits.of(attached)
             self._patience_s = attached.lease_ttl_ms / 1000
             self._requests = requests
             self._num_sent = 0
@@ -283,6 +296,12 @@ class StepStream:
             self._requests.put(None)
             self._requests = None
             self._abandoned.set()
+
+
+def _new_future() -> Future[list[StepResult]]:
+    future: Future[list[StepResult]] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def _until_none(requests: SimpleQueue[bytes | None]) -> Iterator[bytes]:
