@@ -150,17 +150,19 @@ class PrefixCache:
         validation.check_prompt(packed)
         validation.check_int("reserve", reserve, 0)
         validation.check_namespace(namespace)
-        ids = self._choose_ids(1, None if seq_id is None else (seq_id,))
+        if seq_id is not None:
+            validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
         known_root = forest.roots.get(namespace)
-        walk = Walk(RootNode(namespace), None, 0) if known_root is None else forest.walk(known_root, packed)
+        walk = Walk(RootNode(namespace), None, 0, 0) if known_root is None else forest.walk(known_root, packed)
         plan = plan_acquire(forest, walk, length, reserve)
         self._require(plan.num_needed)
 
         root = forest.root(namespace)
         node = root if known_root is None else stand_node(forest, walk, plan.num_kept)
         forest.lock(node)
-        seq = Sequence(next(ids), root, node, packed, forest.path_blocks(node, plan.num_kept))
+        new_id = next(self._free_ids()) if seq_id is None else seq_id
+        seq = Sequence(new_id, root, node, packed, forest.path_blocks(node, plan.num_kept))
         seq.table.extend(forest.take(plan.num_taken))
         seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
         seq.room = length
@@ -256,7 +258,8 @@ class PrefixCache:
         validation.check_int("position", position, 1, seq.num_computed)
         validation.check_int("n", n, 1)
         validation.check_int("reserve", reserve, 0)
-        ids = list(itertools.islice(self._choose_ids(n, seq_ids), n))
+        if seq_ids is not None:
+            validation.check_new_ids(seq_ids, n, self._sequences)
         forest, end = self._forest, position * TOKEN_BYTES
         shares_last = end % forest.block_bytes > 0
         table_length, promised_length = forest.table_length(position), forest.table_length(position + reserve)
@@ -273,7 +276,7 @@ class PrefixCache:
         else:
             table = forest.path_blocks(node, table_length)
         children = []
-        for child_id in ids:
+        for child_id in itertools.islice(self._free_ids(), n) if seq_ids is None else seq_ids:
             forest.lock(node)
             child = Sequence(child_id, seq.root, node, seq.tokens[:end], table[:])
             child.num_stored = child.num_computed = child.room = position
@@ -367,10 +370,7 @@ class PrefixCache:
             raise UnknownSequenceError(seq_id)
         return seq
 
-    def _choose_ids(self, n: int, seq_ids: SequenceOf[int] | None) -> Iterator[int]:
-        if seq_ids is not None:
-            validation.check_new_ids(seq_ids, n, self._sequences)
-            return iter(seq_ids)
+    def _free_ids(self) -> Iterator[int]:
         return (seq_id for seq_id in self._seq_ids if seq_id not in self._sequences)
 
     def _require(self, num_needed: int) -> None:

@@ -20,7 +20,7 @@ __all__ = ["Forest", "Walk"]
 
 
 class Walk(NamedTuple):
-    """How far a history is cached.
+    """How far a history is cached: up to `matched_bytes`.
 
     `node` is matched to its end, at `node.end_bytes`, a block boundary; of `child`, if any, `common_bytes` more are matched
     (a tail is always a `child`, never a `node`).
@@ -29,10 +29,7 @@ class Walk(NamedTuple):
     node: Node
     child: Node | None
     common_bytes: int
-
-    @property
-    def matched_bytes(self) -> int:
-        return self.node.end_bytes + self.common_bytes
+    matched_bytes: int
 
 
 class Forest:
@@ -89,15 +86,17 @@ class Forest:
             child = children.get(head)
             if child is None:
                 nearest, common = children.nearest(head)
-                return Walk(node, nearest, common)
+                return Walk(node, nearest, common, position + common)
             key = child.key
             if not tokens.startswith(key, position):
-                return Walk(node, child, common_prefix_bytes(tokens, position, key, len(key)))
-            if len(key) < block_bytes:
-                return Walk(node, child, len(key))
-            position += len(key)
+                common = common_prefix_bytes(tokens, position, key, len(key))
+                return Walk(node, child, common, position + common)
+            length = len(key)
+            if length < block_bytes:
+                return Walk(node, child, length, position + length)
+            position += length
             node = child
-        return Walk(node, None, 0)
+        return Walk(node, None, 0, position)
 
     def path_blocks(self, node: Node, num_blocks: int) -> array[int]:
         """The first `num_blocks` block ids on the path to `node`. O(path)."""

@@ -28,14 +28,13 @@ def apply_step(cache: CacheHolder, ops: Sequence[StepOp]) -> list[StepResult]:
     results: list[StepResult] = []
     failed: set[int] = set()
     for op in ops:
-        named = _named_ids(op)
         try:
-            if not failed.isdisjoint(named):
+            if failed and not failed.isdisjoint(_named_ids(op)):
                 raise AbortedError("an earlier op of this Step failed on this sequence")
             results.append(_apply(cache, op))
         except RadixKVError as error:
             results.append(error)
-            failed.update(named)
+            failed.update(_named_ids(op))
     return results
 
 

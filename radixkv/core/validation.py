@@ -15,6 +15,7 @@ __all__ = [
     "check_computed",
     "check_int",
     "check_namespace",
+    "check_new_id",
     "check_new_ids",
     "check_pool_shape",
     "check_prompt",
@@ -66,6 +67,11 @@ def check_new_ids(seq_ids: SequenceOf[int], n: int, in_use: Container[int]) -> N
     if len(seq_ids) != n or len(set(seq_ids)) != n:
         raise InvalidArgumentError("seq_ids", list(seq_ids), f"{n} distinct ids")
     for seq_id in seq_ids:
-        check_int("seq_id", seq_id, 0, MAX_SEQ_ID)
-        if seq_id in in_use:
-            raise InvalidArgumentError("seq_id", seq_id, "the id of no open sequence")
+        check_new_id(seq_id, in_use)
+
+
+def check_new_id(seq_id: int, in_use: Container[int]) -> None:
+    """A sequence id that no open sequence has."""
+    check_int("seq_id", seq_id, 0, MAX_SEQ_ID)
+    if seq_id in in_use:
+        raise InvalidArgumentError("seq_id", seq_id, "the id of no open sequence")

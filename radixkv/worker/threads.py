@@ -1,10 +1,8 @@
 """How many threads the model runs on and how they wait, decided before torch is imported.
 
-The OpenMP runtime reads its environment once, when torch loads it. A decode step is a few hundred small parallel
-regions: threads that sleep between them spend the step waking up, and threads that spin stall it as soon as there
-    are more of them
-than free cores. So there are as many as cores are free now, and they spin for a bounded count. What the user has set
-stays.
+The OpenMP runtime reads its environment once, when torch loads it. A decode step is a few hundred small parallel regions:
+threads that sleep between them spend the step waking up, and threads that spin stall it as soon as there are more of them than
+free cores. So there are as many as cores are free now, and they spin for a bounded count. What the user has set stays.
 """
 
 from __future__ import annotations
@@ -18,9 +16,10 @@ from typing import NamedTuple
 
 __all__ = ["ThreadSettings", "configure_threads", "count_free_cores"]
 
-_SPIN_COUNT = 2_000
-"""Turns of the wait loop before a thread sleeps. On two cores that others kept busy, a decode step of one sequence took 90
-to 140 ms with 2,000, 130 to 310 ms with none, 310 to 550 ms with 20,000, and 55 to 90 ms on one thread.
+_SPIN_COUNT = 20_000
+"""Turns of the wait loop before a thread sleeps. With two free cores, a decode step of one sequence took 49 ms with 20,000 and
+74 ms with 2,000, against 65 ms on one thread. Where others keep the cores busy it takes several times that, and one thread is
+best: 55 to 90 ms against 310 to 550 ms.
 """
 _SAMPLE_S = 0.1
 
