@@ -70,15 +70,24 @@ class _DecodeGroup:
     seen: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Queries at positions [start, end) of one sequence: rows position + shift, over blocks that begin at `base`."""
+class _Tile(NamedTuple):
+    """Queries that are attended together: the rows `tokens` [M], positions descending, over gathered keys [low, high).
 
-    start: int
-    end: int
-    shift: int
-    base: int
+    `mask`: additive, [G, M, high - low] where the query heads of a kv head are packed into one matrix, else [1, M, high - low];
+    None where the one query sees all of them.
+    """
+
+    tokens: Tensor
+    low: int
+    high: int
+    mask: Tensor | None
+
+
+class _Chunk(NamedTuple):
+    """New queries of one sequence, cut into tiles, over the blocks that they see."""
+
     blocks: _Blocks
+    tiles: list[_Tile]
 
 
 def attend_on_cpu(
@@ -161,38 +170,39 @@ def _group(batch: AttentionBatch, spans: list[tuple[int, int, int, int]], num_bl
 def _prefill(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec, out: Tensor
 ) -> None:
-    key = ("prefill", spec.sliding_window)
+    num_heads, num_kv_heads, head_dim = q.shape[1], *k_cache.shape[2:]
+    group = num_heads // num_kv_heads
+    key = ("prefill", spec.sliding_window, group, q.dtype)
     chunks = batch.plans.get(key)
     if chunks is None:
-        chunks = batch.plans[key] = [_plan_chunk(batch, spec, row) for row in batch.host_prefill_rows]
-    num_heads, num_kv_heads, head_dim = q.shape[1], *k_cache.shape[2:]
-    for chunk in chunks:
-        keys = _gather(k_cache, chunk.blocks, "keys", batch).transpose(0, 1)
-        values = _gather(v_cache, chunk.blocks, "values", batch).transpose(0, 1)
-        start = chunk.start
-        while start < chunk.end:
-            end = min(chunk.end, (start // QUERY_TILE + 1) * QUERY_TILE)
-            tokens = torch.arange(end - 1, start - 1, -1) + chunk.shift
-            low = spec.first_visible(start)
-            queries = q.index_select(0, tokens).view(end - start, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-            attended = _attend(
-                queries[None],
-                keys[None, :, low - chunk.base : end - chunk.base],
-                values[None, :, low - chunk.base : end - chunk.base],
-                _diagonal_mask(q, start, end, low, spec.sliding_window),
-                spec,
-            )
-            out.index_copy_(0, tokens, attended[0].permute(2, 0, 1, 3).reshape(end - start, num_heads, -1))
-            start = end
+        chunks = batch.plans[key] = [_plan_chunk(q, batch, spec, row, group) for row in batch.host_prefill_rows]
+    for blocks, tiles in chunks:
+        keys = _gather(k_cache, blocks, "keys", batch).transpose(0, 1)
+        values = _gather(v_cache, blocks, "values", batch).transpose(0, 1)
+        for tokens, low, high, mask in tiles:
+            queries = q.index_select(0, tokens).view(-1, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+            attended = _attend(queries[None], keys[None, :, low:high], values[None, :, low:high], mask, spec)
+            out.index_copy_(0, tokens, attended[0].permute(2, 0, 1, 3).reshape(len(tokens), num_heads, -1))
 
 
-def _plan_chunk(batch: AttentionBatch, spec: AttentionSpec, row: int) -> _Chunk:
+def _plan_chunk(like: Tensor, batch: AttentionBatch, spec: AttentionSpec, row: int, group: int) -> _Chunk:
+    """A sequence's new queries; tiles begin at absolute multiples of `QUERY_TILE`."""
     first_token, last_token = batch.host_query_starts[row : row + 2]
-    end = batch.host_context_lens[row]
-    start = end - (last_token - first_token)
+    chunk_end = batch.host_context_lens[row]
+    start = chunk_end - (last_token - first_token)
+    shift = first_token - start
     first_block = spec.first_visible(start) // batch.block_size
-    blocks = _Blocks.of(batch.host_tables[row, first_block : -(-end // batch.block_size)])
-    return _Chunk(start, end, first_token - start, first_block * batch.block_size, blocks)
+    base = first_block * batch.block_size
+    tiles = []
+    while start < chunk_end:
+        end = min(chunk_end, (start // QUERY_TILE + 1) * QUERY_TILE)
+        low = spec.first_visible(start)
+        mask = _diagonal_mask(like, start, end, low, spec.sliding_window)[None] if end - start > 1 else None
+        if mask is not None and end - start <= _FEW_QUERIES:
+            mask = mask.expand(group, -1, -1).contiguous()
+        tiles.append(_Tile(torch.arange(end - 1, start - 1, -1) + shift, low - base, end - base, mask))
+        start = end
+    return _Chunk(_Blocks.of(batch.host_tables[row, first_block : -(-chunk_end // batch.block_size)]), tiles)
 
 
 def _diagonal_mask(like: Tensor, start: int, end: int, low: int, sliding_window: int | None) -> Tensor:
@@ -231,8 +241,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: Attentio
         return attended[..., None, :]
     if mask is not None and num_queries <= _FEW_QUERIES:
         packed = q[0].reshape(1, num_kv_heads, group * num_queries, -1)
-        mask = mask.expand(group, -1, -1).reshape(group * num_queries, -1)
-        attended = functional.scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=spec.scale)
+        attended = functional.scaled_dot_product_attention(packed, k, v, attn_mask=mask.flatten(0, 1), scale=spec.scale)
         return attended.view(1, num_kv_heads, group, num_queries, -1)
     keys, values = (x[0, :, None].expand(num_kv_heads, group, -1, -1) for x in (k, v))
     attended = functional.scaled_dot_product_attention(q[0], keys, values, attn_mask=mask, scale=spec.scale)
