@@ -105,31 +105,11 @@ def plan_attention(
         InvalidArgumentError: lists of different lengths, a context shorter than its queries, a table shorter than its
             context, a negative block id.
     """
-    if block_size < 1:
-        raise InvalidArgumentError("block_size", block_size, "at least 1")
-    num_sequences = len(query_lens)
-    if len(context_lens) != num_sequences:
-        raise InvalidArgumentError("len(context_lens)", len(context_lens), f"len(query_lens) = {num_sequences}")
-    if len(block_tables) != num_sequences:
-        raise InvalidArgumentError("len(block_tables)", len(block_tables), f"len(query_lens) = {num_sequences}")
-
-    block_counts = [-(-context // block_size) for context in context_lens]
-    host_tables = np.zeros((num_sequences, max(block_counts, default=0)), dtype=np.int32)
+    block_counts = _check_sequences(query_lens, context_lens, block_tables, block_size)
+    host_tables = np.zeros((len(query_lens), max(block_counts, default=0)), dtype=np.int32)
     starts = [0]
     rows: tuple[list[int], list[int]] = ([], [])
-    for row, (queries, context, count, table) in enumerate(
-        zip(query_lens, context_lens, block_counts, block_tables, strict=True)
-    ):
-        if queries < 0:
-            raise InvalidArgumentError(f"query_lens[{row}]", queries, "at least 0")
-        if context < queries:
-            raise InvalidArgumentError(f"context_lens[{row}]", context, f"at least query_lens[{row}] = {queries}")
-        if table.typecode != "i":
-            raise InvalidArgumentError(f"block_tables[{row}].typecode", table.typecode, "'i'")
-        if len(table) < count:
-            raise InvalidArgumentError(
-                f"len(block_tables[{row}])", len(table), f"at least {count} for {context} tokens"
-            )
+    for row, (queries, count, table) in enumerate(zip(query_lens, block_counts, block_tables, strict=True)):
         if count:
             host_tables[row, :count] = np.frombuffer(table, dtype=np.int32, count=count)
         starts.append(starts[-1] + queries)
@@ -158,3 +138,30 @@ def plan_attention(
         highest_block=highest,
         scratch=scratch or Scratch(),
     )
+
+
+def _check_sequences(
+    query_lens: Sequence[int], context_lens: Sequence[int], block_tables: Sequence[array[int]], block_size: int
+) -> list[int]:
+    """Checks the arguments of `plan_attention`; how many blocks each context spans."""
+    if block_size < 1:
+        raise InvalidArgumentError("block_size", block_size, "at least 1")
+    num_sequences = len(query_lens)
+    if len(context_lens) != num_sequences:
+        raise InvalidArgumentError("len(context_lens)", len(context_lens), f"len(query_lens) = {num_sequences}")
+    if len(block_tables) != num_sequences:
+        raise InvalidArgumentError("len(block_tables)", len(block_tables), f"len(query_lens) = {num_sequences}")
+    block_counts = [-(-context // block_size) for context in context_lens]
+    for row, queries in enumerate(query_lens):
+        context, count, table = context_lens[row], block_counts[row], block_tables[row]
+        if queries < 0:
+            raise InvalidArgumentError(f"query_lens[{row}]", queries, "at least 0")
+        if context < queries:
+            raise InvalidArgumentError(f"context_lens[{row}]", context, f"at least query_lens[{row}] = {queries}")
+        if table.typecode != "i":
+            raise InvalidArgumentError(f"block_tables[{row}].typecode", table.typecode, "'i'")
+        if len(table) < count:
+            raise InvalidArgumentError(
+                f"len(block_tables[{row}])", len(table), f"at least {count} for {context} tokens"
+            )
+    return block_counts

@@ -196,6 +196,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"radixkv {version('radixkv')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
+    for add in (_add_up, _add_serve, _add_worker, _add_chat, _add_stats):
+        add(commands)
+    return parser
+
+
+def _add_up(commands: Any) -> None:
     up = _command(commands, "up", _up, "start service, worker and a chat in this process")
     _add_model_flags(up)
     _add_chat_flags(up)
@@ -213,6 +219,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--no-chat", action="store_true", help="serve only, also where there is a terminal")
 
+
+def _add_serve(commands: Any) -> None:
     serve = _command(commands, "serve", _serve, "start the cache service alone (needs no torch)")
     serve.add_argument(
         "--listen",
@@ -231,25 +239,26 @@ def _parser() -> argparse.ArgumentParser:
         "--max-message-mib", type=float, default=16.0, metavar="MIB", help="largest message read (default %(default)s)"
     )
 
+
+def _add_worker(commands: Any) -> None:
     worker = _command(commands, "worker", _worker, "start a decode worker for a cache service")
-    worker.add_argument(
-        "--service", metavar="ADDRESS", default=DEFAULT_SERVICE_ADDRESS, help="the cache service (default %(default)s)"
-    )
+    _add_service_flag(worker)
     worker.add_argument(
         "--listen", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="where it serves (default %(default)s)"
     )
     _add_model_flags(worker)
 
+
+def _add_chat(commands: Any) -> None:
     chat = _command(commands, "chat", _chat, "chat in this terminal, with a model in this process or with a worker")
     chat.add_argument("--worker", metavar="ADDRESS", help="a running worker; without it the model is loaded here")
     _add_model_flags(chat)
     _add_chat_flags(chat)
 
+
+def _add_stats(commands: Any) -> None:
     stats = _command(commands, "stats", _stats, "print what the pools of a service hold and have saved")
-    stats.add_argument(
-        "--service", metavar="ADDRESS", default=DEFAULT_SERVICE_ADDRESS, help="the cache service (default %(default)s)"
-    )
-    return parser
+    _add_service_flag(stats)
 
 
 def _command(commands: Any, name: str, run: Any, help_text: str) -> argparse.ArgumentParser:
@@ -258,6 +267,12 @@ def _command(commands: Any, name: str, run: Any, help_text: str) -> argparse.Arg
     )
     command.set_defaults(run=run)
     return command
+
+
+def _add_service_flag(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--service", metavar="ADDRESS", default=DEFAULT_SERVICE_ADDRESS, help="the cache service (default %(default)s)"
+    )
 
 
 def _add_model_flags(command: argparse.ArgumentParser) -> None:
