@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
+from live_service import Clock
 
 from radixkv import (
     AbortedError,
@@ -31,39 +31,9 @@ from radixkv import (
     pack_tokens,
 )
 from radixkv.client import RemoteHolder
-from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.service import ServiceThread
 
-TTL_S = 30.0
 PROMPT = pack_tokens(range(100))
-
-
-class Clock:
-    """The service's clock, moved by the test."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=["tcp", "unix"])
-def service(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ServiceThread]:
-    address = "127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/s"
-    with ServiceThread(ServiceConfig(addresses=(address,), lease_ttl_s=TTL_S), clock=clock) as thread:
-        yield thread
-
-
-@pytest.fixture
-def holder(service: ServiceThread) -> Iterator[RemoteHolder]:
-    with connect(service.addresses[0], PoolShape(64)) as holder:
-        yield holder
-        holder.check()
 
 
 def outcome(call: Callable[[], Any]) -> object:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from live_service import TTL_S, Clock
 
 from radixkv import (
     AcquireOp,
@@ -22,10 +22,8 @@ from radixkv import (
     connect,
     pack_tokens,
 )
-from radixkv.client import RemoteHolder
 from radixkv.service import ServiceConfig, ServiceThread
 
-TTL_S = 30.0
 PROMPT = pack_tokens(range(100))
 
 SERVER = """
@@ -43,35 +41,6 @@ holder.insert(5, 100)
 print("holding", flush=True)
 sys.stdin.read()
 """
-
-
-class Clock:
-    """The service's clock, moved by the test."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=["tcp", "unix"])
-def service(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ServiceThread]:
-    address = "127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/s"
-    with ServiceThread(ServiceConfig(addresses=(address,), lease_ttl_s=TTL_S), clock=clock) as thread:
-        yield thread
-
-
-@pytest.fixture
-def holder(service: ServiceThread) -> Iterator[RemoteHolder]:
-    with connect(service.addresses[0], PoolShape(64)) as holder:
-        yield holder
-        holder.check()
 
 
 def test_closing_detaches_at_once_and_ends_what_is_called_later(service: ServiceThread) -> None:
