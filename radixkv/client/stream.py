@@ -170,7 +170,9 @@ class StepStream:
             if self._closing.is_set():
                 return
             if time.monotonic() + backoff_s > self._heard_at_s + self._patience_s:
-                self._fail(UnavailableError(f"out of reach for {self._patience_s:g} s, so the lease is lost: {error}"))
+                if self._opened.done():
+                    error = UnavailableError(f"out of reach for {self._patience_s:g} s, so the lease is lost: {error}")
+                self._fail(error)
                 return
             self._closing.wait(backoff_s)
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)

@@ -231,8 +231,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a match rounded down to whole blocks among siblings",
         "forest.py",
-        "return Walk(node, nearest, common)",
-        "return Walk(node, None, 0)",
+        "return Walk(node, nearest, common, position + common)",
+        "return Walk(node, None, 0, position)",
     ),
     PlantedBug(
         "a failed op that lets the rest of its Step go on",
