@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 def generate_greedy(generator: Generator, prompt: list[int], num_tokens: int) -> Reply:
     """Exactly `num_tokens` greedy tokens; the end-of-reply token does not end them."""
     from radixkv.worker.request import Delta, GenerateParams
-    from radixkv.worker.sampler import SamplingParams
+    from radixkv.worker.sampling import SamplingParams
 
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     stream = generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))

@@ -41,6 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RadixKVError as error:
         print(f"radixkv: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("radixkv"):
+            raise
+        print(
+            f"radixkv: {error.name} is not installed, which this command needs: pip install 'radixkv[worker]'",
+            file=sys.stderr,
+        )
+        return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return status
@@ -169,7 +177,7 @@ def _run_chat(generator: Generator, options: argparse.Namespace) -> None:
 
 def _chat_options(options: argparse.Namespace) -> ChatOptions:
     from radixkv.chat.terminal import ChatOptions
-    from radixkv.worker.sampler import SamplingParams
+    from radixkv.worker.sampling import SamplingParams
 
     sampling = SamplingParams(
         temperature=options.temperature, top_p=options.top_p, max_tokens=options.max_tokens, seed=options.seed

@@ -11,7 +11,7 @@ from typing import Protocol, TextIO
 from radixkv.chat.conversation import ChatError, Conversation, Turn
 from radixkv.core.errors import RadixKVError
 from radixkv.worker.request import Completed, Delta, GenerateParams, Generator, Started, Usage
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 
 __all__ = ["ChatOptions", "Terminal", "run_chat"]
 

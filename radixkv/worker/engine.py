@@ -38,7 +38,7 @@ from radixkv.worker.request import (
     StreamItem,
 )
 from radixkv.worker.rounds import EngineStats, Origin, Rounds, Runner
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.scheduler import Scheduler, SchedulerLimits
 from radixkv.worker.text import ChatText
 

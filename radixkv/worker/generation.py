@@ -10,7 +10,8 @@ from typing import NamedTuple
 from radixkv.core.tokens import pack_tokens
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.request import Completed, StreamItem, Usage
-from radixkv.worker.sampler import SampledToken, SamplerRow, SamplingParams, fresh_seed
+from radixkv.worker.sampler import SamplerRow
+from radixkv.worker.sampling import SampledToken, SamplingParams, fresh_seed
 from radixkv.worker.stopping import StopRules, Taken
 
 __all__ = ["FinishedGenerations", "Generation", "History"]

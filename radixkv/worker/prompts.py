@@ -8,7 +8,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.worker.errors import ModelError
 from radixkv.worker.request import Prompt
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.stopping import StopRules
 from radixkv.worker.text import ChatText
 

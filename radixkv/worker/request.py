@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
-from radixkv.worker.sampler import SampledToken, SamplingParams
+from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.text import Message
 
 __all__ = [

@@ -24,7 +24,8 @@ from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.generation import FinishedGenerations, Generation, History
 from radixkv.worker.model import ForwardRow
 from radixkv.worker.request import BranchFinished, Delta, UnknownGenerationError
-from radixkv.worker.sampler import SampledToken, Sampler, SamplingParams
+from radixkv.worker.sampler import Sampler
+from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.scheduler import Row, Scheduler
 from radixkv.worker.stopping import StopRules, Taken
 

@@ -24,7 +24,7 @@ from radixkv.worker.request import (
     Started,
     Usage,
 )
-from radixkv.worker.sampler import SampledToken, SamplingParams
+from radixkv.worker.sampling import SampledToken, SamplingParams
 
 __all__ = [
     "event_from_proto",

@@ -24,7 +24,7 @@ from radixkv.worker.request import (
     Prompt,
     UnknownGenerationError,
 )
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 4
 CAPACITY = NUM_BLOCKS * BLOCK_SIZE

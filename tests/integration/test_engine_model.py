@@ -14,7 +14,7 @@ from radixkv import PrefixCache, unpack_tokens
 from radixkv.worker.engine import Engine
 from radixkv.worker.model import ModelRunner
 from radixkv.worker.request import Completed, Delta, ForkParams, GenerateParams, GenerationStream, Usage
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.scheduler import SchedulerLimits
 
 VOCAB_SIZE = 97

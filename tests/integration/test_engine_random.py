@@ -22,7 +22,7 @@ from radixkv.worker.request import (
     GenerationStream,
     Started,
 )
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.scheduler import SchedulerLimits
 
 POOLS = [(2, 1), (3, 2), (4, 4), (6, 4), (12, 4), (40, 4), (9, 16)]

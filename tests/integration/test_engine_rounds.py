@@ -19,7 +19,7 @@ from radixkv.core.errors import StaleIncarnationError
 from radixkv.worker.generation import Generation
 from radixkv.worker.request import BranchFinished, Delta, StreamItem
 from radixkv.worker.rounds import Origin, Rounds
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.scheduler import Scheduler, SchedulerLimits
 from radixkv.worker.stopping import StopRules
 

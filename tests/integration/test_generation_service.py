@@ -37,7 +37,7 @@ from radixkv.worker.request import (
     Prompt,
     Started,
 )
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
 
 NUM_BLOCKS, BLOCK_SIZE = 20, 4

@@ -29,7 +29,7 @@ from radixkv.worker.request import (
     Started,
 )
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.sampler import SamplingParams
+from radixkv.worker.sampling import SamplingParams
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

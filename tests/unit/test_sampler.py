@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.sampler import Sampler, SamplerRow, SamplingParams, fresh_seed
+from radixkv.worker.sampler import Sampler, SamplerRow
+from radixkv.worker.sampling import SamplingParams, fresh_seed
 
 VOCAB_SIZE = 1500
 NUM_DRAWS = 4000
