@@ -55,10 +55,12 @@ def run_machine(backend: Backend, max_examples: int) -> None:
     )
 
 
+@pytest.mark.timeout(1200)
 def test_every_call_over_dropped_and_resumed_streams(backend: OverGrpc) -> None:
-    run_machine(backend, 100)
+    run_machine(backend, 500)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_every_call_over_dropped_and_resumed_streams_at_length(backend: OverGrpc) -> None:
     run_machine(backend, 1500)
