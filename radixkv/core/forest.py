@@ -192,9 +192,9 @@ class Forest:
         if siblings is None or len(siblings) == 1:
             return None
         siblings.discard(node)
-        nearest, common = siblings.nearest(fragment)
+        cover = siblings.cover_of(fragment)
         siblings.add(node)
-        return nearest if common == len(fragment) else None
+        return cover
 
     def queue_if_leaf(self, node: Node, now_s: float | None = None) -> None:
         if node.parent is not None and not node.lock_ref and not node.children and node.queue_entry is None:

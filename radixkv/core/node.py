@@ -148,9 +148,10 @@ class Children(dict[bytes, Node]):
         exact_tail = self.get(probe[:best_common])
         return (exact_tail if exact_tail is not None else self[best_head]), best_common
 
-    def covers(self, fragment: bytes) -> bool:
-        """Whether some child begins with all of `fragment`."""
-        return self.nearest(fragment)[1] == len(fragment)
+    def cover_of(self, fragment: bytes) -> Node | None:
+        """The child that begins with all of `fragment` (at most one block), if there is one."""
+        nearest, common = self.nearest(fragment)
+        return nearest if common == len(fragment) else None
 
     def sorted_heads(self) -> list[bytes] | None:
         """The sorted index, for checks; None while a scan is used."""

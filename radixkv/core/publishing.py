@@ -42,9 +42,7 @@ def fragment_cover(forest: Forest, seq: Sequence) -> Node | None:
         return forest.sibling_cover(node, bytes(seq.tokens[node.start_bytes : end]))
     if not node.children:
         return None
-    fragment = bytes(seq.tokens[node.end_bytes : end])
-    nearest, common = node.children.nearest(fragment)
-    return nearest if common == len(fragment) else None
+    return node.children.cover_of(bytes(seq.tokens[node.end_bytes : end]))
 
 
 def publish_for_good(forest: Forest, seq: Sequence) -> None:

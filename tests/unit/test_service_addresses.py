@@ -30,9 +30,15 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
-def test_a_free_address_passes(tmp_path: Path) -> None:
-    parse_address("127.0.0.1:0").require_free()
+def test_looking_whether_an_address_is_free_takes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    parse_address(f"127.0.0.1:{port}").require_free()
     parse_address(f"unix:{tmp_path}/s").require_free()
+    assert list(tmp_path.iterdir()) == []
+    with socket.socket() as taker:
+        taker.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("shares_port", [False, True])
