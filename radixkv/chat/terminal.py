@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 
 from radixkv.chat.conversation import ChatError, Conversation, Turn
 from radixkv.core.errors import RadixKVError
-from radixkv.worker.request import Completed, Delta, GenerateParams, Generator, Started, Usage
+from radixkv.worker.request import BranchFinished, Completed, Delta, GenerateParams, Generator, Started, Usage
 from radixkv.worker.sampling import SamplingParams
 
 __all__ = ["ChatOptions", "Terminal", "run_chat"]
@@ -158,9 +158,6 @@ class Terminal:
         if not kept:
             self._conversation.withdraw(message)
             return
-        for number, draft in enumerate(drafts, 1):
-            if num_drafts > 1 and draft.token_ids:
-                self._print(f"bot {number}> {draft.text}")
         replies = [self._conversation.reply(message, prompt, draft.token_ids, draft.text, usage) for draft in kept]
         self._conversation.current = replies[0]
         if usage is not None:
@@ -174,7 +171,10 @@ class Terminal:
         return GenerateParams(history=history, messages=messages, sampling=sampling, namespace=self._options.namespace)
 
     def _stream(self, params: GenerateParams, drafts: list[_Draft]) -> tuple[bytes, Usage | None]:
-        """Run a generation into the drafts, showing a single one as it comes; the prompt's ids and the cost."""
+        """Run a generation into the drafts; the prompt's ids and the cost.
+
+        A single draft is shown as it comes, several are shown one by one as each is done.
+        """
         shows = len(drafts) == 1
         prompt, usage = b"", None
         stream = self._generator.generate(params)
@@ -182,19 +182,24 @@ class Terminal:
             for event in stream:
                 if isinstance(event, Started):
                     prompt = event.prompt
-                    if shows:
-                        self._write("bot> ")
+                    self._write("bot> " if shows else f"({len(drafts)} drafts; each is shown when it is done)\n")
                 elif isinstance(event, Delta):
                     drafts[event.branch].take(event)
                     if shows:
                         self._write(event.text)
+                elif isinstance(event, BranchFinished) and not shows:
+                    self._print(f"bot {event.branch + 1}> {drafts[event.branch].text}")
+                    drafts[event.branch].is_done = True
                 elif isinstance(event, Completed):
                     usage = event.usage
         except KeyboardInterrupt:
             stream.close()
             self._write(" (stopped)")
-        if shows:
+        if shows or usage is None:
             self._print("")
+        for number, draft in enumerate(drafts, 1):
+            if not shows and draft.token_ids and not draft.is_done:
+                self._print(f"bot {number}> {draft.text} (stopped)")
         return prompt, usage
 
     def _print(self, text: str) -> None:
@@ -208,11 +213,12 @@ class Terminal:
 class _Draft:
     """A reply as it comes in."""
 
-    __slots__ = ("text", "token_ids")
+    __slots__ = ("is_done", "text", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.text = ""
+        self.is_done = False
 
     def take(self, delta: Delta) -> None:
         self.token_ids.extend(delta.token_ids)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from radixkv import PoolShape, connect
 from radixkv.cli import main
 from radixkv.service import ServiceConfig, ServiceThread
 
@@ -65,6 +66,10 @@ def test_up_at_a_terminal_chats_branches_stops_a_reply_and_leaves_cleanly() -> N
         terminal.type("What is the capital of France?\r")
         terminal.wait_for("The capital of France is Paris")
         terminal.wait_for(r"prompt 37 tokens: 0 reused, 37 computed")
+        terminal.type("/regenerate 2\r")
+        terminal.wait_for("2 drafts; each is shown when it is done")
+        terminal.wait_for("bot [12]> The capital of France is Paris")
+        terminal.wait_for("bot [12]> The capital of France is Paris")
         terminal.type("/edit 1\r")
         terminal.wait_for("edit 1>")
         terminal.type("\x7f in one word?\r")
@@ -74,12 +79,25 @@ def test_up_at_a_terminal_chats_branches_stops_a_reply_and_leaves_cleanly() -> N
         terminal.process.send_signal(signal.SIGINT)
         terminal.wait_for("stopped")
         terminal.type("/branches\r")
-        terminal.wait_for(r"\*\s+2  2 turns")
+        terminal.wait_for(r"\*\s+4  2 turns")
         terminal.wait_for("you>")  # before its prompt stands, the terminal itself would take the key
         terminal.type("\x04")
         assert terminal.process.wait(timeout=30) == 0
     finally:
         terminal.close()
+
+
+def test_a_reader_that_has_had_enough_ends_the_output_without_a_word() -> None:
+    with (
+        ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service,
+        connect(service.addresses[0], PoolShape(8)),
+    ):
+        command = [RADIXKV, "stats", "--service", service.addresses[0]]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        process.stdout.close()
+        _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (141, "")
 
 
 def test_serve_stops_on_sigterm_with_status_0() -> None:
