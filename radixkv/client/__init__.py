@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import overload
 
 from radixkv.client.holder import RemoteHolder
@@ -23,6 +24,7 @@ def connect(
     incarnation: int | None = ...,
     holder_name: str = ...,
     timeout_s: float = ...,
+    on_notices: Callable[[], None] | None = ...,
 ) -> RemoteHolder: ...
 
 
@@ -34,6 +36,7 @@ def connect(
     incarnation: int | None = None,
     holder_name: str = "",
     timeout_s: float = 10.0,
+    on_notices: Callable[[], None] | None = None,
 ) -> RemoteHolder | RemoteReader:
     """Connect to a cache service.
 
@@ -45,6 +48,8 @@ def connect(
             lease that still runs, which only the process that holds the memory may do.
         holder_name: who holds, for people who look for the holder.
         timeout_s: how long to wait for the attachment, and for each answer to a reader's call.
+        on_notices: called when a holder's `take_notices` has something new, on any thread; must be short and must neither
+            raise nor wait for an answer.
 
     Returns:
         A `CacheHolder` where a pool is given, else a `CacheReader`; a context manager either way.
@@ -57,4 +62,6 @@ def connect(
     """
     if pool is None:
         return RemoteReader(address, pool_name, timeout_s=timeout_s)
-    return RemoteHolder(address, pool, incarnation=incarnation, holder_name=holder_name, timeout_s=timeout_s)
+    return RemoteHolder(
+        address, pool, incarnation=incarnation, holder_name=holder_name, timeout_s=timeout_s, on_notices=on_notices
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal, overload
 
+from radixkv.client.notices import NoticeBox
 from radixkv.client.reader import RemoteReader
 from radixkv.client.stream import StepStream
 from radixkv.core import validation
@@ -18,6 +19,8 @@ from radixkv.core.api import (
     ExtendResult,
     ForkOp,
     InsertOp,
+    Notice,
+    Pending,
     PoolShape,
     ReleaseOp,
     StepOp,
@@ -39,7 +42,7 @@ class RemoteHolder(RemoteReader):
     raises the error that tells why (`LeaseError`, `UnavailableError`): the pool's sequences are gone then.
 
     Args:
-        address, pool, incarnation, holder_name, timeout_s: see `connect`.
+        address, pool, incarnation, holder_name, timeout_s, on_notices: see `connect`.
 
     Beyond what `PrefixCache` raises, calls raise `LimitError` for a Step that is larger than the service takes.
     """
@@ -52,6 +55,7 @@ class RemoteHolder(RemoteReader):
         incarnation: int | None = None,
         holder_name: str = "",
         timeout_s: float = 10.0,
+        on_notices: Callable[[], None] | None = None,
     ) -> None:
         if incarnation is None:
             incarnation = secrets.randbits(64) or 1
@@ -59,19 +63,50 @@ class RemoteHolder(RemoteReader):
         super().__init__(address, pool.name, timeout_s=timeout_s)
         self.pool = pool
         self.incarnation = incarnation
+        self._notices = NoticeBox(on_notices)
         try:
             hello = workers.Hello(pool=shape_to_proto(pool), incarnation=incarnation, holder_name=holder_name)
-            self._steps = StepStream(self._channel, address, hello, timeout_s)
+            self._steps = StepStream(self._channel, address, hello, timeout_s, self._notices)
         except BaseException:
             super().close()
             raise
 
+    @overload
     def acquire(
-        self, tokens: TokensLike, reserve: int = 0, namespace: str = DEFAULT_NAMESPACE, seq_id: int | None = None
-    ) -> AcquireResult:
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: Literal[False] = False,
+        shares: bool = True,
+    ) -> AcquireResult: ...
+
+    @overload
+    def acquire(
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: bool = False,
+        shares: bool = True,
+    ) -> AcquireResult | Pending: ...
+
+    def acquire(
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: bool = False,
+        shares: bool = True,
+    ) -> AcquireResult | Pending:
         """See `PrefixCache.acquire`."""
-        opened: AcquireResult = self._one(AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id))
-        return opened
+        answer: AcquireResult | Pending = self._one(
+            AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, shares)
+        )
+        return answer
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult:
         """See `PrefixCache.extend`."""
@@ -93,6 +128,14 @@ class RemoteHolder(RemoteReader):
     def release(self, seq_id: int, keep: bool = True) -> None:
         """See `PrefixCache.release`."""
         self._one(ReleaseOp(seq_id, keep))
+
+    def take_notices(self) -> list[Notice]:
+        """What came of earlier `Pending` answers since the last call, oldest first; see `CacheHolder`. Never blocks.
+
+        They come by themselves, soon after the Step that caused them was answered or another's `clear`; the holder's
+        `on_notices` is called whenever there are new ones.
+        """
+        return self._notices.take()
 
     def step(self, ops: Sequence[StepOp]) -> list[StepResult]:
         """See `PrefixCache.step`. One round trip, however many ops."""

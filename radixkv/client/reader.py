@@ -9,11 +9,17 @@ from typing import Any, Self
 import grpc
 
 from radixkv.core import validation
-from radixkv.core.api import DEFAULT_NAMESPACE, CacheEvent, CacheStats, MatchResult, NodeInfo
+from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheEvent, CacheStats, MatchResult, NodeInfo
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.service.addresses import parse_address
-from radixkv.service.conversion import event_from_proto, match_from_proto, node_from_proto, stats_from_proto
+from radixkv.service.reader_conversion import (
+    block_times_from_proto,
+    event_from_proto,
+    match_from_proto,
+    node_from_proto,
+    stats_from_proto,
+)
 from radixkv.service.status import error_from_rpc
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
@@ -90,7 +96,11 @@ class RemoteReader:
 
     def stats(self) -> CacheStats:
         """See `PrefixCache.stats`."""
-        return stats_from_proto(self._only(self._call(self._stub.Stats, readers.StatsRequest(pool=self.pool_name))))
+        return stats_from_proto(self._pool_stats())
+
+    def block_times(self) -> BlockTimes:
+        """See `PrefixCache.block_times`."""
+        return block_times_from_proto(self._pool_stats())
 
     def stats_all(self) -> dict[str, CacheStats]:
         """`stats` of every pool of the service, by name."""
@@ -155,6 +165,9 @@ class RemoteReader:
             raise error_from_rpc(error, self.address) from None
         finally:
             call.cancel()
+
+    def _pool_stats(self) -> Any:
+        return self._only(self._call(self._stub.Stats, readers.StatsRequest(pool=self.pool_name)))
 
     def _only(self, response: Any) -> Any:
         if len(response.pools) != 1:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from radixkv.client.notices import NoticeBox
 from radixkv.core.api import ForkOp, StepOp, StepResult
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.service.conversion import op_to_proto, result_from_proto
@@ -30,7 +31,7 @@ MAX_PENDING_STEPS = 65_536
 _METHOD = f"/{workers.DESCRIPTOR.services_by_name['Workers'].full_name}/Attach"
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.02, 0.5
 _CLOSE_TIMEOUT_S = 2.0
-_ACKNOWLEDGEMENT_BYTES = 16  # a Step that is sent again may grow by its acknowledgement
+_ACKNOWLEDGEMENT_BYTES = 32  # a Step that is sent again may grow by its acknowledgements
 _FINAL = (LeaseError, InvalidArgumentError, LimitError)  # errors that no new stream can mend
 
 
@@ -60,16 +61,20 @@ class StepStream:
         address: of the service, for messages.
         hello: who attaches, to what.
         timeout_s: how long the first attachment may take; the constructor waits for it.
+        notices: where notices go.
 
     Raises:
         UnavailableError: the service could not be reached in time.
         LeaseError, InvalidArgumentError, LimitError: it refused.
     """
 
-    def __init__(self, channel: grpc.Channel, address: str, hello: workers.Hello, timeout_s: float) -> None:
+    def __init__(
+        self, channel: grpc.Channel, address: str, hello: workers.Hello, timeout_s: float, notices: NoticeBox
+    ) -> None:
         self._attach: Any = channel.stream_stream(_METHOD, response_deserializer=self._receive)
         self._address = address
         self._hello = hello
+        self._notices = notices
         # Never held while a call is opened or cancelled: `_receive` takes it inside gRPC's own.
         self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
@@ -118,6 +123,7 @@ class StepStream:
                 raise LimitError(f"{num_pending} Steps wait for an answer; no more are taken")
             step.number = self._next_number
             step.acknowledged_through = self._num_answered
+            step.notices_acknowledged_through = self._notices.num_received
             message = request.SerializeToString()
             self._check_size(len(message))
             self._next_number += 1
@@ -143,6 +149,7 @@ class StepStream:
         while requests is not None and self._num_sent < min(len(self._pending), window):
             request = self._pending[self._num_sent].request
             request.step.acknowledged_through = self._num_answered
+            request.step.notices_acknowledged_through = self._notices.num_received
             requests.put(request.SerializeToString())
             self._num_sent += 1
 
@@ -182,6 +189,7 @@ class StepStream:
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         with self._lock:
             self._hello.acknowledged_through = self._num_answered
+            self._hello.notices_acknowledged_through = self._notices.num_received
             requests.put(workers.AttachRequest(hello=self._hello).SerializeToString())
         call = self._attach(_until_none(requests))
         self._call = call
@@ -212,6 +220,8 @@ class StepStream:
             response = workers.AttachResponse.FromString(message)
             if response.HasField("step_answer"):
                 self._take_answer(response.step_answer)
+            elif response.HasField("notices"):
+                self._notices.receive(response.notices)
         except RadixKVError as error:
             return error
         return response
@@ -239,6 +249,7 @@ class StepStream:
             if self._num_sent < len(self._pending):
                 self._send_what_fits()
         future.set_result(results)
+        self._notices.answered(answer.number)
 
     def _fail(self, error: RadixKVError) -> None:
         """Fail every outstanding Step, and every later one, with this error."""
@@ -259,7 +270,9 @@ class StepStream:
         while not self._closing.wait(self._patience_s / 3) and self._error is None:
             with self._lock:
                 requests, call = self._requests, self._call
-                heartbeat = workers.Heartbeat(acknowledged_through=self._num_answered)
+                heartbeat = workers.Heartbeat(
+                    acknowledged_through=self._num_answered, notices_acknowledged_through=self._notices.num_received
+                )
             if requests is not None:
                 requests.put(workers.AttachRequest(heartbeat=heartbeat).SerializeToString())
             if call is not None and time.monotonic() > self._heard_at_s + self._patience_s:

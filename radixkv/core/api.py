@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, overload
 
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import TokensLike
@@ -25,6 +25,7 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "AcquireOp",
     "AcquireResult",
+    "BlockTimes",
     "CacheEvent",
     "CacheHolder",
     "CacheReader",
@@ -34,12 +35,17 @@ __all__ = [
     "ExtendResult",
     "ForkOp",
     "InsertOp",
+    "MatchOp",
     "MatchResult",
     "NodeInfo",
+    "Notice",
+    "NoticeKind",
+    "Pending",
     "PoolShape",
     "ReleaseOp",
     "StepOp",
     "StepResult",
+    "TimeHistogram",
 ]
 
 DEFAULT_NAMESPACE = "default"
@@ -87,6 +93,32 @@ class AcquireResult(NamedTuple):
     ops: tuple[Copy, ...]
 
 
+class Pending(NamedTuple):
+    """An acquire that may wait, and does: nothing was opened.
+
+    `seq_id` is computing the prompt's next tokens; `num_tokens`: how many leading tokens of the prompt it will have published
+    once it has computed all that it has room and tokens for. One `Notice` of just these two numbers follows.
+    """
+
+    seq_id: int
+    num_tokens: int
+
+
+NoticeKind = Literal["published", "gone"]
+
+
+class Notice(NamedTuple):
+    """What came of a `Pending`; whoever was answered by it acquires again.
+
+    `kind`: ``"published"``: the first `num_tokens` tokens of that sequence match now. ``"gone"``: it ended, or its namespace
+    was cleared, before they did.
+    """
+
+    kind: NoticeKind
+    seq_id: int
+    num_tokens: int
+
+
 class ExtendResult(NamedTuple):
     """Room given: `block_ids` replaces `block_table[first_changed:]`; carry out `ops` first."""
 
@@ -114,6 +146,30 @@ class CacheStats(NamedTuple):
     num_forks: int
     num_evicted_blocks: int
     num_copied_tokens: int
+    num_pending: int
+    num_notices: int
+
+
+class TimeHistogram(NamedTuple):
+    """Times in seconds, one per block. `counts[i]`: at most `bounds_s[i]` and above the bound before; the last: above all."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_s: float
+
+
+class BlockTimes(NamedTuple):
+    """How long blocks live, each field under the name of its metric. Counted per radix node, weighted by its blocks.
+
+    `kv_block_lifetime_seconds`: from when the first block of the node was published to its eviction.
+    `kv_block_idle_before_evict_seconds`: from its last use to its eviction.
+    `kv_block_reuse_gap_seconds`: from its last use to the acquire that found it, of blocks that nobody held in between; a
+    sample, of one such acquire in eight.
+    """
+
+    kv_block_lifetime_seconds: TimeHistogram
+    kv_block_idle_before_evict_seconds: TimeHistogram
+    kv_block_reuse_gap_seconds: TimeHistogram
 
 
 class CacheEvent(NamedTuple):
@@ -153,6 +209,16 @@ class AcquireOp:
     reserve: int = 0
     namespace: str = DEFAULT_NAMESPACE
     seq_id: int | None = None
+    waits: bool = False
+    shares: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MatchOp:
+    """Ask how much of `tokens` is cached, in the order of the Step; see `PrefixCache.match`."""
+
+    tokens: bytes
+    namespace: str = DEFAULT_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +257,10 @@ class ReleaseOp:
     keep: bool = True
 
 
-StepOp = AcquireOp | ExtendOp | InsertOp | ForkOp | ReleaseOp
+StepOp = AcquireOp | MatchOp | ExtendOp | InsertOp | ForkOp | ReleaseOp
 
-StepResult = AcquireResult | ExtendResult | list[AcquireResult] | None | RadixKVError
-"""Answer to one op, by its kind: acquire, extend, fork; None for insert and release; an error for an op that failed."""
+StepResult = AcquireResult | Pending | MatchResult | ExtendResult | list[AcquireResult] | None | RadixKVError
+"""Answer to one op, by its kind: acquire has two; None for insert and release; an error for an op that failed."""
 
 
 class CacheReader(Protocol):
@@ -208,6 +274,8 @@ class CacheReader(Protocol):
 
     def stats(self) -> CacheStats: ...
 
+    def block_times(self) -> BlockTimes: ...
+
     def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]: ...
 
     def dump(self, namespace: str | None = None) -> list[NodeInfo]: ...
@@ -218,9 +286,27 @@ class CacheReader(Protocol):
 class CacheHolder(CacheReader, Protocol):
     """What the one worker attached to a pool may ask of it."""
 
+    @overload
     def acquire(
-        self, tokens: TokensLike, reserve: int = 0, namespace: str = DEFAULT_NAMESPACE, seq_id: int | None = None
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: Literal[False] = False,
+        shares: bool = True,
     ) -> AcquireResult: ...
+
+    @overload
+    def acquire(
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: bool = False,
+        shares: bool = True,
+    ) -> AcquireResult | Pending: ...
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult: ...
 
@@ -231,6 +317,14 @@ class CacheHolder(CacheReader, Protocol):
     ) -> list[AcquireResult]: ...
 
     def release(self, seq_id: int, keep: bool = True) -> None: ...
+
+    def take_notices(self) -> list[Notice]:
+        """Every notice that has arisen since the last call, oldest first. Each is told once.
+
+        A notice that is taken belongs to a `Pending` whose answer is complete already. With Steps under way: take the
+        notices, then apply every answer that is complete, then act upon the notices.
+        """
+        ...
 
     def step(self, ops: Sequence[StepOp]) -> list[StepResult]:
         """Apply ops in order; a failed op's error stands in its place."""

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
+from typing import Literal, overload
 
-from radixkv.core import checking, surgery, validation
+from radixkv.core import surgery, validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     AcquireResult,
-    CacheEvent,
-    CacheStats,
     Copy,
     ExtendResult,
-    MatchResult,
-    NodeInfo,
+    Notice,
+    Pending,
     StepOp,
     StepResult,
 )
-from radixkv.core.errors import OutOfBlocksError, UnknownSequenceError, WrongThreadError
-from radixkv.core.events import EventLog
-from radixkv.core.eviction import EvictionPolicy, LRUPolicy
-from radixkv.core.forest import Forest, Walk
+from radixkv.core.errors import OutOfBlocksError, UnknownSequenceError
 from radixkv.core.node import RootNode
-from radixkv.core.planning import plan_acquire, shared_node, stand_node
+from radixkv.core.opening import open_child, open_sequence, promise
+from radixkv.core.planning import plan_acquire, shared_node
 from radixkv.core.publishing import (
     fragment_cover,
     publish,
@@ -37,15 +32,15 @@ from radixkv.core.publishing import (
     take_right_or_copy,
     withdraw,
 )
+from radixkv.core.reader import LocalReader
 from radixkv.core.sequences import Sequence
-from radixkv.core.stats import Counters
 from radixkv.core.steps import apply_step
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["PrefixCache"]
 
 
-class PrefixCache:
+class PrefixCache(LocalReader):
     """A radix tree of token prefixes over a pool of KV blocks.
 
     It keeps the books and moves no bytes: its caller holds the K and V tensors, reads and writes them through the block
@@ -56,6 +51,7 @@ class PrefixCache:
         block_size: token slots per block.
         policy: order of eviction; LRU if None.
         event_capacity: how many events `events` keeps; 0 records none.
+        max_waits: how many waits and untaken notices may be outstanding; past it an acquire that may wait is opened at once.
         clock: seconds, monotonic.
         seq_ids: source of the ids of sequences whose caller chooses none.
 
@@ -65,81 +61,51 @@ class PrefixCache:
     One thread owns a cache, the first that calls it; a call from another raises `WrongThreadError`.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int = 16,
-        *,
-        policy: EvictionPolicy | None = None,
-        event_capacity: int = 256,
-        clock: Callable[[], float] = time.monotonic,
-        seq_ids: Iterator[int] | None = None,
-    ) -> None:
-        validation.check_pool_shape(num_blocks, block_size)
-        validation.check_int("event_capacity", event_capacity, 0)
-        self._events = EventLog(event_capacity)
-        self._forest = Forest(num_blocks, block_size, policy or LRUPolicy(), clock, self._events)
-        self._sequences: dict[int, Sequence] = {}
-        self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
-        self._owner_thread: int | None = None
-        self._counters = Counters()
-
-    # -- reads --------------------------------------------------------------------------------------------------------
-
-    def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
-        """The longest cached prefix of `tokens`, exact to the token. A pure read: it splits and stamps nothing.
-
-        O(prefix bytes): one compare per node, and one look-up among siblings where the histories part.
-
-        Raises:
-            InvalidArgumentError: tokens that cannot be packed, or a bad namespace.
-        """
-        self._enter()
-        packed = pack_tokens(tokens)
-        root = self._forest.roots.get(validation.check_namespace(namespace))
-        matched = 0 if root is None else self._forest.walk(root, packed).matched_bytes // TOKEN_BYTES
-        return MatchResult(matched, matched)
-
-    def stats(self) -> CacheStats:
-        """Gauges of now and counters since the cache was made. O(1)."""
-        self._enter()
-        return self._counters.snapshot(self._forest, len(self._sequences))
-
-    def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
-        """The recorded events with a sequence number >= `start`, oldest first. O(events kept).
-
-        Whole blocks only: a tail is announced when it is full.
-        """
-        self._enter()
-        return self._events.since(start, None if namespace is None else validation.check_namespace(namespace))
-
-    def dump(self, namespace: str | None = None) -> list[NodeInfo]:
-        """Every node that may be matched, parents before children, of one namespace or of all. O(nodes + tokens)."""
-        self._enter()
-        if namespace is not None:
-            validation.check_namespace(namespace)
-        roots = [root for name, root in self._forest.roots.items() if namespace in (None, name)]
-        return checking.dump_roots(self._forest, roots)
-
-    def check(self) -> None:
-        """Verify every invariant of the tree, the pool and the sequences. O(everything held).
-
-        Raises:
-            CorruptionError: an invariant is broken, which is a bug here; the message says which.
-        """
-        self._enter()
-        checking.check_all(self._forest, self._sequences)
-
     # -- sequences ----------------------------------------------------------------------------------------------------
 
+    @overload
     def acquire(
-        self, tokens: TokensLike, reserve: int = 0, namespace: str = DEFAULT_NAMESPACE, seq_id: int | None = None
-    ) -> AcquireResult:
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: Literal[False] = False,
+        shares: bool = True,
+    ) -> AcquireResult: ...
+
+    @overload
+    def acquire(
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: bool = False,
+        shares: bool = True,
+    ) -> AcquireResult | Pending: ...
+
+    def acquire(
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: bool = False,
+        shares: bool = True,
+    ) -> AcquireResult | Pending:
         """Open a sequence on a prompt: lock what is cached of it, take private blocks for the rest.
 
         Of the block in which the prompt parts from what is cached the common part is reused: by taking its append right,
         or by the COPY in `ops`. `reserve` further tokens are promised and cost nothing until `extend` asks for them.
         O(path) + O(evicted · log n); may evict unlocked leaves.
+
+        With `waits`: where an open sequence with a block or more left to compute will publish a block or more of the prompt
+        beyond what matches now, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one
+        that gets furthest; a notice follows, and the caller acquires again. O(log sequences) compares more.
+
+        Without `shares`: the sequence matches nothing and nothing it computes matches for others, its own forks aside; it
+        never waits, and its release frees all of it.
 
         Raises:
             InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace.
@@ -153,27 +119,22 @@ class PrefixCache:
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
-        known_root = forest.roots.get(namespace)
-        walk = Walk(RootNode(namespace), None, 0, 0) if known_root is None else forest.walk(known_root, packed)
+        known_root = forest.roots.get(namespace) if shares else None
+        root = RootNode(namespace, is_hidden=not shares) if known_root is None else known_root
+        walk = forest.walk(root, packed)
+        if waits and shares:
+            pending = self._wait(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
+            if pending is not None:
+                return pending
         plan = plan_acquire(forest, walk, length, reserve)
         self._require(plan.num_needed)
 
-        root = forest.root(namespace)
-        node = root if known_root is None else stand_node(forest, walk, plan.num_kept)
-        forest.lock(node)
+        if known_root is None and shares:
+            forest.roots[namespace] = root
         new_id = next(self._free_ids()) if seq_id is None else seq_id
-        seq = Sequence(new_id, root, node, packed, forest.path_blocks(node, plan.num_kept))
-        seq.table.extend(forest.take(plan.num_taken))
-        seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
-        seq.room = length
-        seq.shares_last_block = plan.shares_last
-        seq.published_bytes = walk.matched_bytes if plan.shares_last or plan.takes_right else node.end_bytes
-        seq.private_from = plan.num_kept
-        node.used_bytes = max(node.used_bytes, seq.published_bytes)
-        if plan.takes_right:
-            node.writer = seq
-        self._promise(seq, plan.promised_table_length, plan.num_promised)
-        self._sequences[seq.seq_id] = seq
+        seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
+        if self._intents.is_active:
+            self._intents.update(seq)
         ops = self._copy_ops(plan.source, seq.table, plan.num_kept, walk.matched_bytes)
         num_cached = min(seq.num_stored, length - 1)
         self._counters.count_query(length, num_cached)
@@ -202,7 +163,7 @@ class PrefixCache:
 
         # The promise is drawn first, so that what is taken below is no longer counted as promised.
         num_promised = max(0, seq.promised_table_length - forest.table_length(num_tokens))
-        self._promise(seq, seq.promised_table_length, min(seq.num_promised, num_promised))
+        promise(forest, seq, seq.promised_table_length, min(seq.num_promised, num_promised))
         taken = forest.take(num_taken)
         first_changed = old_length
         ops: tuple[Copy, ...] = ()
@@ -215,6 +176,8 @@ class PrefixCache:
                 ops = self._copy_ops(source, taken, 0, filled)
         seq.table.extend(taken)
         seq.room = num_tokens
+        if self._intents.is_active:
+            self._intents.update(seq)
         return ExtendResult(first_changed, taken, ops)
 
     def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None:
@@ -240,6 +203,8 @@ class PrefixCache:
         self._counters.num_inserted_tokens += num_computed - seq.num_computed
         seq.num_computed = num_computed
         publish(self._forest, seq)
+        if self._intents.is_active:
+            self._intents.update(seq)
 
     def fork(
         self, seq_id: int, position: int, n: int = 1, reserve: int = 0, seq_ids: SequenceOf[int] | None = None
@@ -277,14 +242,9 @@ class PrefixCache:
             table = forest.path_blocks(node, table_length)
         children = []
         for child_id in itertools.islice(self._free_ids(), n) if seq_ids is None else seq_ids:
-            forest.lock(node)
-            child = Sequence(child_id, seq.root, node, seq.tokens[:end], table[:])
-            child.num_stored = child.num_computed = child.room = position
-            child.published_bytes = end
-            child.shares_last_block = shares_last
-            child.private_from = table_length
-            self._promise(child, promised_length, num_promised)
-            self._sequences[child_id] = child
+            child = self._sequences[child_id] = open_child(forest, child_id, seq, node, position, table[:])
+            if num_promised:
+                promise(forest, child, promised_length, num_promised)
             children.append(AcquireResult(child_id, position - 1, position, table[:], ()))
         self._counters.num_forks += n
         return children
@@ -304,7 +264,7 @@ class PrefixCache:
         if keep:
             publish_for_good(forest, seq)
         del self._sequences[seq_id]
-        self._promise(seq, 0, 0)
+        promise(forest, seq, 0, 0)
         forest.pool.give_back(seq.private_blocks())
         for node in (*seq.left_tails, seq.node):
             if node.writer is seq:
@@ -314,8 +274,18 @@ class PrefixCache:
                 withdraw(forest, left)
             surgery.merge_down(forest, left)
         forest.forget_if_empty(seq.root)
+        if self._intents.is_active:
+            self._intents.ended(seq)
 
     # -- the whole cache ----------------------------------------------------------------------------------------------
+
+    def take_notices(self) -> list[Notice]:
+        """What came of earlier `Pending` answers since the last call, oldest first. O(notices).
+
+        In process a notice arises inside a call of the cache's own thread: ask after inserts, releases and clears.
+        """
+        self._enter()
+        return self._intents.take_notices()
 
     def evict(self, num_blocks: int) -> int:
         """Evict whole unlocked leaves until at least `num_blocks` blocks are freed; how many were. O(evicted · log n).
@@ -328,7 +298,7 @@ class PrefixCache:
         return self._forest.evict(num_blocks)
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes).
+        """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
 
         Open sequences run on and go on sharing among themselves; what they lock is freed when they end.
         """
@@ -336,8 +306,12 @@ class PrefixCache:
         root = self._forest.roots.pop(validation.check_namespace(namespace), None)
         if root is None:
             return 0
-        root.is_cleared = True
+        root.is_hidden = True
         num_freed = self._forest.remove_unlocked(root)
+        if self._intents.is_active:
+            for seq in self._sequences.values():
+                if seq.root is root:
+                    self._intents.ended(seq)
         if self._events.is_recording:
             self._events.record("cleared", namespace, 0, b"", ())
         return num_freed
@@ -357,13 +331,6 @@ class PrefixCache:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _enter(self) -> None:
-        thread = threading.get_ident()
-        if thread != self._owner_thread:
-            if self._owner_thread is not None:
-                raise WrongThreadError("this cache is owned by another thread; post the call to that thread's queue")
-            self._owner_thread = thread
-
     def _sequence(self, seq_id: int) -> Sequence:
         seq = self._sequences.get(seq_id)
         if seq is None:
@@ -377,9 +344,10 @@ class PrefixCache:
         if num_needed > self._forest.num_available and num_needed > 0:
             raise OutOfBlocksError(num_needed, max(0, self._forest.num_available))
 
-    def _promise(self, seq: Sequence, table_length: int, num_promised: int) -> None:
-        self._forest.num_promised += num_promised - seq.num_promised
-        seq.promised_table_length, seq.num_promised = table_length, num_promised
+    def _wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
+        if not self._intents.is_active:
+            self._intents.activate(self._sequences.values())
+        return self._intents.wait(namespace, tokens, num_matched)
 
     def _copy_ops(self, source: int | None, table: array[int], index: int, filled_bytes: int) -> tuple[Copy, ...]:
         """The COPY of a block's filled part, unless the eviction made its source the destination."""

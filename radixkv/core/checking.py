@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from radixkv.core.api import NodeInfo
 from radixkv.core.errors import CorruptionError
 from radixkv.core.forest import Forest
+from radixkv.core.intents import Intents
 from radixkv.core.node import Node, RootNode
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
@@ -40,13 +41,13 @@ def dump_roots(forest: Forest, roots: Iterable[RootNode]) -> list[NodeInfo]:
     return listing
 
 
-def check_all(forest: Forest, sequences: Mapping[int, Sequence]) -> None:
+def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intents) -> None:
     """Raise `CorruptionError` unless every invariant holds. O(everything held)."""
     roots: dict[int, RootNode] = {id(root): root for root in forest.roots.values()}
     roots.update((id(seq.root), seq.root) for seq in sequences.values())
     nodes = [node for root in roots.values() for node in forest.nodes(root)]
     for root in roots.values():
-        _require(root.is_cleared == (forest.roots.get(root.namespace) is not root), "a tree is matched unless cleared")
+        _require(root.is_hidden == (forest.roots.get(root.namespace) is not root), "a tree is matched unless hidden")
     for node in nodes:
         _check_node(forest, node)
     _check_locks(nodes, roots.values(), sequences)
@@ -54,6 +55,7 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence]) -> None:
     _check_owners(forest, nodes, sequences)
     for seq in sequences.values():
         _check_sequence(forest, seq)
+    intents.check(sequences)
 
 
 def _require(condition: bool, what: str, *details: object) -> None:

@@ -11,6 +11,7 @@
     │   └── PoolHeldError            another holder is attached to the pool
     ├── UnknownPoolError         no pool of that name is attached
     ├── LimitError               a message or a queue is larger than its configured limit
+    ├── DeadlineExceededError    the time that the caller gave is over
     ├── CorruptionError          an invariant is broken: a bug of ours, found by `check`
     └── UnavailableError         the service cannot be reached, is stopping, or its answer was lost for good
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 __all__ = [
     "AbortedError",
     "CorruptionError",
+    "DeadlineExceededError",
     "InvalidArgumentError",
     "LeaseError",
     "LimitError",
@@ -106,6 +108,10 @@ class UnknownPoolError(RadixKVError, LookupError):
 
 class LimitError(RadixKVError):
     """A message, a queue or a count exceeds its configured limit."""
+
+
+class DeadlineExceededError(RadixKVError):
+    """The time that the caller gave is over; what was generated until then has been told."""
 
 
 class UnavailableError(RadixKVError):

@@ -14,6 +14,7 @@ from radixkv.core.blocks import BlockPool
 from radixkv.core.events import EventLog
 from radixkv.core.eviction import EvictionPolicy, EvictionQueue
 from radixkv.core.node import Children, Node, RootNode
+from radixkv.core.times import BlockTimer
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 __all__ = ["Forest", "Walk"]
@@ -44,6 +45,7 @@ class Forest:
         self.queue = EvictionQueue(policy)
         self.clock = clock
         self.events = events
+        self.times = BlockTimer()
         self.roots: dict[str, RootNode] = {}
         self.num_cached = 0
         self.num_evictable = 0
@@ -60,13 +62,6 @@ class Forest:
     def table_length(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
-
-    def root(self, namespace: str) -> RootNode:
-        """The root of a namespace, made at its first use."""
-        root = self.roots.get(namespace)
-        if root is None:
-            root = self.roots[namespace] = RootNode(namespace)
-        return root
 
     def forget_if_empty(self, root: RootNode) -> None:
         """Drop the root of a namespace that holds nothing any more."""
@@ -174,7 +169,7 @@ class Forest:
 
     def _settle(self, root: RootNode, node: Node, now_s: float) -> Node:
         """A node has just lost its last lock ref: queue it if it is a leaf, drop it if it is of no use any more."""
-        if root.is_cleared:
+        if root.is_hidden:
             while node.parent is not None and not node.lock_ref and not node.children:
                 node = self.remove(node)
             return node
@@ -205,6 +200,7 @@ class Forest:
     def attach(self, parent: Node, key: bytes | bytearray, blocks: array[int]) -> Node:
         """A new unlocked child of a locked parent; the caller locks it next."""
         node = Node(parent, key, bytes(key[: self.block_bytes]), blocks)
+        node.stored_s = self.clock()
         if parent.children is None:
             parent.children = Children()
         parent.children.add(node)
@@ -254,13 +250,14 @@ class Forest:
 
         O(leaves evicted · log leaves).
         """
-        evicted = 0
+        evicted, now_s = 0, self.clock()
         while evicted < num_blocks and len(self.queue):
             leaf = self.queue.pop_first()
             evicted += len(leaf.blocks)
+            self.times.evicted(leaf, now_s)
             root = self.root_above(leaf) if leaf.parent is not None and leaf.parent.parent is None else None
             parent = self.remove(leaf)
-            self.queue_if_leaf(parent)
+            self.queue_if_leaf(parent, now_s)
             if root is not None:
                 self.forget_if_empty(root)
         self.num_evicted += evicted
@@ -283,12 +280,12 @@ class Forest:
         return node
 
     def record_stored(self, root: RootNode, start_bytes: int, key: bytes | bytearray, blocks: array[int]) -> None:
-        if self.events.is_recording and not root.is_cleared:
+        if self.events.is_recording and not root.is_hidden:
             self.events.record("stored", root.namespace, start_bytes // TOKEN_BYTES, bytes(key), tuple(blocks))
 
     def record_removed(self, node: Node) -> None:
         if self.events.is_recording and len(node.key) >= self.block_bytes:
             root = self.root_above(node)
-            if not root.is_cleared:
+            if not root.is_hidden:
                 start = node.start_bytes // TOKEN_BYTES
                 self.events.record("removed", root.namespace, start, bytes(node.key), tuple(node.blocks))

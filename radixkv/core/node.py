@@ -38,6 +38,7 @@ class Node:
         lock_ref: sequences that stand here (or hold this tail's append right) + children with a lock ref > 0.
         writer: of a tail: the sequence that holds the append right.
         last_access_s, access_number: recency, set when the lock drops; the number breaks ties of the clock.
+        stored_s: when the first of its blocks was published.
         queue_entry: its place in the eviction queue while it is an unlocked leaf.
     """
 
@@ -52,6 +53,7 @@ class Node:
         "lock_ref",
         "parent",
         "queue_entry",
+        "stored_s",
         "used_bytes",
         "writer",
     )
@@ -68,6 +70,7 @@ class Node:
         self.writer: Sequence | None = None
         self.last_access_s = 0.0
         self.access_number = 0
+        self.stored_s = 0.0
         self.queue_entry: QueueEntry | None = None
 
     @property
@@ -93,16 +96,16 @@ class Node:
 class RootNode(Node):
     """The empty prefix of one namespace.
 
-    `is_cleared`: the namespace was cleared while sequences stood here. Nothing new matches this tree; they go on sharing
-    among themselves, and what they leave is freed at once.
+    `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
+    opened it shares with nobody; its sequences and their forks share among themselves, and what they leave is freed at once.
     """
 
-    __slots__ = ("is_cleared", "namespace")
+    __slots__ = ("is_hidden", "namespace")
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
         self.namespace = namespace
-        self.is_cleared = False
+        self.is_hidden = is_hidden
 
 
 class Children(dict[bytes, Node]):

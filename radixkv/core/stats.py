@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from radixkv.core.api import CacheStats
 from radixkv.core.forest import Forest
+from radixkv.core.intents import Intents
 
 __all__ = ["Counters"]
 
@@ -34,7 +35,7 @@ class Counters:
         self.num_query_tokens += num_tokens
         self.num_hit_tokens += num_hit_tokens
 
-    def snapshot(self, forest: Forest, num_sequences: int) -> CacheStats:
+    def snapshot(self, forest: Forest, num_sequences: int, intents: Intents) -> CacheStats:
         """The counters with the gauges of now. O(1)."""
         num_blocks, num_free = forest.pool.num_blocks, forest.pool.num_free
         return CacheStats(
@@ -54,4 +55,6 @@ class Counters:
             num_forks=self.num_forks,
             num_evicted_blocks=forest.num_evicted,
             num_copied_tokens=self.num_copied_tokens,
+            num_pending=intents.num_pending,
+            num_notices=intents.num_notices,
         )

@@ -10,6 +10,8 @@ from radixkv.core.api import (
     ExtendOp,
     ForkOp,
     InsertOp,
+    MatchOp,
+    Pending,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -23,15 +25,18 @@ def apply_step(cache: CacheHolder, ops: Sequence[StepOp]) -> list[StepResult]:
     """Apply ops in order; a failed op's error stands in its place.
 
     Later ops on a sequence on which one failed, or on one that the failed op would have opened, are not tried and are
-    answered by `AbortedError`.
+    answered by `AbortedError`; the same after an acquire that waits.
     """
     results: list[StepResult] = []
     failed: set[int] = set()
     for op in ops:
         try:
             if failed and not failed.isdisjoint(_named_ids(op)):
-                raise AbortedError("an earlier op of this Step failed on this sequence")
-            results.append(_apply(cache, op))
+                raise AbortedError("an earlier op of this Step failed on this sequence, or waits")
+            result = _apply(cache, op)
+            results.append(result)
+            if isinstance(result, Pending):
+                failed.update(_named_ids(op))
         except RadixKVError as error:
             results.append(error)
             failed.update(_named_ids(op))
@@ -46,20 +51,24 @@ def _apply(cache: CacheHolder, op: StepOp) -> StepResult:
         case ExtendOp():
             return cache.extend(op.seq_id, op.num_tokens)
         case AcquireOp():
-            return cache.acquire(op.tokens, op.reserve, op.namespace, op.seq_id)
+            return cache.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares)
+        case MatchOp():
+            return cache.match(op.tokens, op.namespace)
         case ForkOp():
             return cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids)
         case ReleaseOp():
             cache.release(op.seq_id, op.keep)
             return None
         case _:
-            raise InvalidArgumentError("op", op, "an acquire, extend, insert, fork or release op")
+            raise InvalidArgumentError("op", op, "an acquire, match, extend, insert, fork or release op")
 
 
 def _named_ids(op: StepOp) -> tuple[int, ...]:
     """The sequences that an op stands or falls with: its own, and those that it opens."""
     if isinstance(op, AcquireOp):
         return () if op.seq_id is None else (op.seq_id,)
+    if isinstance(op, MatchOp):
+        return ()
     if isinstance(op, ForkOp):
         return (op.seq_id, *(op.seq_ids or ()))
     return (op.seq_id,)

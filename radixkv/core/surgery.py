@@ -44,6 +44,7 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
     num_upper = upper_bytes // forest.block_bytes
     upper = Node(parent, node.key[:upper_bytes], node.head, node.blocks[:num_upper])
     upper.last_access_s, upper.access_number = node.last_access_s, node.access_number
+    upper.stored_s = node.stored_s
     upper.lock_ref = 1 if node.lock_ref else 0
     upper.used_bytes = min(node.used_bytes, upper.end_bytes)
     parent.children[node.head] = upper
@@ -77,6 +78,7 @@ def merge_down(forest: Forest, node: Node) -> None:
     child.blocks = node.blocks + child.blocks
     child.head = node.head
     child.parent = parent
+    child.stored_s = node.stored_s
     child.used_bytes = max(child.used_bytes, node.used_bytes)
     parent.children[child.head] = child
     node.parent = node.children = None
@@ -126,6 +128,7 @@ def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) 
     forest.record_removed(node)
     forest.pool.give_back(node.blocks)
     node.blocks = blocks
+    node.stored_s = forest.clock()
     forest.record_stored(root, node.start_bytes, node.key, blocks)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +28,50 @@ async def abort(context: Any, error: RadixKVError) -> None:
 
 
 class _AttachStream:
-    """A holder's stream that the pool table can end from outside the task that serves it."""
+    """A holder's stream: what is posted is written in order, and the pool table can end it or send notices from outside.
 
-    def __init__(self) -> None:
+    Messages are posted at the moment they arise, so that a notice never overtakes the answer to the Step that it belongs to;
+    whoever comes first writes them all, since gRPC takes one message at a time.
+    """
+
+    def __init__(self, context: Any) -> None:
         self._task = asyncio.current_task()
+        self._context = context
+        self._outbox: deque[workers.AttachResponse] = deque()
+        self._writing = asyncio.Lock()
+        self._flushes: set[asyncio.Task[None]] = set()
+        self.pool: Pool | None = None
         self.ending: RadixKVError | None = None
+
+    def post(self, response: workers.AttachResponse | None) -> None:
+        """To be written by the next `flush`; None is nothing."""
+        if response is not None:
+            self._outbox.append(response)
+
+    async def flush(self) -> None:
+        """Write all that was posted; returns once it is on its way."""
+        async with self._writing:
+            while self._outbox:
+                await self._context.write(self._outbox.popleft())
+
+    def send_notices(self) -> None:
+        """Send what notices there are, from outside the serving task."""
+        if self.pool is not None and self.ending is None:
+            self.post(self.pool.collect_notices())
+            flush = asyncio.ensure_future(self._flush_or_leave())
+            self._flushes.add(flush)
+            flush.add_done_callback(self._flushes.discard)
+
+    async def _flush_or_leave(self) -> None:
+        """Whatever keeps this stream from being written to, its notices are left to the next."""
+        with contextlib.suppress(Exception):
+            await self.flush()
+
+    def left(self) -> None:
+        """The stream is over: nothing more is written."""
+        self._outbox.clear()
+        for flush in list(self._flushes):
+            flush.cancel()
 
     def end(self, error: RadixKVError) -> None:
         """Note why, and wake the serving task; if it is itself the caller it sees an exception of its own."""
@@ -62,7 +103,7 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
 
     async def Attach(self, _request_iterator: Any, context: Any) -> None:  # noqa: N802 the proto's name
         """Serve one stream; see workers.proto."""
-        stream = _AttachStream()
+        stream = _AttachStream(context)
         self._streams.add(stream)
         try:
             await self._hold(context, stream)
@@ -76,6 +117,7 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
             task.uncancel()
             await abort(context, stream.ending)
         finally:
+            stream.left()
             self._streams.discard(stream)
 
     async def _hold(self, context: Any, stream: _AttachStream) -> None:
@@ -89,7 +131,12 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
             raise InvalidArgumentError("message", kind, "hello, the first of a stream")
         attachment = self._pools.attach(hello.hello, stream)
         try:
-            await context.write(workers.AttachResponse(attached=self._describe(attachment)))
+            stream.pool = attachment.pool
+            stream.post(workers.AttachResponse(attached=self._describe(attachment)))
+            for unacknowledged in list(attachment.pool.notices):
+                stream.post(unacknowledged)
+            stream.post(attachment.pool.collect_notices())
+            await stream.flush()
             await self._serve(attachment.pool, context, stream)
         finally:
             self._pools.leave(attachment.pool, stream)
@@ -107,16 +154,21 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
         )
 
     async def _serve(self, pool: Pool, context: Any, stream: _AttachStream) -> None:
-        read, write, renew = context.read, context.write, self._pools.renew
+        read, renew = context.read, self._pools.renew
         while (request := await read()) is not grpc.aio.EOF:
             renew(pool, stream)
             kind = request.WhichOneof("message")
             if kind == "step":
-                await write(self._apply(pool, request.step))
+                stream.post(self._apply(pool, request.step))
+                stream.post(pool.collect_notices())
+                await stream.flush()
                 self._changed()
             elif kind == "heartbeat":
-                pool.acknowledge(request.heartbeat.acknowledged_through)
-                await write(workers.AttachResponse(heartbeat_answer=workers.HeartbeatAnswer()))
+                heartbeat = request.heartbeat
+                pool.acknowledge(heartbeat.acknowledged_through, heartbeat.notices_acknowledged_through)
+                stream.post(workers.AttachResponse(heartbeat_answer=workers.HeartbeatAnswer()))
+                stream.post(pool.collect_notices())
+                await stream.flush()
             elif kind == "goodbye":
                 self._pools.leave(pool, stream)
                 self._pools.end(pool)

@@ -21,6 +21,8 @@ class ServiceConfig:
         lease_ttl_s: a lease ends after this long without a message from its holder.
         max_message_bytes: largest message that is read.
         max_unacknowledged_steps: most answers kept per pool for a holder that has not acknowledged them.
+        max_unacknowledged_notices: most notices kept per pool for a holder that has not acknowledged them; more wait in
+            the cache, where acquires wait no longer once there are too many.
         max_ops_per_step: most ops in one Step.
         max_children_per_fork: most children of one fork.
         max_pools: most pools attached at a time.
@@ -34,6 +36,7 @@ class ServiceConfig:
     lease_ttl_s: float = 10.0
     max_message_bytes: int = 16 * 1024 * 1024
     max_unacknowledged_steps: int = 256
+    max_unacknowledged_notices: int = 65_536
     max_ops_per_step: int = 4096
     max_children_per_fork: int = 4096
     max_pools: int = 64
@@ -57,6 +60,7 @@ class ServiceConfig:
 _AT_LEAST_ONE = (
     "max_message_bytes",
     "max_unacknowledged_steps",
+    "max_unacknowledged_notices",
     "max_ops_per_step",
     "max_children_per_fork",
     "max_pools",

@@ -1,4 +1,4 @@
-"""Between the core's values and the wire's messages, both ways.
+"""Between a holder's values and the wire's messages, both ways; `reader_conversion` has what readers see.
 
 Block ids and token ids are copied as whole buffers, never id by id. Bounds are the core's to check, so that a call
 gives the same error in process and over the wire; only an argument that no message can hold is refused here, by name.
@@ -15,15 +15,16 @@ from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     AcquireOp,
     AcquireResult,
-    CacheEvent,
-    CacheStats,
     Copy,
     ExtendOp,
     ExtendResult,
     ForkOp,
     InsertOp,
+    MatchOp,
     MatchResult,
-    NodeInfo,
+    Notice,
+    NoticeKind,
+    Pending,
     PoolShape,
     ReleaseOp,
     StepOp,
@@ -32,37 +33,31 @@ from radixkv.core.api import (
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.status import error_from_proto, error_to_proto
-from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = [
-    "event_from_proto",
-    "event_to_proto",
-    "match_from_proto",
-    "match_to_proto",
-    "node_from_proto",
-    "node_to_proto",
+    "notices_from_proto",
+    "notices_to_proto",
     "op_from_proto",
     "op_to_proto",
+    "pack_blocks",
     "result_from_proto",
     "result_to_proto",
     "shape_from_proto",
     "shape_to_proto",
-    "stats_from_proto",
-    "stats_to_proto",
+    "unpack_blocks",
 ]
 
 _NEEDS_SWAP = sys.byteorder == "big"
-_EVENT_KINDS = {
-    "stored": readers.EVENT_KIND_STORED,
-    "removed": readers.EVENT_KIND_REMOVED,
-    "cleared": readers.EVENT_KIND_CLEARED,
+_NOTICE_KINDS: dict[NoticeKind, workers.NoticeKind] = {
+    "published": workers.NOTICE_KIND_PUBLISHED,
+    "gone": workers.NOTICE_KIND_GONE,
 }
-_EVENT_KIND_NAMES = {kind: name for name, kind in _EVENT_KINDS.items()}
+_NOTICE_KIND_NAMES = {kind: name for name, kind in _NOTICE_KINDS.items()}
 
 
-def _pack_blocks(block_ids: Iterable[int]) -> bytes:
+def pack_blocks(block_ids: Iterable[int]) -> bytes:
     """Block ids as packed little-endian int32."""
     packed = block_ids if isinstance(block_ids, array) and block_ids.typecode == "i" else array("i", block_ids)
     if _NEEDS_SWAP:
@@ -71,7 +66,7 @@ def _pack_blocks(block_ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def _unpack_blocks(packed: bytes) -> array[int]:
+def unpack_blocks(packed: bytes) -> array[int]:
     block_ids = array("i")
     block_ids.frombytes(packed)
     if _NEEDS_SWAP:
@@ -112,7 +107,9 @@ def op_to_proto(op: StepOp, proto: workers.Op) -> None:
     except (TypeError, ValueError) as error:
         if not isinstance(error, InvalidArgumentError):
             kind = next(kind for op_kind, kind in _OP_MESSAGES.items() if isinstance(op, op_kind))
-            names = [field.name for field in kind.DESCRIPTOR.fields if field.message_type is None]
+            names = [
+                field.name for field in kind.DESCRIPTOR.fields if not field.message_type and hasattr(op, field.name)
+            ]
             _refuse_unfit({name: getattr(op, name) for name in names}, kind)
             _refuse_unfit({"values": getattr(op, "seq_ids", None)}, workers.SeqIds)
         raise
@@ -129,6 +126,14 @@ def _write_op(op: StepOp, proto: workers.Op) -> None:
                 acquire.namespace = op.namespace
             if op.seq_id is not None:
                 acquire.seq_id = op.seq_id
+            acquire.waits = bool(op.waits)
+            acquire.is_unshared = not op.shares
+        case MatchOp():
+            match = proto.match
+            match.SetInParent()
+            match.tokens = pack_tokens(op.tokens)
+            if op.namespace != DEFAULT_NAMESPACE:
+                match.namespace = op.namespace
         case ExtendOp():
             extend = proto.extend
             extend.SetInParent()
@@ -156,11 +161,12 @@ def _write_op(op: StepOp, proto: workers.Op) -> None:
             release.seq_id = op.seq_id
             release.keep = bool(op.keep)
         case _:
-            raise InvalidArgumentError("op", op, "an acquire, extend, insert, fork or release op")
+            raise InvalidArgumentError("op", op, "an acquire, match, extend, insert, fork or release op")
 
 
 _OP_MESSAGES: dict[type, Any] = {
     AcquireOp: workers.Acquire,
+    MatchOp: workers.Match,
     ExtendOp: workers.Extend,
     InsertOp: workers.Insert,
     ForkOp: workers.Fork,
@@ -182,6 +188,12 @@ def op_from_proto(proto: workers.Op) -> StepOp:
             acquire.reserve,
             acquire.namespace if acquire.HasField("namespace") else DEFAULT_NAMESPACE,
             acquire.seq_id if acquire.HasField("seq_id") else None,
+            acquire.waits,
+            not acquire.is_unshared,
+        )
+    if kind == "match":
+        return MatchOp(
+            proto.match.tokens, proto.match.namespace if proto.match.HasField("namespace") else DEFAULT_NAMESPACE
         )
     if kind == "extend":
         return ExtendOp(proto.extend.seq_id, proto.extend.num_tokens)
@@ -193,22 +205,28 @@ def op_from_proto(proto: workers.Op) -> StepOp:
         return ForkOp(fork.seq_id, fork.position, fork.n, fork.reserve, seq_ids)
     if kind == "release":
         return ReleaseOp(proto.release.seq_id, proto.release.keep)
-    raise InvalidArgumentError("op", kind, "one of acquire, extend, insert, fork, release")
+    raise InvalidArgumentError("op", kind, "one of acquire, match, extend, insert, fork, release")
 
 
 def result_to_proto(op: StepOp, result: StepResult, proto: workers.OpResult) -> None:
     """Write the answer to one op into a wire message. O(size)."""
     if isinstance(result, AcquireResult):
-        _opened_to_proto(result, proto.acquire, _pack_blocks(result.block_table))
+        _opened_to_proto(result, proto.acquire, pack_blocks(result.block_table))
     elif isinstance(result, ExtendResult):
         extend = proto.extend
         extend.first_changed = result.first_changed
-        extend.block_ids = _pack_blocks(result.block_ids)
+        extend.block_ids = pack_blocks(result.block_ids)
         _copies_to_proto(result.ops, extend.ops)
     elif isinstance(result, list):
         _children_to_proto(result, proto.fork)
     elif isinstance(result, RadixKVError):
         proto.error.CopyFrom(error_to_proto(result))
+    elif isinstance(result, Pending):
+        proto.pending.SetInParent()
+        proto.pending.seq_id, proto.pending.num_tokens = result
+    elif isinstance(result, MatchResult):
+        proto.match.SetInParent()
+        proto.match.num_tokens, proto.match.num_device_tokens = result
     elif isinstance(op, InsertOp):
         proto.insert.SetInParent()
     else:
@@ -228,7 +246,7 @@ def _children_to_proto(children: Sequence[AcquireResult], proto: workers.ForkRes
     proto.SetInParent()
     table_before: bytes | None = None
     for child in children:
-        table = _pack_blocks(child.block_table)
+        table = pack_blocks(child.block_table)
         child_proto = proto.children.add()
         child_proto.is_same_table = table == table_before
         _opened_to_proto(child, child_proto, b"" if child_proto.is_same_table else table)
@@ -259,9 +277,13 @@ def result_from_proto(proto: workers.OpResult) -> StepResult:
         return _opened_from_proto(acquire, acquire.block_table)
     if kind == "extend":
         extend = proto.extend
-        return ExtendResult(extend.first_changed, _unpack_blocks(extend.block_ids), _copies_from_proto(extend.ops))
+        return ExtendResult(extend.first_changed, unpack_blocks(extend.block_ids), _copies_from_proto(extend.ops))
     if kind in ("insert", "release"):
         return None
+    if kind == "pending":
+        return Pending(proto.pending.seq_id, proto.pending.num_tokens)
+    if kind == "match":
+        return MatchResult(proto.match.num_tokens, proto.match.num_device_tokens)
     if kind == "error":
         return error_from_proto(proto.error)
     if kind == "fork":
@@ -278,51 +300,24 @@ def _opened_from_proto(proto: workers.AcquireResult, table: bytes) -> AcquireRes
         proto.seq_id,
         proto.num_cached_tokens,
         proto.num_stored_tokens,
-        _unpack_blocks(table),
+        unpack_blocks(table),
         _copies_from_proto(proto.ops),
     )
 
 
-def match_to_proto(pool: str, result: MatchResult) -> readers.PoolMatch:
-    """A match in one pool for the wire."""
-    return readers.PoolMatch(pool=pool, num_tokens=result.num_tokens, num_device_tokens=result.num_device_tokens)
+def notices_to_proto(notices: Iterable[Notice], proto: workers.Notices) -> None:
+    """Write notices into a wire message. O(notices)."""
+    for kind, seq_id, num_tokens in notices:
+        proto.notices.add(kind=_NOTICE_KINDS[kind], seq_id=seq_id, num_tokens=num_tokens)
 
 
-def match_from_proto(proto: readers.PoolMatch) -> MatchResult:
-    """A match in one pool from the wire."""
-    return MatchResult(proto.num_tokens, proto.num_device_tokens)
+def notices_from_proto(proto: workers.Notices) -> list[Notice]:
+    """Notices from the wire. O(notices)
 
-
-def stats_to_proto(pool: str, stats: CacheStats) -> readers.PoolStats:
-    """Gauges and counters of one pool for the wire; the fields are named alike."""
-    return readers.PoolStats(pool=pool, **stats._asdict())
-
-
-def stats_from_proto(proto: readers.PoolStats) -> CacheStats:
-    """Gauges and counters of one pool from the wire."""
-    return CacheStats(*(getattr(proto, name) for name in CacheStats._fields))
-
-
-def node_to_proto(node: NodeInfo) -> readers.Node:
-    """A radix node for the wire; the fields are named alike."""
-    fields = node._asdict() | {"tokens": bytes(node.tokens), "block_ids": _pack_blocks(node.block_ids)}
-    return readers.Node(**fields)
-
-
-def node_from_proto(proto: readers.Node) -> NodeInfo:
-    """A radix node from the wire."""
-    fields = {name: getattr(proto, name) for name in NodeInfo._fields}
-    return NodeInfo(**fields | {"block_ids": tuple(_unpack_blocks(proto.block_ids))})
-
-
-def event_to_proto(event: CacheEvent) -> readers.Event:
-    """A change of what is cached for the wire; the fields are named alike."""
-    fields = event._asdict() | {"kind": _EVENT_KINDS[event.kind], "block_ids": _pack_blocks(event.block_ids)}
-    return readers.Event(**fields | {"tokens": bytes(event.tokens)})
-
-
-def event_from_proto(proto: readers.Event) -> CacheEvent:
-    """A change of what is cached from the wire."""
-    fields = {name: getattr(proto, name) for name in CacheEvent._fields}
-    block_ids = tuple(_unpack_blocks(proto.block_ids))
-    return CacheEvent(**fields | {"kind": _EVENT_KIND_NAMES.get(proto.kind, "unknown"), "block_ids": block_ids})
+    Raises:
+        InvalidArgumentError: a kind that this version does not know.
+    """
+    unknown = next((notice.kind for notice in proto.notices if notice.kind not in _NOTICE_KIND_NAMES), None)
+    if unknown is not None:
+        raise InvalidArgumentError("kind", unknown, "published or gone")
+    return [Notice(_NOTICE_KIND_NAMES[notice.kind], notice.seq_id, notice.num_tokens) for notice in proto.notices]

@@ -28,7 +28,7 @@ from radixkv.core.errors import (
     UnknownPoolError,
 )
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
-from radixkv.service.conversion import op_from_proto, result_to_proto, shape_from_proto
+from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto, shape_from_proto
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
@@ -41,6 +41,10 @@ class HolderStream(Protocol):
         """End the stream with this error, soon. Never raises, never waits."""
         ...
 
+    def send_notices(self) -> None:
+        """Send what `Pool.collect_notices` has, soon. Never raises, never waits."""
+        ...
+
 
 class Attachment(NamedTuple):
     """A pool that was attached to: the pool, and whether an earlier life goes on."""
@@ -50,12 +54,25 @@ class Attachment(NamedTuple):
 
 
 class Pool:
-    """One life of a pool: its tree, its lease, and the answers that its holder has not acknowledged.
+    """One life of a pool: its tree, its lease, and the answers and notices that its holder has not acknowledged.
 
-    Invariant: `answers` holds those to Steps [next_step - len(answers), next_step), in order.
+    Invariant: `answers` holds those to Steps [next_step - len(answers), next_step), in order, and `notices` the messages of
+    numbers [next_notices - len(notices), next_notices).
     """
 
-    __slots__ = ("answers", "cache", "config", "expires_at_s", "incarnation", "next_step", "shape", "stream")
+    __slots__ = (
+        "answers",
+        "cache",
+        "config",
+        "expires_at_s",
+        "incarnation",
+        "next_notices",
+        "next_step",
+        "notices",
+        "num_kept_notices",
+        "shape",
+        "stream",
+    )
 
     def __init__(self, shape: PoolShape, incarnation: int, config: ServiceConfig, cache: PrefixCache) -> None:
         self.shape = shape
@@ -66,17 +83,44 @@ class Pool:
         self.expires_at_s = 0.0
         self.next_step = 1
         self.answers: deque[workers.AttachResponse] = deque()
+        self.next_notices = 1
+        self.notices: deque[workers.AttachResponse] = deque()
+        self.num_kept_notices = 0
 
-    def acknowledge(self, through: int) -> None:
-        """Forget the answers to Steps up to `through`. O(forgotten).
+    def acknowledge(self, through: int, notices_through: int) -> None:
+        """Forget the answers to Steps up to `through`, and Notices up to `notices_through`. O(forgotten).
 
         Raises:
-            InvalidArgumentError: a Step is acknowledged that was never applied.
+            InvalidArgumentError: a Step is acknowledged that was never applied, or Notices that were never made.
         """
         if through >= self.next_step:
             raise InvalidArgumentError("acknowledged_through", through, f"below {self.next_step}, the next Step")
+        if notices_through >= self.next_notices:
+            bound = f"below {self.next_notices}, the next Notices"
+            raise InvalidArgumentError("notices_acknowledged_through", notices_through, bound)
         while self.answers and self.next_step - len(self.answers) <= through:
             self.answers.popleft()
+        while self.notices and self.next_notices - len(self.notices) <= notices_through:
+            self.num_kept_notices -= len(self.notices.popleft().notices.notices)
+
+    def collect_notices(self) -> workers.AttachResponse | None:
+        """The notices that have arisen since the last call, as a message kept until it is acknowledged. O(notices).
+
+        None where there are none, or so many are unacknowledged that more wait in the cache.
+        """
+        if self.num_kept_notices >= self.config.max_unacknowledged_notices:
+            return None
+        taken = self.cache.take_notices()
+        if not taken:
+            return None
+        response = workers.AttachResponse()
+        response.notices.number = self.next_notices
+        response.notices.after_step = self.next_step - 1
+        notices_to_proto(taken, response.notices)
+        self.notices.append(response)
+        self.num_kept_notices += len(taken)
+        self.next_notices += 1
+        return response
 
     def apply(self, step: workers.Step) -> workers.AttachResponse:
         """Apply a Step, or find its stored answer if it was applied before. O(ops) beside the ops themselves.
@@ -89,7 +133,7 @@ class Pool:
             return self._stored_answer(step.number)
         if step.number > self.next_step:
             raise InvalidArgumentError("step.number", step.number, f"{self.next_step}: no number is left out")
-        self.acknowledge(step.acknowledged_through)
+        self.acknowledge(step.acknowledged_through, step.notices_acknowledged_through)
         ops = self._read_ops(step)
         results = self.cache.step(ops)
         response = workers.AttachResponse()
@@ -159,7 +203,7 @@ class PoolTable:
                 f"pool {shape.name!r} is held by another worker; it is free once that one detaches "
                 f"or is silent for {self.config.lease_ttl_s:g} s"
             )
-        if hello.acknowledged_through:
+        if hello.acknowledged_through or hello.notices_acknowledged_through:
             raise StaleIncarnationError(
                 f"this service does not know this life of pool {shape.name!r} (it was restarted); "
                 "attach with a new incarnation"
@@ -189,7 +233,7 @@ class PoolTable:
     def _resume(self, pool: Pool, shape: PoolShape, hello: workers.Hello, stream: HolderStream) -> Attachment:
         if shape != pool.shape:
             raise InvalidArgumentError("pool", shape, f"the shape that it was attached with, {pool.shape}")
-        pool.acknowledge(hello.acknowledged_through)
+        pool.acknowledge(hello.acknowledged_through, hello.notices_acknowledged_through)
         older, pool.stream = pool.stream, stream
         if older is not None:
             older.end(LeaseError(f"a newer stream of the holder of pool {shape.name!r} took over"))
@@ -228,6 +272,7 @@ class PoolTable:
         if len(self._retired) > self.config.max_retired_incarnations:
             self._retired.popitem(last=False)
         pool.answers.clear()
+        pool.notices.clear()
         stream, pool.stream = pool.stream, None
         if stream is not None:
             stream.end(self._ended(pool))

@@ -12,8 +12,8 @@ from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.service.attaching import abort
 from radixkv.service.config import MAX_NAME_CHARACTERS
-from radixkv.service.conversion import event_to_proto, match_to_proto, node_to_proto, stats_to_proto
 from radixkv.service.pools import Pool, PoolTable
+from radixkv.service.reader_conversion import event_to_proto, match_to_proto, node_to_proto, stats_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 
@@ -105,10 +105,12 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
 
         def clear() -> readers.ClearResponse:
-            answers = [
-                readers.PoolCleared(pool=pool.shape.name, num_blocks=pool.cache.clear(_namespace(request)))
-                for pool in self._pools.select(request.pool)
-            ]
+            answers = []
+            for pool in self._pools.select(request.pool):
+                num_blocks = pool.cache.clear(_namespace(request))
+                answers.append(readers.PoolCleared(pool=pool.shape.name, num_blocks=num_blocks))
+                if pool.stream is not None:
+                    pool.stream.send_notices()
             return readers.ClearResponse(pools=answers)
 
         return self._once("clear", request.request_id, clear)
@@ -134,7 +136,9 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     def Stats(self, request: readers.StatsRequest) -> readers.StatsResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
         pools = self._pools.select(request.pool)
-        return readers.StatsResponse(pools=[stats_to_proto(pool.shape.name, pool.cache.stats()) for pool in pools])
+        return readers.StatsResponse(
+            pools=[stats_to_proto(pool.shape.name, pool.cache.stats(), pool.cache.block_times()) for pool in pools]
+        )
 
     @_unary
     def Check(self, request: readers.CheckRequest) -> readers.CheckResponse:  # noqa: N802 the proto's name

@@ -15,6 +15,7 @@ import grpc
 from radixkv.core.errors import (
     AbortedError,
     CorruptionError,
+    DeadlineExceededError,
     InvalidArgumentError,
     LeaseError,
     LimitError,
@@ -61,6 +62,7 @@ _TABLE = (
     _Row(LimitError, types.ERROR_CODE_LIMIT, grpc.StatusCode.RESOURCE_EXHAUSTED),
     _Row(UnavailableError, types.ERROR_CODE_UNAVAILABLE, grpc.StatusCode.UNAVAILABLE),
     _Row(CorruptionError, types.ERROR_CODE_CORRUPTION, grpc.StatusCode.INTERNAL),
+    _Row(DeadlineExceededError, types.ERROR_CODE_DEADLINE_EXCEEDED, grpc.StatusCode.DEADLINE_EXCEEDED),
     _Row(WrongThreadError, types.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
     _Row(RadixKVError, types.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
 )

@@ -105,7 +105,7 @@ class StatsResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ...) -> None: ...
 
 class PoolStats(_message.Message):
-    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens")
+    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,11 @@ class PoolStats(_message.Message):
     NUM_FORKS_FIELD_NUMBER: _ClassVar[int]
     NUM_EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_COPIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PENDING_FIELD_NUMBER: _ClassVar[int]
+    NUM_NOTICES_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCK_LIFETIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCK_IDLE_BEFORE_EVICT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCK_REUSE_GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     block_size: int
@@ -140,7 +145,22 @@ class PoolStats(_message.Message):
     num_forks: int
     num_evicted_blocks: int
     num_copied_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ...) -> None: ...
+    num_pending: int
+    num_notices: int
+    kv_block_lifetime_seconds: TimeHistogram
+    kv_block_idle_before_evict_seconds: TimeHistogram
+    kv_block_reuse_gap_seconds: TimeHistogram
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ...) -> None: ...
+
+class TimeHistogram(_message.Message):
+    __slots__ = ("bounds_s", "counts", "sum_s")
+    BOUNDS_S_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_S_FIELD_NUMBER: _ClassVar[int]
+    bounds_s: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum_s: float
+    def __init__(self, bounds_s: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum_s: _Optional[float] = ...) -> None: ...
 
 class CheckRequest(_message.Message):
     __slots__ = ("pool",)

@@ -21,6 +21,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_UNAVAILABLE: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
     ERROR_CODE_CORRUPTION: _ClassVar[ErrorCode]
+    ERROR_CODE_DEADLINE_EXCEEDED: _ClassVar[ErrorCode]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_UNKNOWN_SEQUENCE: ErrorCode
@@ -34,6 +35,7 @@ ERROR_CODE_LIMIT: ErrorCode
 ERROR_CODE_UNAVAILABLE: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_CORRUPTION: ErrorCode
+ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
 
 class PoolShape(_message.Message):
     __slots__ = ("name", "num_blocks", "block_size")

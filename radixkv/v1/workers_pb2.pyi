@@ -1,11 +1,21 @@
 from radixkv.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class NoticeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOTICE_KIND_UNSPECIFIED: _ClassVar[NoticeKind]
+    NOTICE_KIND_PUBLISHED: _ClassVar[NoticeKind]
+    NOTICE_KIND_GONE: _ClassVar[NoticeKind]
+NOTICE_KIND_UNSPECIFIED: NoticeKind
+NOTICE_KIND_PUBLISHED: NoticeKind
+NOTICE_KIND_GONE: NoticeKind
 
 class AttachRequest(_message.Message):
     __slots__ = ("hello", "step", "heartbeat", "goodbye")
@@ -20,32 +30,38 @@ class AttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("attached", "step_answer", "heartbeat_answer")
+    __slots__ = ("attached", "step_answer", "heartbeat_answer", "notices")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     STEP_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     step_answer: StepAnswer
     heartbeat_answer: HeartbeatAnswer
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., step_answer: _Optional[_Union[StepAnswer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ...) -> None: ...
+    notices: Notices
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., step_answer: _Optional[_Union[StepAnswer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., notices: _Optional[_Union[Notices, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name")
+    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through")
     POOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     HOLDER_NAME_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     pool: _types_pb2.PoolShape
     incarnation: int
     acknowledged_through: int
     holder_name: str
-    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ...) -> None: ...
+    notices_acknowledged_through: int
+    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("acknowledged_through",)
+    __slots__ = ("acknowledged_through", "notices_acknowledged_through")
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     acknowledged_through: int
-    def __init__(self, acknowledged_through: _Optional[int] = ...) -> None: ...
+    notices_acknowledged_through: int
+    def __init__(self, acknowledged_through: _Optional[int] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
 
 class HeartbeatAnswer(_message.Message):
     __slots__ = ()
@@ -74,40 +90,56 @@ class Attached(_message.Message):
     def __init__(self, resumed: _Optional[bool] = ..., next_step: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_unacknowledged_steps: _Optional[int] = ..., max_ops_per_step: _Optional[int] = ..., max_children_per_fork: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("number", "acknowledged_through", "ops")
+    __slots__ = ("number", "acknowledged_through", "ops", "notices_acknowledged_through")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     OPS_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged_through: int
     ops: _containers.RepeatedCompositeFieldContainer[Op]
-    def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ...) -> None: ...
+    notices_acknowledged_through: int
+    def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("acquire", "extend", "insert", "fork", "release")
+    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match")
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     INSERT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
     acquire: Acquire
     extend: Extend
     insert: Insert
     fork: Fork
     release: Release
-    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    match: Match
+    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("tokens", "reserve", "namespace", "seq_id")
+    __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    IS_UNSHARED_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     reserve: int
     namespace: str
     seq_id: int
-    def __init__(self, tokens: _Optional[bytes] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., seq_id: _Optional[int] = ...) -> None: ...
+    waits: bool
+    is_unshared: bool
+    def __init__(self, tokens: _Optional[bytes] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., seq_id: _Optional[int] = ..., waits: _Optional[bool] = ..., is_unshared: _Optional[bool] = ...) -> None: ...
+
+class Match(_message.Message):
+    __slots__ = ("tokens", "namespace")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    namespace: str
+    def __init__(self, tokens: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -163,21 +195,61 @@ class StepAnswer(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[OpResult]
     def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ...) -> None: ...
 
+class Notices(_message.Message):
+    __slots__ = ("number", "after_step", "notices")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    after_step: int
+    notices: _containers.RepeatedCompositeFieldContainer[Notice]
+    def __init__(self, number: _Optional[int] = ..., after_step: _Optional[int] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("kind", "seq_id", "num_tokens")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    kind: NoticeKind
+    seq_id: int
+    num_tokens: int
+    def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., seq_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class OpResult(_message.Message):
-    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release")
+    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     INSERT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
     error: _types_pb2.Error
     acquire: AcquireResult
     extend: ExtendResult
     insert: InsertResult
     fork: ForkResult
     release: ReleaseResult
-    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ...) -> None: ...
+    pending: Pending
+    match: MatchResult
+    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ...) -> None: ...
+
+class Pending(_message.Message):
+    __slots__ = ("seq_id", "num_tokens")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    seq_id: int
+    num_tokens: int
+    def __init__(self, seq_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class MatchResult(_message.Message):
+    __slots__ = ("num_tokens", "num_device_tokens")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_device_tokens: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ...) -> None: ...
 
 class AcquireResult(_message.Message):
     __slots__ = ("seq_id", "num_cached_tokens", "num_stored_tokens", "block_table", "ops", "is_same_table")

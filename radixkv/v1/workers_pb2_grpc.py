@@ -52,6 +52,9 @@ class WorkersServicer:
         The holder sends one Hello, waits for Attached, then sends numbered Steps, each answered once and in order, and a
         Heartbeat at least every third of the lease's TTL when it has nothing else to say. Any message renews the lease.
 
+        Notices come down the same stream in numbered messages: after the answer to the Step that caused them, or at any time where
+        the call of another did. After a broken stream those that were not acknowledged come again right after Attached, unchanged.
+
         A stream that breaks leaves the lease running: a new stream whose Hello names the same incarnation within the TTL resumes.
         The holder then sends every unanswered Step again, unchanged. A number seen before gets its stored answer, so every Step is
         applied exactly once and a lost answer comes back the same. A newer stream of the same incarnation ends the older one.

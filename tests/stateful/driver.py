@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from radixkv.core.api import CacheHolder, PoolShape, ReleaseOp, StepOp
+from radixkv.core.api import AcquireOp, CacheHolder, MatchResult, Pending, PoolShape, ReleaseOp, StepOp
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
 from radixkv.core.tokens import pack_tokens
 
@@ -21,6 +21,7 @@ from .snapshot import EventFollower, Snapshot, check_books, check_eviction, read
 __all__ = ["NAMESPACES", "Backend", "CacheDriver"]
 
 NAMESPACES = ("default", "other")
+MAX_TOLD = 12
 
 
 class Backend(Protocol):
@@ -40,7 +41,8 @@ class Backend(Protocol):
 class CacheDriver:
     """One pool, from open to close.
 
-    `snapshot` is what the cache showed after the last call; `is_sound` that every check on it passed.
+    `snapshot` is what the cache showed after the last call; `is_sound` that every check on it passed; `waiting`: acquires that
+    wait, each with what it was answered; `told`: those of them that may ask again.
     """
 
     def __init__(self, backend: Backend, num_blocks: int, block_size: int) -> None:
@@ -50,6 +52,8 @@ class CacheDriver:
         self.oracle = Oracle(num_blocks, block_size)
         self.snapshot = read_snapshot(self.holder)
         self.is_sound = True
+        self.waiting: list[tuple[Pending, AcquireOp]] = []
+        self.told: list[AcquireOp] = []
         self._recency = Recency(self.oracle)
         self._follower = EventFollower(block_size)
 
@@ -83,13 +87,21 @@ class CacheDriver:
             self.backend.interrupt(self.holder)
         results = [answer.result(ANSWER_TIMEOUT_S) for answer in answers]
         after = read_snapshot(self.holder)
-        if all(isinstance(result, RadixKVError) for step_results in results for result in step_results):
-            assert after == self.snapshot, "failed ops changed something"
+        harmless = (RadixKVError, Pending, MatchResult)
+        if all(isinstance(result, harmless) for step_results in results for result in step_results):
+            stats = after.stats._replace(num_pending=self.snapshot.stats.num_pending)
+            assert after._replace(stats=stats) == self.snapshot, (
+                "ops that failed, waited or only read changed something"
+            )
         has_evicted = after.stats.num_evicted_blocks != self.snapshot.stats.num_evicted_blocks
         self.oracle.begin(has_evicted=has_evicted)
         for ops, step_results in zip(steps, results, strict=True):
             self.oracle.observe_step(ops, step_results)
+            for op, result in zip(ops, step_results, strict=True):
+                if isinstance(op, AcquireOp) and isinstance(result, Pending):
+                    self.waiting.append((result, op))
         self._settle(after, has_evicted=has_evicted)
+        self._take_notices(is_cached=not has_evicted)
         self.worker.catch_up(lag)
         self.verify()
         self.is_sound = True
@@ -125,6 +137,7 @@ class CacheDriver:
         assert namespace not in after.cached, "something matches after a clear"
         self.oracle.cleared(namespace)
         self._settle(after)
+        self._take_notices(is_cached=False)
         self.is_sound = True
 
     def interrupt(self) -> None:
@@ -167,9 +180,33 @@ class CacheDriver:
         while self.snapshot.paths:
             self.evict(1)
         assert self.snapshot.stats.num_free_blocks == stats.num_blocks
+        assert not self.oracle.waits.watched, "somebody waits for ever"
+        times, num_evicted = self.holder.block_times(), self.snapshot.stats.num_evicted_blocks
+        assert sum(times.kv_block_lifetime_seconds.counts) == num_evicted
+        assert sum(times.kv_block_idle_before_evict_seconds.counts) == num_evicted
 
     def close(self) -> None:
         self.backend.close(self.holder)
+
+    def _take_notices(self, *, is_cached: bool) -> None:
+        """Everything that is due was told, once, and nothing else; what was published matches, unless it `is_cached` no more.
+
+        An empty Step makes sure of that: its answer comes down the stream after every notice from before it.
+        """
+        if not self.oracle.waits.num_pending:
+            return
+        self.holder.step([])
+        notices = self.holder.take_notices()
+        self.oracle.waits.told(notices)
+        for notice in notices:
+            branch = self.oracle.branches.get(notice.seq_id)
+            if is_cached and notice.kind == "published" and branch is not None and self.oracle.is_current(branch):
+                found = self.match(branch.namespace, branch.tokens[: notice.num_tokens])
+                assert found == notice.num_tokens, f"{notice} was told, and {found} tokens match"
+        told = {notice[1:] for notice in notices}
+        self.told += [op for pending, op in self.waiting if pending in told]
+        self.waiting = [(pending, op) for pending, op in self.waiting if pending not in told]
+        del self.told[:-MAX_TOLD]
 
     def _settle(self, after: Snapshot, *, has_evicted: bool = False) -> None:
         """Compare what is cached now with what the oracle allows, and remember it."""

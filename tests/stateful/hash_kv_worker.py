@@ -1,6 +1,7 @@
 """A decode worker whose slots hold hashes: whatever block a cache gets wrong, a read then shows.
 
-A slot at position p of a history holds a hash of (namespace, history[0 .. p]). The worker carries out block ops and keeps
+A slot at position p of a history holds a hash of (namespace, history[0 .. p]); a sequence that shares with nobody has one of
+its own for a namespace. The worker carries out block ops and keeps
 block tables exactly as one with tensors would, up to two answers behind what it has sent, and it knows nothing but the
 answers it has applied. `verify` reads what an attention kernel would read: every computed position of every sequence,
 through its table.
@@ -24,6 +25,7 @@ from radixkv.core.api import (
     ExtendResult,
     ForkOp,
     InsertOp,
+    MatchOp,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -95,6 +97,7 @@ class HashKvWorker:
         self.block_size = block_size
         self.slots = [POISON] * (num_blocks * block_size)
         self.sequences: dict[int, WorkerSequence] = {}
+        self._num_acquired = 0
         self._unapplied: deque[tuple[list[_Sent], Future[list[StepResult]]]] = deque()
 
     @property
@@ -112,7 +115,8 @@ class HashKvWorker:
         shaky_ids: set[int | None] = set()
         sent = []
         for op in ops:
-            sent.append(self._register(op, is_uncertain=may_be_refused or op.seq_id in shaky_ids))
+            is_uncertain = may_be_refused or (not isinstance(op, MatchOp) and op.seq_id in shaky_ids)
+            sent.append(self._register(op, is_uncertain=is_uncertain))
             shaky_ids.update(_fallible_ids(op))
         answers = self._call(ops[0]) if by_call else self.holder.submit(list(ops))
         self._unapplied.append((sent, answers))
@@ -164,7 +168,11 @@ class HashKvWorker:
     def _register(self, op: StepOp, *, is_uncertain: bool) -> _Sent:
         if isinstance(op, AcquireOp):
             tokens = unpack_tokens(op.tokens)
-            return _Sent(op, [self._new_life(op.seq_id, op.namespace, tokens)])
+            self._num_acquired += 1
+            namespace = op.namespace if op.shares else f"{op.namespace}, alone {self._num_acquired}"
+            return _Sent(op, [self._new_life(op.seq_id, namespace, tokens)])
+        if isinstance(op, MatchOp):
+            return _Sent(op, [None])
         life = self.sequences.get(op.seq_id)
         if isinstance(op, ForkOp):
             namespace, tokens = (life.namespace, life.tokens[: max(op.position, 0)]) if life else ("", [])
@@ -261,7 +269,9 @@ def _fallible_ids(op: StepOp) -> list[int | None]:
 def _call_facade(holder: CacheHolder, op: StepOp) -> StepResult:
     match op:
         case AcquireOp():
-            return holder.acquire(op.tokens, op.reserve, op.namespace, op.seq_id)
+            return holder.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares)
+        case MatchOp():
+            return holder.match(op.tokens, op.namespace)
         case ExtendOp():
             return holder.extend(op.seq_id, op.num_tokens)
         case InsertOp():

@@ -6,81 +6,79 @@ every call; a rule only chooses what to call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import rule
 
-from radixkv.core.api import AcquireOp, CacheHolder, ExtendOp, ForkOp, InsertOp, ReleaseOp, StepOp
+from radixkv.core.api import (
+    AcquireOp,
+    ExtendOp,
+    ForkOp,
+    InsertOp,
+    MatchOp,
+    ReleaseOp,
+    StepOp,
+)
 from radixkv.core.errors import OutOfBlocksError
-from radixkv.core.tokens import pack_tokens
+from radixkv.core.tokens import pack_tokens, unpack_tokens
 
-from .driver import NAMESPACES, Backend, CacheDriver
+from .bad_calls import NO_SUCH_ID, bad_calls
+from .driver import NAMESPACES
 from .hash_kv_worker import WorkerSequence
-from .oracle import Branch, Tokens
+from .player import MAX_PROMPT, Player, id_of
 
 __all__ = ["CacheMachine"]
 
-NO_SUCH_ID = 999
-MAX_PROMPT = 14
 MAX_LIVE = 8
-MAX_REMEMBERED = 12
 
 picks = st.integers(0, 63)
 namespaces = st.sampled_from((*NAMESPACES, NAMESPACES[0], NAMESPACES[0]))
 lags = st.sampled_from((0, 0, 1, 2))
 reserves = st.sampled_from((0, 0, 0, 1, 3, 7))
+sharings = st.sampled_from((True, True, True, True, True, True, True, False))
 tokens_0_to_2 = st.sampled_from((0, 0, 0, 1, 1, 2))
 suffixes: st.SearchStrategy[list[int]] = st.one_of(
     st.just([]), st.lists(tokens_0_to_2, max_size=2), st.lists(tokens_0_to_2, max_size=7)
 )
 
 
-class CacheMachine(RuleBasedStateMachine):
+class CacheMachine(Player):
     """Calls drawn at random. Subclasses set `backend`."""
-
-    backend: Backend
-
-    @initialize(
-        num_blocks=st.sampled_from((4, 6, 8, 8, 10, 12, 16, 20, 24)),
-        block_size=st.integers(2, 4),
-        alphabet=st.integers(2, 3),
-    )
-    def open_pool(self, num_blocks: int, block_size: int, alphabet: int) -> None:
-        self.driver = CacheDriver(self.backend, num_blocks, block_size)
-        self.alphabet = alphabet
-        self.histories: list[Tokens] = [(0,)]
-        self.num_ids = 0
-
-    def teardown(self) -> None:
-        if hasattr(self, "driver"):
-            try:
-                self.driver.end()
-            finally:
-                self.driver.close()
 
     # -- one call at a time -------------------------------------------------------------------------------------------
 
-    @rule(pick=picks, cut=picks, suffix=suffixes, reserve=reserves, namespace=namespaces, style=picks, lag=lags)
+    @rule(
+        pick=picks,
+        cut=picks,
+        suffix=suffixes,
+        reserve=reserves,
+        namespace=namespaces,
+        shares=sharings,
+        style=picks,
+        lag=lags,
+    )
     def acquire(
-        self, *, pick: int, cut: int, suffix: list[int], reserve: int, namespace: str, style: int, lag: int
+        self,
+        *,
+        pick: int,
+        cut: int,
+        suffix: list[int],
+        reserve: int,
+        namespace: str,
+        shares: bool,
+        style: int,
+        lag: int,
     ) -> None:
         if len(self.driver.oracle.branches) >= MAX_LIVE:
             return
         tokens = self._prompt(pick, cut, suffix)
-        op = AcquireOp(pack_tokens(tokens), reserve, namespace, self._new_id() if style % 2 else None)
-        expected = self.driver.match(namespace, tokens)
-        must_fit = self.driver.fits_alone(len(tokens) + reserve)
-        (result,) = self.driver.carry([op], by_call=style % 4 < 2, lag=lag)
-        if isinstance(result, OutOfBlocksError):
-            assert not must_fit, f"{op} fits the pool alone, and failed: {result}"
-        else:
-            assert result.num_stored_tokens == expected, f"{op} answered {result} where {expected} tokens matched"
+        seq_id = self._new_id() if style % 2 else None
+        op = AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, style // 4 % 2 > 0, shares)
+        self._acquire(op, tokens, by_call=style % 4 < 2, lag=lag)
 
     @rule(pick=picks, more=st.integers(-1, 9), by_call=st.booleans(), lag=lags)
     def extend(self, *, pick: int, more: int, by_call: bool, lag: int) -> None:
         if life := self._pick(pick):
-            self.driver.carry([ExtendOp(_id(life), max(1, life.room + more))], by_call=by_call, lag=lag)
+            self.driver.carry([ExtendOp(id_of(life), max(1, life.room + more))], by_call=by_call, lag=lag)
 
     @rule(pick=picks, sampled=suffixes, steps=picks, by_call=st.booleans(), lag=lags)
     def compute_and_insert(self, *, pick: int, sampled: list[int], steps: int, by_call: bool, lag: int) -> None:
@@ -91,7 +89,7 @@ class CacheMachine(RuleBasedStateMachine):
             self._sample(life, token)
         self.driver.worker.compute(life, life.num_computed + steps % 8)
         self.driver.carry([self._insert(life, steps)], by_call=by_call, lag=lag)
-        if self.driver.oracle.is_current(self.driver.oracle.branches[_id(life)]):
+        if self.driver.oracle.is_current(self.driver.oracle.branches[id_of(life)]):
             computed = tuple(life.tokens[: life.num_computed])
             assert self.driver.match(life.namespace, computed) == len(computed), (
                 f"{computed} does not match after its insert"
@@ -102,16 +100,16 @@ class CacheMachine(RuleBasedStateMachine):
         life = self._pick(pick)
         if life is None or len(self.driver.oracle.branches) >= MAX_LIVE:
             return
-        computed = self.driver.oracle.branches[_id(life)].num_computed
+        computed = self.driver.oracle.branches[id_of(life)].num_computed
         if computed:
             ids = tuple(self._new_id() for _ in range(n)) if style % 2 else None
-            op = ForkOp(_id(life), 1 + back % computed if back % 4 else computed, n, reserve, ids)
+            op = ForkOp(id_of(life), 1 + back % computed if back % 4 else computed, n, reserve, ids)
             self.driver.carry([op], by_call=style % 4 < 2, lag=lag)
 
     @rule(pick=picks, keep=st.sampled_from((True, True, False)), by_call=st.booleans(), lag=lags)
     def release(self, pick: int, keep: bool, by_call: bool, lag: int) -> None:
         if life := self._pick(pick):
-            self.driver.carry([ReleaseOp(_id(life), keep)], by_call=by_call, lag=lag)
+            self.driver.carry([ReleaseOp(id_of(life), keep)], by_call=by_call, lag=lag)
 
     # -- Steps --------------------------------------------------------------------------------------------------------
 
@@ -201,19 +199,82 @@ class CacheMachine(RuleBasedStateMachine):
         if len(self.driver.oracle.branches) >= MAX_LIVE:
             return
         op: StepOp = AcquireOp(pack_tokens(self._prompt(pick, cut, [])), seq_id=self._new_id())
-        if by_fork and parent and (computed := self.driver.oracle.branches[_id(parent)].num_computed):
-            op = ForkOp(_id(parent), 1 + cut % computed, seq_ids=(self._new_id(),))
+        if by_fork and parent and (computed := self.driver.oracle.branches[id_of(parent)].num_computed):
+            op = ForkOp(id_of(parent), 1 + cut % computed, seq_ids=(self._new_id(),))
         opened = self.driver.carry([op])[0]
         if isinstance(opened, OutOfBlocksError):
             return
         child = self.driver.worker.sequences[100 + self.num_ids]
-        self.driver.carry([ExtendOp(_id(child), len(child.tokens) + len(new))])
+        self.driver.carry([ExtendOp(id_of(child), len(child.tokens) + len(new))])
         for token in new:
             self._sample(child, token)
         self._compute_and_insert(child, len(child.tokens))
         ended = (child, parent, None, None)[ending % 4]
         if ended and ended.is_usable:
-            self.driver.carry([ReleaseOp(_id(ended), keep=ending // 4 % 3 > 0)])
+            self.driver.carry([ReleaseOp(id_of(ended), keep=ending // 4 % 3 > 0)])
+
+    @rule(
+        pick=picks,
+        cut=picks,
+        suffix=st.lists(tokens_0_to_2, min_size=3, max_size=9),
+        endings=st.lists(picks, min_size=1, max_size=4),
+        fates=st.lists(picks, min_size=1, max_size=3),
+        namespace=namespaces,
+    )
+    def fan_out(
+        self, *, pick: int, cut: int, suffix: list[int], endings: list[int], fates: list[int], namespace: str
+    ) -> None:
+        """Several want what one is about to compute; it gets on, grows, or comes to an end; then they ask again."""
+        if len(self.driver.oracle.branches) >= MAX_LIVE:
+            return
+        tokens, seq_id = self._prompt(pick, cut, suffix), self._new_id()
+        if self._acquire(AcquireOp(pack_tokens(tokens), 0, namespace, seq_id), tokens) is None:
+            return
+        life = self.driver.worker.sequences[seq_id]
+        for ending in endings:
+            end = len(tokens) - ending % 5
+            wanted = (*tokens[: max(end, 1)], *([0, 1][: ending // 5 % 3]))
+            op = AcquireOp(pack_tokens(wanted), 0, namespace, self._new_id(), waits=True)
+            if ending % 3:
+                self._acquire(op, wanted)
+            else:
+                self.driver.carry([op, ExtendOp(100 + self.num_ids, len(wanted) + 1)])
+        for fate in fates:
+            self._befall(life, fate)
+        self.ask_again(pick=pick, waits=fates[0] % 4 > 0)
+
+    def _befall(self, life: WorkerSequence, fate: int) -> None:
+        """Something happens to a sequence for which others may wait."""
+        if not life.is_usable:
+            return
+        seq_id = id_of(life)
+        match fate % 8:
+            case 0 | 1 | 2:
+                self._compute_and_insert(life, fate // 8 * 2)
+            case 3:
+                self.driver.worker.compute(life, len(life.tokens))
+                self.driver.carry([self._insert(life, 1), ReleaseOp(seq_id, keep=fate % 3 > 0)])
+            case 4:
+                self.driver.carry([ReleaseOp(seq_id, keep=fate % 3 > 0)])
+            case 5 if fate > 20:
+                self.driver.clear(life.namespace)
+            case 6 if life.num_computed:
+                self.driver.carry([ForkOp(seq_id, life.num_computed, seq_ids=(self._new_id(),))])
+            case 7:
+                for token in range(fate // 8):
+                    self._sample(life, token % 2)
+                self.driver.carry([self._insert(life, 1), ExtendOp(seq_id, len(life.tokens))])
+            case _:
+                self.driver.evict(1)
+
+    @rule(pick=picks, waits=sharings)
+    def ask_again(self, *, pick: int, waits: bool) -> None:
+        """One who waited has been told, and acquires again: just one of them is opened, the others may wait for it."""
+        if not self.driver.told or len(self.driver.oracle.branches) >= MAX_LIVE:
+            return
+        op = self.driver.told.pop(pick % len(self.driver.told))
+        tokens = tuple(unpack_tokens(op.tokens))
+        self._acquire(AcquireOp(op.tokens, op.reserve, op.namespace, self._new_id(), waits), tokens)
 
     # -- the whole cache ----------------------------------------------------------------------------------------------
 
@@ -233,51 +294,10 @@ class CacheMachine(RuleBasedStateMachine):
                 self.driver.apply_answers()
             case _:
                 life = self._pick(pick)
-                bad_calls = _bad_calls(self.driver.holder, self.driver.oracle.branches[_id(life)] if life else None)
-                self.driver.call_badly(bad_calls[cut % len(bad_calls)])
+                bad = bad_calls(self.driver.holder, self.driver.oracle.branches[id_of(life)] if life else None)
+                self.driver.call_badly(bad[cut % len(bad)])
 
     # -- inside ----------------------------------------------------------------------------------------------------------
-
-    def _new_id(self) -> int:
-        self.num_ids += 1
-        return 100 + self.num_ids
-
-    def _prompt(self, pick: int, cut: int, suffix: Sequence[int]) -> Tokens:
-        known = self.histories[-1 - pick % len(self.histories)]
-        start = (known, known[: -1 - cut // 4 % 3], known[: cut % (len(known) + 1)])[min(cut % 4, 2)]
-        tokens = (*start, *(token % self.alphabet for token in suffix))[:MAX_PROMPT] or (0,)
-        self._remember(tokens)
-        return tokens
-
-    def _remember(self, tokens: Tokens) -> None:
-        if tokens in self.histories:
-            self.histories.remove(tokens)
-        self.histories.append(tokens)
-        del self.histories[:-MAX_REMEMBERED]
-
-    def _pick(self, pick: int) -> WorkerSequence | None:
-        usable = [
-            life
-            for life in self.driver.worker.sequences.values()
-            if life.is_usable and life.seq_id in self.driver.oracle.branches
-        ]
-        return usable[pick % len(usable)] if usable else None
-
-    def _sample(self, life: WorkerSequence, token: int) -> None:
-        capacity = self.driver.oracle.num_blocks * self.driver.oracle.block_size
-        if len(life.tokens) < min(capacity, life.room + self.driver.oracle.block_size):
-            self.driver.worker.sample(life, token % self.alphabet)
-
-    def _insert(self, life: WorkerSequence, choice: int) -> InsertOp:
-        """Report what was computed, and of what was sampled all, or no more than what was computed."""
-        end = len(life.tokens) if choice % 2 else max(life.num_reported, life.num_computed)
-        self._remember(tuple(life.tokens[: max(life.num_computed, 1)]))
-        return InsertOp(_id(life), life.num_computed, pack_tokens(life.tokens[life.num_reported : end]))
-
-    def _compute_and_insert(self, life: WorkerSequence, length: int) -> None:
-        """Compute up to about this length, and publish it."""
-        self.driver.worker.compute(life, length % (len(life.tokens) + 1))
-        self.driver.carry([self._insert(life, 1)])
 
     def _round(self, choices: list[int]) -> list[StepOp]:
         ops: list[StepOp] = []
@@ -289,22 +309,31 @@ class CacheMachine(RuleBasedStateMachine):
                 self._sample(life, choice // 8 % 4 // 2 * choice)
                 self.driver.worker.compute(life, len(life.tokens))
                 ops.append(self._insert(life, choice))
-            ops.append(ExtendOp(_id(life), min(len(life.tokens) + 1 + choice % 3, MAX_PROMPT * 3)))
-        if not ops:
-            ops.append(AcquireOp(pack_tokens(self._prompt(choices[0], choices[0], choices[:1])), seq_id=self._new_id()))
+            if choice % 8 == 7:
+                ops.append(ReleaseOp(id_of(life)))
+            else:
+                ops.append(ExtendOp(id_of(life), min(len(life.tokens) + 1 + choice % 3, MAX_PROMPT * 3)))
+        last = choices[-1]
+        if not ops or (last % 4 == 0 and len(self.driver.oracle.branches) < MAX_LIVE):
+            tokens = self._prompt(last, last, [*choices[:3], 0, 1])
+            ops.append(AcquireOp(pack_tokens(tokens), seq_id=self._new_id(), waits=last % 8 == 0))
         return ops
 
     def _any_op(self, data: st.DataObject, new_ids: list[int], before: list[StepOp]) -> StepOp:
-        kind, pick, number = data.draw(st.tuples(st.integers(0, 6), picks, picks))
+        kind, pick, number = data.draw(st.tuples(st.integers(0, 7), picks, picks))
         life = self._pick(pick)
-        ids = [*new_ids, NO_SUCH_ID, *([_id(life)] * 4 if life else [])]
+        ids = [*new_ids, NO_SUCH_ID, *([id_of(life)] * 4 if life else [])]
         seq_id = ids[pick % len(ids)]
         match kind:
             case 0 | 1:
                 tokens = self._prompt(pick, number, [number % 2, pick % 2])
-                taken = _id(life) if life else None
+                taken = id_of(life) if life else None
                 chosen = (new_ids[0], new_ids[1], taken, None)[number % 4]
-                return AcquireOp(pack_tokens(tokens), number % 5, NAMESPACES[pick % 8 == 0], chosen)
+                waits, shares = pick % 3 == 0, number % 16 > 0
+                return AcquireOp(pack_tokens(tokens), number % 5, NAMESPACES[pick % 8 == 0], chosen, waits, shares)
+            case 7:
+                tokens = self._prompt(pick, number, [number % 2])
+                return MatchOp(pack_tokens(tokens), ("", *NAMESPACES)[number % 8 % 3])
             case 2:
                 return ExtendOp(seq_id, number % 24 - 1)
             case 3:
@@ -318,49 +347,6 @@ class CacheMachine(RuleBasedStateMachine):
                 return ReleaseOp(seq_id, keep=number % 3 > 0)
 
 
-def _id(life: WorkerSequence) -> int:
-    assert life.seq_id is not None, "an open sequence has an id"
-    return life.seq_id
-
-
 def _is_opened_by(ops: list[StepOp], seq_id: int) -> bool:
     """Whether these ops may open a new life of an id."""
     return any(isinstance(op, AcquireOp) and op.seq_id == seq_id for op in ops)
-
-
-def _bad_calls(holder: CacheHolder, branch: Branch | None) -> list[Callable[[], object]]:
-    """Calls that must be refused: on no sequence, and on this one."""
-    some = pack_tokens([0, 1])
-    calls: list[Callable[[], object]] = [
-        lambda: holder.acquire(b""),
-        lambda: holder.acquire(b"\0\0\0"),
-        lambda: holder.acquire(some, reserve=-1),
-        lambda: holder.acquire(some, namespace=""),
-        lambda: holder.match([-1]),
-        lambda: holder.match(some, namespace=""),
-        lambda: holder.evict(-1),
-        lambda: holder.extend(NO_SUCH_ID, 3),
-        lambda: holder.insert(NO_SUCH_ID, 0),
-        lambda: holder.fork(NO_SUCH_ID, 1),
-        lambda: holder.release(NO_SUCH_ID),
-    ]
-    if branch is None:
-        return calls
-    seq_id, computed, room = branch.seq_id, branch.num_computed, branch.room
-    return [
-        *calls,
-        lambda: holder.acquire(some, seq_id=seq_id),
-        lambda: holder.extend(seq_id, 0),
-        lambda: holder.insert(seq_id, computed - 1),
-        lambda: holder.insert(seq_id, len(branch.tokens) + 1),
-        lambda: holder.insert(seq_id, room + 1, [0] * (room + 1)),
-        lambda: holder.insert(seq_id, computed, [2**32]),
-        lambda: holder.insert(seq_id, computed, [0] * 200),
-        lambda: holder.fork(seq_id, 0),
-        lambda: holder.fork(seq_id, computed + 1),
-        lambda: holder.fork(seq_id, computed, n=0),
-        lambda: holder.fork(seq_id, computed, reserve=-1),
-        lambda: holder.fork(seq_id, computed, n=2, seq_ids=[NO_SUCH_ID]),
-        lambda: holder.fork(seq_id, computed, n=2, seq_ids=[NO_SUCH_ID, NO_SUCH_ID]),
-        lambda: holder.fork(seq_id, computed, seq_ids=[seq_id]),
-    ]

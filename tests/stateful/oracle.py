@@ -21,6 +21,9 @@ from radixkv.core.api import (
     ExtendResult,
     ForkOp,
     InsertOp,
+    MatchOp,
+    MatchResult,
+    Pending,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -34,9 +37,14 @@ from radixkv.core.errors import (
 )
 from radixkv.core.tokens import unpack_tokens
 
+from .waits import Waits
+
 __all__ = ["Branch", "Oracle", "Tokens"]
 
 Tokens = tuple[int, ...]
+
+UNSHARED = -1
+"""The generation of a sequence that shares with nobody, and of its forks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +83,7 @@ class Oracle:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.branches: dict[int, Branch] = {}
+        self.waits = Waits(self)
         self.watchers: list[Callable[[Branch, bool], None]] = []
         self.num_acquired = 0
         self.num_acquired_tokens = 0
@@ -137,6 +146,9 @@ class Oracle:
 
     def cleared(self, namespace: str) -> None:
         """Nothing that was published before matches for newcomers; who is open goes on in a world of its own."""
+        self.waits.cleared(
+            branch for branch in self.branches.values() if branch.namespace == namespace and self.is_current(branch)
+        )
         self._generations[namespace] = self._generations.get(namespace, 0) + 1
         self._known.pop(namespace, None)
 
@@ -147,6 +159,10 @@ class Oracle:
             expected = self._expected_errors(op, failed)
             if isinstance(result, RadixKVError):
                 may_run_out = not expected and isinstance(op, (AcquireOp, ExtendOp, ForkOp))
+                if may_run_out and isinstance(op, AcquireOp):
+                    tokens = tuple(unpack_tokens(op.tokens))
+                    most = self.most_match(op.namespace, tokens)
+                    assert not self.waits.must_wait(op, tokens, most), f"{op} answered {result!r} in place of waiting"
                 allowed = (OutOfBlocksError,) if may_run_out else expected
                 assert isinstance(result, allowed), f"{op} answered {result!r}, expected one of {allowed}"
                 self._observe_failure(op, result)
@@ -154,6 +170,8 @@ class Oracle:
             else:
                 assert not expected, f"{op} answered {result}, expected one of {expected}"
                 self._observe_success(op, result)
+                if isinstance(result, Pending):
+                    failed.update(_named(op))
 
     def _observe_failure(self, op: StepOp, error: RadixKVError) -> None:
         if not isinstance(error, OutOfBlocksError):
@@ -164,6 +182,9 @@ class Oracle:
             assert op.num_tokens > branch.promised_room, f"{op} failed within the promised {branch.promised_room}"
 
     def _observe_success(self, op: StepOp, result: StepResult) -> None:
+        if isinstance(op, MatchOp) or isinstance(result, Pending):
+            self._observe_nothing_opened(op, result)
+            return
         ended = self.branches.get(op.seq_id) if isinstance(op, ReleaseOp) else None
         self._take_over(op, result)
         seq_id = result.seq_id if isinstance(result, AcquireResult) else op.seq_id
@@ -171,6 +192,17 @@ class Oracle:
         assert branch is not None, f"{op} answered {result}"
         for watcher in self.watchers:
             watcher(branch, ended is not None)
+
+    def _observe_nothing_opened(self, op: StepOp, result: StepResult) -> None:
+        assert isinstance(op, (AcquireOp, MatchOp)), f"{op} answered {result}"
+        tokens = tuple(unpack_tokens(op.tokens))
+        least, most = self.least_match(op.namespace, tokens), self.most_match(op.namespace, tokens)
+        if isinstance(op, AcquireOp):
+            assert isinstance(result, Pending), f"{op} answered {result}"
+            self.waits.pending(op, tokens, result, least)
+        else:
+            assert isinstance(result, MatchResult), f"{op} answered {result}"
+            assert least <= result.num_tokens <= most, f"{op} answered {result}, expected {least} to {most}"
 
     def _take_over(self, op: StepOp, result: StepResult) -> None:
         match op, result:
@@ -186,6 +218,7 @@ class Oracle:
                 self.num_inserted_tokens += op.num_computed - branch.num_computed
                 branch.num_computed = op.num_computed
                 self._publish(branch, branch.num_computed)
+                self.waits.computed(branch)
             case (ReleaseOp(), None):
                 self._observe_release(self.branches.pop(op.seq_id), op.keep)
             case _:
@@ -195,9 +228,13 @@ class Oracle:
         tokens = tuple(unpack_tokens(op.tokens))
         stored = result.num_stored_tokens
         least, most = self.least_match(op.namespace, tokens), self.most_match(op.namespace, tokens)
+        if not op.shares:
+            least = most = 0
         assert least <= stored <= most, f"{op} answered {stored} stored tokens, expected {least} to {most}"
         assert op.seq_id in (None, result.seq_id)
-        branch = self._opened(op.namespace, self._generations.get(op.namespace, 0), tokens, op.reserve, result)
+        assert not self.waits.must_wait(op, tokens, stored), f"{op} answered {result} in place of waiting"
+        generation = self._generations.get(op.namespace, 0) if op.shares else UNSHARED
+        branch = self._opened(op.namespace, generation, tokens, op.reserve, result)
         self._use(branch, stored)
         self.num_acquired += 1
         self.num_acquired_tokens += len(tokens)
@@ -252,6 +289,7 @@ class Oracle:
         self.num_copied_tokens += sum(op.num_tokens for op in result.ops)
 
     def _observe_release(self, branch: Branch, keep: bool) -> None:
+        self.waits.ended(branch)
         if not self.is_current(branch):
             return
         if keep:
@@ -306,6 +344,8 @@ class Oracle:
         """The errors of which one must be answered; none where the op must succeed or may find no blocks."""
         if failed.intersection(_named(op)):
             return (AbortedError,)
+        if isinstance(op, MatchOp):
+            return () if op.namespace else (InvalidArgumentError,)
         if isinstance(op, AcquireOp):
             is_bad = not op.tokens or len(op.tokens) % 4 != 0 or op.reserve < 0 or op.seq_id in self.branches
             return (InvalidArgumentError,) if is_bad else ()
@@ -334,6 +374,8 @@ class Oracle:
 
 def _named(op: StepOp) -> list[int]:
     """The sequences that an op is about."""
+    if isinstance(op, MatchOp):
+        return []
     if isinstance(op, ForkOp):
         return [op.seq_id, *(op.seq_ids or ())]
     return [] if op.seq_id is None else [op.seq_id]

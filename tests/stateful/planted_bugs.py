@@ -110,14 +110,14 @@ PLANTED_BUGS = (
     PlantedBug(
         "a promise that outlives its sequence",
         "cache.py",
-        "        self._promise(seq, 0, 0)\n",
+        "        promise(forest, seq, 0, 0)\n",
         "",
     ),
     PlantedBug(
         "a promise that is not drawn down",
         "cache.py",
-        "self._promise(seq, seq.promised_table_length, min(seq.num_promised, num_promised))",
-        "self._promise(seq, seq.promised_table_length, seq.num_promised)",
+        "promise(forest, seq, seq.promised_table_length, min(seq.num_promised, num_promised))",
+        "promise(forest, seq, seq.promised_table_length, seq.num_promised)",
     ),
     PlantedBug(
         "a fork's promise without the block for its copy",
@@ -139,9 +139,9 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "num_stored one too high",
-        "cache.py",
+        "opening.py",
         "seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES",
-        "seq.num_stored = seq.num_computed = min(length, walk.matched_bytes // TOKEN_BYTES + 1)",
+        "seq.num_stored = seq.num_computed = min(len(tokens), walk.matched_bytes + TOKEN_BYTES) // TOKEN_BYTES",
     ),
     PlantedBug(
         "a swap that frees the new blocks",
@@ -212,7 +212,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a cleared tree whose nodes stay when their sequences end",
         "cache.py",
-        "        root.is_cleared = True\n",
+        "        root.is_hidden = True\n",
         "",
     ),
     PlantedBug(
@@ -223,7 +223,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a match that stamps",
-        "cache.py",
+        "reader.py",
         "        return MatchResult(matched, matched)",
         "        for node in () if root is None else self._forest.nodes(root):\n            node.last_access_s += 1\n"
         "        return MatchResult(matched, matched)",
@@ -237,8 +237,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a failed op that lets the rest of its Step go on",
         "steps.py",
-        "failed.update(",
-        "failed.difference_update(",
+        "            results.append(error)\n            failed.update(",
+        "            results.append(error)\n            failed.difference_update(",
     ),
     PlantedBug(
         "only one of the siblings is looked at",

@@ -137,6 +137,8 @@ def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
     assert stats.num_inserted_tokens == oracle.num_inserted_tokens
     assert stats.num_forks == oracle.num_forked
     assert stats.num_copied_tokens == oracle.num_copied_tokens
+    assert stats.num_pending == oracle.waits.num_pending
+    assert stats.num_notices == oracle.waits.num_notices
 
 
 def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicted: int) -> None:

@@ -15,7 +15,9 @@ import pytest
 import radixkv
 
 from .planted_bugs import PLANTED_BUGS, PlantedBug
+from .planted_waits import PLANTED_WAITS
 
+ALL_BUGS = (*PLANTED_BUGS, *PLANTED_WAITS)
 MAX_EXAMPLES = 500
 NUM_AT_A_TIME = 2
 HUNT_TIMEOUT_S = 120.0
@@ -65,11 +67,11 @@ def hunts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future
     with ThreadPoolExecutor(NUM_AT_A_TIME) as pool:
         yield {
             bug.name: pool.submit(plant_and_hunt, tmp_path_factory.mktemp(f"bug{index}"), bug)
-            for index, bug in enumerate(PLANTED_BUGS)
+            for index, bug in enumerate(ALL_BUGS)
         }
 
 
-@pytest.mark.parametrize("bug", PLANTED_BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", ALL_BUGS, ids=lambda bug: bug.name)
 def test_the_machine_finds(bug: PlantedBug, hunts: dict[str, Future[str]]) -> None:
     result = hunts[bug.name].result()
     assert result.startswith("found: "), f"{bug.name}: {result} after {MAX_EXAMPLES} examples"

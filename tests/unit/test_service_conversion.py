@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from radixkv.core.api import (
     AcquireOp,
     AcquireResult,
+    BlockTimes,
     CacheEvent,
     CacheStats,
     Copy,
@@ -18,27 +19,36 @@ from radixkv.core.api import (
     ExtendResult,
     ForkOp,
     InsertOp,
+    MatchOp,
     MatchResult,
     NodeInfo,
+    Notice,
+    Pending,
     PoolShape,
     ReleaseOp,
     StepOp,
     StepResult,
+    TimeHistogram,
 )
 from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError
 from radixkv.service.conversion import (
-    event_from_proto,
-    event_to_proto,
-    match_from_proto,
-    match_to_proto,
-    node_from_proto,
-    node_to_proto,
+    notices_from_proto,
+    notices_to_proto,
     op_from_proto,
     op_to_proto,
     result_from_proto,
     result_to_proto,
     shape_from_proto,
     shape_to_proto,
+)
+from radixkv.service.reader_conversion import (
+    block_times_from_proto,
+    event_from_proto,
+    event_to_proto,
+    match_from_proto,
+    match_to_proto,
+    node_from_proto,
+    node_to_proto,
     stats_from_proto,
     stats_to_proto,
 )
@@ -53,7 +63,16 @@ copies = st.lists(
 ).map(tuple)
 acquired = st.builds(AcquireResult, integers, integers, integers, block_ids, copies)
 ops = st.one_of(
-    st.builds(AcquireOp, tokens.filter(lambda t: len(t) % 4 == 0), integers, st.text(), st.none() | integers),
+    st.builds(
+        AcquireOp,
+        tokens.filter(lambda t: len(t) % 4 == 0),
+        integers,
+        st.text(),
+        st.none() | integers,
+        st.booleans(),
+        st.booleans(),
+    ),
+    st.builds(MatchOp, tokens.filter(lambda t: len(t) % 4 == 0), st.text()),
     st.builds(ExtendOp, integers, integers),
     st.builds(InsertOp, integers, integers, tokens.filter(lambda t: len(t) % 4 == 0)),
     st.builds(ForkOp, integers, integers, integers, integers, st.none() | st.lists(integers, max_size=3).map(tuple)),
@@ -91,6 +110,19 @@ def test_given_room_comes_back_as_it_was(result: ExtendResult) -> None:
 @given(st.lists(acquired, max_size=4))
 def test_children_come_back_as_they_were(children: list[AcquireResult]) -> None:
     assert send_result(ForkOp(1, 1), children) == children
+
+
+@given(integers, integers)
+def test_a_pending_acquire_and_a_match_come_back_as_they_were(first: int, second: int) -> None:
+    assert send_result(AcquireOp(b"", waits=True), Pending(first, second)) == Pending(first, second)
+    assert send_result(MatchOp(b""), MatchResult(first, second)) == MatchResult(first, second)
+
+
+@given(st.lists(st.builds(Notice, st.sampled_from(("published", "gone")), integers, integers), max_size=4))
+def test_notices_come_back_as_they_were(notices: list[Notice]) -> None:
+    proto = workers.Notices()
+    notices_to_proto(notices, proto)
+    assert notices_from_proto(workers.Notices.FromString(proto.SerializeToString())) == notices
 
 
 def test_a_thousand_children_of_one_table_cost_one_table() -> None:
@@ -142,13 +174,17 @@ def test_an_op_or_answer_of_a_later_version_is_refused() -> None:
         op_from_proto(workers.Op())
     with pytest.raises(InvalidArgumentError):
         result_from_proto(workers.OpResult())
+    with pytest.raises(InvalidArgumentError, match="published or gone"):
+        notices_from_proto(workers.Notices(notices=[workers.Notice(kind=77)]))  # type: ignore[arg-type]  # of the future
 
 
 def test_readers_values_come_back_as_they_were() -> None:
     shape = PoolShape(num_blocks=4096, block_size=32, name="left")
     assert shape_from_proto(shape_to_proto(shape)) == shape
     stats = CacheStats(*range(1, 1 + len(CacheStats._fields)))
-    assert stats_from_proto(stats_to_proto("left", stats)) == stats
+    times = BlockTimes(*(TimeHistogram((0.5, 1.0), (number, 0, 7), 12.25) for number in range(3)))
+    sent = stats_to_proto("left", stats, times)
+    assert (stats_from_proto(sent), block_times_from_proto(sent)) == (stats, times)
     match = MatchResult(30, 20)
     assert match_from_proto(match_to_proto("left", match)) == match
     node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5)
@@ -162,7 +198,10 @@ def test_the_messages_have_a_field_for_every_field_of_the_values() -> None:
     def names(message: type) -> set[str]:
         return {field.name for field in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]  # every message has it
 
-    assert names(readers.PoolStats) == {"pool", *CacheStats._fields}
+    assert names(readers.PoolStats) == {"pool", *CacheStats._fields, *BlockTimes._fields}
+    assert names(readers.TimeHistogram) == set(TimeHistogram._fields)
+    assert names(workers.Notice) == set(Notice._fields)
+    assert names(workers.Pending) == set(Pending._fields)
     assert names(readers.PoolMatch) == {"pool", *MatchResult._fields}
     assert names(readers.Node) == set(NodeInfo._fields)
     assert names(readers.Event) == set(CacheEvent._fields)

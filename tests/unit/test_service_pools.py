@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.core.api import AcquireOp, ExtendOp, InsertOp, PoolShape, StepOp
+from radixkv.core.api import AcquireOp, ExtendOp, InsertOp, Notice, PoolShape, ReleaseOp, StepOp
 from radixkv.core.errors import (
     InvalidArgumentError,
     LeaseError,
@@ -16,7 +16,7 @@ from radixkv.core.errors import (
 )
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.config import ServiceConfig
-from radixkv.service.conversion import op_to_proto, shape_to_proto
+from radixkv.service.conversion import notices_from_proto, op_to_proto, shape_to_proto
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.v1 import workers_pb2 as workers
 
@@ -33,10 +33,14 @@ class Clock:
 
 
 class Stream:
-    """A holder's stream that only notes why it was ended."""
+    """A holder's stream that only notes why it was ended, and how often it was to send notices."""
 
     def __init__(self) -> None:
         self.ending: RadixKVError | None = None
+        self.num_asked = 0
+
+    def send_notices(self) -> None:
+        self.num_asked += 1
 
     def end(self, error: RadixKVError) -> None:
         self.ending = error
@@ -50,18 +54,25 @@ def clock() -> Clock:
 @pytest.fixture
 def table(clock: Clock) -> PoolTable:
     config = ServiceConfig(
-        lease_ttl_s=TTL_S, max_unacknowledged_steps=3, max_ops_per_step=4, max_children_per_fork=5, max_pools=2
+        lease_ttl_s=TTL_S,
+        max_unacknowledged_steps=3,
+        max_unacknowledged_notices=2,
+        max_ops_per_step=4,
+        max_children_per_fork=5,
+        max_pools=2,
     )
     return PoolTable(config, clock)
 
 
-def hello(incarnation: int = 1, *, acknowledged: int = 0, **shape: object) -> workers.Hello:
+def hello(incarnation: int = 1, *, acknowledged: int = 0, notices: int = 0, **shape: object) -> workers.Hello:
     pool = shape_to_proto(PoolShape(**({"num_blocks": 64} | shape)))  # type: ignore[arg-type]  # mixed by name
-    return workers.Hello(pool=pool, incarnation=incarnation, acknowledged_through=acknowledged)
+    return workers.Hello(
+        pool=pool, incarnation=incarnation, acknowledged_through=acknowledged, notices_acknowledged_through=notices
+    )
 
 
-def step(number: int, *ops: StepOp, acknowledged: int = 0) -> workers.Step:
-    proto = workers.Step(number=number, acknowledged_through=acknowledged)
+def step(number: int, *ops: StepOp, acknowledged: int = 0, notices: int = 0) -> workers.Step:
+    proto = workers.Step(number=number, acknowledged_through=acknowledged, notices_acknowledged_through=notices)
     for op in ops:
         op_to_proto(op, proto.ops.add())
     return proto
@@ -97,7 +108,7 @@ def test_an_acknowledged_answer_is_forgotten(table: PoolTable) -> None:
     with pytest.raises(InvalidArgumentError, match="acknowledged"):
         pool.apply(step(1))
     with pytest.raises(InvalidArgumentError, match="acknowledged_through"):
-        pool.acknowledge(3)
+        pool.acknowledge(3, 0)
 
 
 def test_answers_that_nobody_acknowledges_are_bounded(table: PoolTable) -> None:
@@ -108,6 +119,47 @@ def test_answers_that_nobody_acknowledges_are_bounded(table: PoolTable) -> None:
         pool.apply(step(4, AcquireOp(PROMPT)))
     assert pool.cache.stats().num_sequences == 0
     pool.apply(step(4, acknowledged=1))
+
+
+def wait_and_lose(pool: Pool, number: int, *, notices: int = 0) -> None:
+    """Step `number`: one acquire that waits for another, which is gone."""
+    wait = AcquireOp(PROMPT, waits=True)
+    ops = (AcquireOp(PROMPT, seq_id=number), wait, ReleaseOp(number))
+    answer = pool.apply(step(number, *ops, acknowledged=number - 1, notices=notices)).step_answer
+    assert [result.WhichOneof("result") for result in answer.results] == ["acquire", "pending", "release"]
+
+
+def test_notices_are_numbered_and_kept_until_they_are_acknowledged(table: PoolTable) -> None:
+    pool = attach(table, hello())
+    assert pool.collect_notices() is None
+    wait_and_lose(pool, 1)
+    message = pool.collect_notices()
+    assert message is not None
+    assert (message.notices.number, message.notices.after_step) == (1, 1)
+    assert notices_from_proto(message.notices) == [Notice("gone", 1, 40)]
+    assert pool.collect_notices() is None
+    assert list(table.attach(hello(acknowledged=1), Stream()).pool.notices) == [message]
+    wait_and_lose(pool, 2)
+    second = pool.collect_notices()
+    assert second is not None
+    assert (second.notices.number, second.notices.after_step) == (2, 2)
+    pool.acknowledge(2, 1)
+    assert list(pool.notices) == [second]
+    assert not table.attach(hello(acknowledged=2, notices=2), Stream()).pool.notices
+    with pytest.raises(InvalidArgumentError, match="notices_acknowledged_through is 3; it must be below 3"):
+        pool.acknowledge(2, 3)
+
+
+def test_notices_that_nobody_acknowledges_are_bounded_and_none_is_lost(table: PoolTable) -> None:
+    pool = attach(table, hello())
+    for number in (1, 2, 3):
+        wait_and_lose(pool, number)
+        pool.collect_notices()
+    assert [len(message.notices.notices) for message in pool.notices] == [1, 1]
+    wait_and_lose(pool, 4, notices=1)
+    message = pool.collect_notices()
+    assert message is not None
+    assert [notice.seq_id for notice in message.notices.notices] == [3, 4]
 
 
 def test_a_step_over_its_limits_is_refused_whole(table: PoolTable) -> None:

@@ -11,6 +11,7 @@ from radixkv.core import errors
 from radixkv.core.errors import (
     AbortedError,
     CorruptionError,
+    DeadlineExceededError,
     InvalidArgumentError,
     LeaseError,
     LimitError,
@@ -38,6 +39,7 @@ EXAMPLES = [
     (LimitError("too large"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (UnavailableError("stopping"), grpc.StatusCode.UNAVAILABLE),
     (CorruptionError("a block has two owners"), grpc.StatusCode.INTERNAL),
+    (DeadlineExceededError("2 s are over"), grpc.StatusCode.DEADLINE_EXCEEDED),
 ]
 
 

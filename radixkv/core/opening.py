@@ -1,0 +1,60 @@
+"""Opening sequences as planned: on what is cached of a prompt, or at a position of another sequence.
+
+Nothing here fails: whoever calls has checked the arguments and what the pool can give.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from radixkv.core.forest import Forest, Walk
+from radixkv.core.node import Node, RootNode
+from radixkv.core.planning import AcquirePlan, stand_node
+from radixkv.core.sequences import Sequence
+from radixkv.core.tokens import TOKEN_BYTES
+
+__all__ = ["open_child", "open_sequence", "promise"]
+
+
+def open_sequence(
+    forest: Forest, seq_id: int, root: RootNode, tokens: bytes, walk: Walk, plan: AcquirePlan
+) -> Sequence:
+    """Open a sequence on a prompt of which `walk` is cached: lock what it keeps, take the rest, evicting what must go.
+
+    O(path) + O(evicted · log n).
+    """
+    node = stand_node(forest, walk, plan.num_kept)
+    if not node.lock_ref and node.parent is not None:
+        forest.times.found(node, forest.clock)
+    forest.lock(node)
+    seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, plan.num_kept))
+    seq.table.extend(forest.take(plan.num_taken))
+    seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
+    seq.room = len(tokens) // TOKEN_BYTES
+    seq.shares_last_block = plan.shares_last
+    seq.published_bytes = walk.matched_bytes if plan.shares_last or plan.takes_right else node.end_bytes
+    seq.private_from = plan.num_kept
+    node.used_bytes = max(node.used_bytes, seq.published_bytes)
+    if plan.takes_right:
+        node.writer = seq
+    if plan.num_promised:
+        promise(forest, seq, plan.promised_table_length, plan.num_promised)
+    return seq
+
+
+def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, position: int, table: array[int]) -> Sequence:
+    """Open a sequence that shares all of a parent up to `position`, of which `node` holds the end and `table` the blocks."""
+    end = position * TOKEN_BYTES
+    forest.lock(node)
+    child = Sequence(seq_id, parent.root, node, parent.tokens[:end], table)
+    child.num_stored = child.num_computed = child.room = position
+    child.published_bytes = end
+    child.shares_last_block = end % forest.block_bytes > 0
+    child.private_from = len(table)
+    return child
+
+
+def promise(forest: Forest, seq: Sequence, table_length: int, num_promised: int) -> None:
+    """Promise a sequence a table of that length, for which `num_promised` blocks are still to be taken."""
+    forest.num_promised += num_promised - seq.num_promised
+    seq.promised_table_length, seq.num_promised = table_length, num_promised

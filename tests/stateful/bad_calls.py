@@ -1,0 +1,55 @@
+"""Calls that a cache must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from radixkv.core.api import CacheHolder
+from radixkv.core.tokens import pack_tokens
+
+from .oracle import Branch
+
+__all__ = ["NO_SUCH_ID", "bad_calls"]
+
+NO_SUCH_ID = 999
+
+
+def bad_calls(holder: CacheHolder, branch: Branch | None) -> list[Callable[[], object]]:
+    """Calls that must be refused: on no sequence, and on this one."""
+    some = pack_tokens([0, 1])
+    calls: list[Callable[[], object]] = [
+        lambda: holder.acquire(b""),
+        lambda: holder.acquire(b"\0\0\0"),
+        lambda: holder.acquire(some, reserve=-1),
+        lambda: holder.acquire(some, namespace=""),
+        lambda: holder.acquire(b"", waits=True),
+        lambda: holder.acquire(b"", shares=False),
+        lambda: holder.match([-1]),
+        lambda: holder.match(some, namespace=""),
+        lambda: holder.evict(-1),
+        lambda: holder.extend(NO_SUCH_ID, 3),
+        lambda: holder.insert(NO_SUCH_ID, 0),
+        lambda: holder.fork(NO_SUCH_ID, 1),
+        lambda: holder.release(NO_SUCH_ID),
+    ]
+    if branch is None:
+        return calls
+    seq_id, computed, room = branch.seq_id, branch.num_computed, branch.room
+    return [
+        *calls,
+        lambda: holder.acquire(some, seq_id=seq_id),
+        lambda: holder.acquire(some, seq_id=seq_id, waits=True),
+        lambda: holder.extend(seq_id, 0),
+        lambda: holder.insert(seq_id, computed - 1),
+        lambda: holder.insert(seq_id, len(branch.tokens) + 1),
+        lambda: holder.insert(seq_id, room + 1, [0] * (room + 1)),
+        lambda: holder.insert(seq_id, computed, [2**32]),
+        lambda: holder.insert(seq_id, computed, [0] * 200),
+        lambda: holder.fork(seq_id, 0),
+        lambda: holder.fork(seq_id, computed + 1),
+        lambda: holder.fork(seq_id, computed, n=0),
+        lambda: holder.fork(seq_id, computed, reserve=-1),
+        lambda: holder.fork(seq_id, computed, n=2, seq_ids=[NO_SUCH_ID]),
+        lambda: holder.fork(seq_id, computed, n=2, seq_ids=[NO_SUCH_ID, NO_SUCH_ID]),
+        lambda: holder.fork(seq_id, computed, seq_ids=[seq_id]),
+    ]

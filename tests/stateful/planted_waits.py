@@ -1,0 +1,156 @@
+"""Bugs to plant in what `waits`, `shares`, matches in a Step and block times add to the core."""
+
+from __future__ import annotations
+
+from .planted_bugs import PlantedBug
+
+__all__ = ["PLANTED_WAITS"]
+
+PLANTED_WAITS = (
+    PlantedBug(
+        "of several lengths reached at once only the first is told",
+        "intents.py",
+        "num_reached = bisect_right(watches, seq.num_computed)",
+        "num_reached = 1",
+    ),
+    PlantedBug(
+        "a notice told twice: what was published is watched on",
+        "intents.py",
+        "            del watches[:num_reached]\n",
+        "            del watches[: num_reached - 1]\n",
+    ),
+    PlantedBug(
+        "a notice told again to who takes notices again",
+        "intents.py",
+        "        self._notices.clear()\n",
+        "        self._notices.clear() if len(taken) > 1 else None\n",
+    ),
+    PlantedBug(
+        "a notice told before all of its tokens match",
+        "intents.py",
+        "if watches is not None and watches[0] <= seq.num_computed:\n"
+        "            num_reached = bisect_right(watches, seq.num_computed)",
+        "if watches is not None and watches[0] <= seq.num_computed + 1:\n"
+        "            num_reached = bisect_right(watches, seq.num_computed + 1)",
+    ),
+    PlantedBug(
+        "a provider released, and its waiters not told that it is gone",
+        "cache.py",
+        "        if self._intents.is_active:\n            self._intents.ended(seq)\n",
+        "",
+    ),
+    PlantedBug(
+        "a provider released without keep as though it were still there",
+        "cache.py",
+        "        if self._intents.is_active:\n            self._intents.ended(seq)\n",
+        "        if self._intents.is_active and keep:\n            self._intents.ended(seq)\n",
+    ),
+    PlantedBug(
+        "a clear that leaves those waiting who wait for what it cleared",
+        "cache.py",
+        "                if seq.root is root:\n",
+        "                if False:\n",
+    ),
+    PlantedBug(
+        "a clear that sends those away who wait in another namespace",
+        "cache.py",
+        "                if seq.root is root:\n",
+        "                if True:\n",
+    ),
+    PlantedBug(
+        "an intent left behind: a later sequence of the same id waits for itself",
+        "intents.py",
+        "        if seq.seq_id in self._intents:\n            self._withdraw(seq)\n        watches",
+        "        watches",
+    ),
+    PlantedBug(
+        "a wait for a sequence that has computed all it will",
+        "intents.py",
+        "        is_intent = reach - seq.num_computed >= self._block_size and",
+        "        is_intent = reach >= self._block_size and",
+    ),
+    PlantedBug(
+        "a wait for tokens that nobody has room for",
+        "intents.py",
+        "        reach = min(len(seq.tokens) // TOKEN_BYTES, seq.room)\n        is_intent",
+        "        reach = len(seq.tokens) // TOKEN_BYTES\n        is_intent",
+    ),
+    PlantedBug(
+        "a wait for another namespace",
+        "intents.py",
+        "intents = self._by_namespace.get(namespace)\n",
+        "intents = next(iter(self._by_namespace.values()), None)\n",
+    ),
+    PlantedBug(
+        "a wait for less than a block",
+        "intents.py",
+        "if seq is None or num_tokens - num_matched < self._block_size:",
+        "if seq is None or num_tokens <= num_matched:",
+    ),
+    PlantedBug(
+        "only one of a prompt's neighbours is looked at",
+        "intents.py",
+        "intents.islice(max(index - 1, 0), index + 1)",
+        "intents.islice(index, index + 1)",
+    ),
+    PlantedBug(
+        "room that an extend gave is not waited for",
+        "cache.py",
+        "            self._intents.update(seq)\n        return ExtendResult",
+        "            pass\n        return ExtendResult",
+    ),
+    PlantedBug(
+        "an insert that tells nobody",
+        "cache.py",
+        "        publish(self._forest, seq)\n        if self._intents.is_active:",
+        "        publish(self._forest, seq)\n        if not self._intents.is_active:",
+    ),
+    PlantedBug(
+        "an acquire that waits counts as a query",
+        "cache.py",
+        "            if pending is not None:\n",
+        "            if pending is not None:\n                self._counters.count_query(length, 0)\n",
+    ),
+    PlantedBug(
+        "an acquire that waits opens a sequence all the same",
+        "cache.py",
+        "            if pending is not None:\n",
+        "            if pending is not None:\n                self.acquire(packed, reserve, namespace, seq_id)\n",
+    ),
+    PlantedBug(
+        "ops go on upon a sequence that waits to be opened",
+        "steps.py",
+        "            if isinstance(result, Pending):\n",
+        "            if False:\n",
+    ),
+    PlantedBug(
+        "a match in a Step that looks into one namespace only",
+        "steps.py",
+        "return cache.match(op.tokens, op.namespace)",
+        "return cache.match(op.tokens)",
+    ),
+    PlantedBug(
+        "an unshared block matched: its tree is there for everyone",
+        "cache.py",
+        "        if known_root is None and shares:\n",
+        "        if known_root is None:\n",
+    ),
+    PlantedBug(
+        "an unshared sequence that matches what is cached",
+        "cache.py",
+        "known_root = forest.roots.get(namespace) if shares else None",
+        "known_root = forest.roots.get(namespace)",
+    ),
+    PlantedBug(
+        "an unshared sequence that leaves its blocks behind",
+        "forest.py",
+        "        if root.is_hidden:\n            while",
+        "        if root.is_hidden and self.roots.get(root.namespace):\n            while",
+    ),
+    PlantedBug(
+        "an evicted leaf whose time is not taken",
+        "forest.py",
+        "            self.times.evicted(leaf, now_s)\n",
+        "",
+    ),
+)

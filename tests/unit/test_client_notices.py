@@ -1,0 +1,52 @@
+"""Notices on their way through a holder: in order, once, and none before the answer that it belongs to."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv.client.notices import NoticeBox
+from radixkv.core.api import Notice
+from radixkv.core.errors import LeaseError
+from radixkv.service.conversion import notices_to_proto
+from radixkv.v1 import workers_pb2 as workers
+
+
+def message(number: int, after_step: int, *notices: Notice) -> workers.Notices:
+    proto = workers.Notices(number=number, after_step=after_step)
+    notices_to_proto(notices, proto)
+    return proto
+
+
+FIRST, SECOND = Notice("published", 1, 8), Notice("gone", 2, 16)
+
+
+def test_a_notice_is_taken_once_and_a_repeated_message_is_dropped() -> None:
+    calls: list[int] = []
+    box = NoticeBox(lambda: calls.append(1))
+    box.receive(message(1, 0, FIRST))
+    box.receive(message(1, 0, FIRST))
+    assert box.take() == [FIRST]
+    assert box.take() == []
+    box.receive(message(1, 0, FIRST))
+    assert box.take() == []
+    assert (len(calls), box.num_received) == (1, 1)
+
+
+def test_a_notice_waits_for_the_answer_that_it_belongs_to() -> None:
+    calls: list[int] = []
+    box = NoticeBox(lambda: calls.append(1))
+    box.receive(message(1, 3, FIRST))
+    box.receive(message(2, 4, SECOND))
+    assert box.take() == []
+    box.answered(2)
+    assert (box.take(), calls) == ([], [])
+    box.answered(3)
+    assert (box.take(), calls) == ([FIRST], [1])
+    box.answered(4)
+    assert (box.take(), calls) == ([SECOND], [1, 1])
+
+
+def test_a_number_left_out_ends_the_lease() -> None:
+    box = NoticeBox(None)
+    with pytest.raises(LeaseError, match="Notices 2 in place of 1"):
+        box.receive(message(2, 0, FIRST))

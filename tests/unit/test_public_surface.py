@@ -1,0 +1,65 @@
+"""What `import radixkv` offers, and what it must not cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import radixkv
+
+PUBLIC_NAMES = {
+    "AbortedError",
+    "AcquireOp",
+    "AcquireResult",
+    "BlockTimes",
+    "CacheEvent",
+    "CacheHolder",
+    "CacheReader",
+    "CacheStats",
+    "Copy",
+    "CorruptionError",
+    "DeadlineExceededError",
+    "EvictionPolicy",
+    "ExtendOp",
+    "ExtendResult",
+    "ForkOp",
+    "InsertOp",
+    "InvalidArgumentError",
+    "LRUPolicy",
+    "LeaseError",
+    "LimitError",
+    "MatchOp",
+    "MatchResult",
+    "NodeInfo",
+    "Notice",
+    "OutOfBlocksError",
+    "Pending",
+    "PoolHeldError",
+    "PoolShape",
+    "PrefixCache",
+    "RadixKVError",
+    "ReleaseOp",
+    "StaleIncarnationError",
+    "TimeHistogram",
+    "UnavailableError",
+    "UnknownPoolError",
+    "UnknownSequenceError",
+    "WrongThreadError",
+    "connect",
+    "pack_tokens",
+    "unpack_tokens",
+}
+
+
+def test_the_public_names_are_these_and_all_are_there() -> None:
+    assert set(radixkv.__all__) == PUBLIC_NAMES
+    assert len(radixkv.__all__) == len(PUBLIC_NAMES)
+    assert all(hasattr(radixkv, name) for name in PUBLIC_NAMES)
+
+
+def test_importing_radixkv_imports_neither_torch_nor_grpc() -> None:
+    check = (
+        "import sys, radixkv; print(sorted({'torch', 'grpc', 'google'} & {name.split('.')[0] for name in sys.modules}))"
+    )
+    finished = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "[]"
