@@ -11,8 +11,9 @@ from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import allocate_kv, copy_blocks
 from radixkv.worker.errors import ModelError
+from radixkv.worker.host_blocks import HostBlocks
 
-__all__ = ["KVPool", "LayerShape", "conflict_free_batches"]
+__all__ = ["KVPool", "LayerShape", "conflict_free_batches", "pool_token_bytes"]
 
 
 class LayerShape(NamedTuple):
@@ -36,12 +37,13 @@ class KVPool:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_host_blocks: int = 0,
     ) -> None:
-        """Allocate the caches.
+        """Allocate the caches, and room in host memory for `num_host_blocks` blocks that are swapped out.
 
         Raises:
-            InvalidArgumentError: `num_blocks` or `block_size` is below 1.
-            ModelError: the device has not the memory.
+            InvalidArgumentError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0.
+            ModelError: the device or the host has not the memory.
         """
         for argument, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:
@@ -71,18 +73,42 @@ class KVPool:
         for layer, k_cache, v_cache in zip(layers, self.k_caches, self.v_caches, strict=True):
             by_heads.setdefault(layer.num_kv_heads, []).extend((k_cache, v_cache))
         self._copied_together = list(by_heads.values())
+        self._host = HostBlocks(num_host_blocks, [*self.k_caches, *self.v_caches])
 
     @property
     def token_bytes(self) -> int:
         """Bytes that one token's K and V take over all layers."""
-        return (
-            sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in self.layers) * self.dtype.itemsize
-        )
+        return pool_token_bytes(self.layers, self.dtype)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole pool."""
         return self.token_bytes * self.block_size * self.num_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Slots in host memory for blocks that are swapped out."""
+        return self._host.num_slots
+
+    def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks, all layers' K and V, to host memory: `block_ids[i]` to host slot `slots[i]`.
+
+        Queued on the device's current stream, as `load`, `carry_out` and the forward are; the host waits for none of it.
+        A block may be saved to several slots; a slot is written once per call.
+
+        Raises:
+            InvalidArgumentError: an id or a slot is outside its bound, they are not equally many, or a slot comes twice;
+                nothing was copied.
+        """
+        self._host.save(block_ids, slots)
+
+    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy blocks back from host memory: host slot `slots[i]` to `block_ids[i]`, in the order of the stream as `save`.
+
+        Raises:
+            InvalidArgumentError: as `save`, of block ids that come twice; nothing was copied.
+        """
+        self._host.load(slots, block_ids)
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Copy blocks as `ops` say, with the result of doing one after the other.
@@ -100,6 +126,11 @@ class KVPool:
             columns = torch.tensor(batch, dtype=torch.int64).T.contiguous().to(self.device)
             for caches in self._copied_together:
                 copy_blocks(caches, *columns)
+
+
+def pool_token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
+    """Bytes that one token's K and V take over all layers."""
+    return sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
 
 
 def conflict_free_batches(ops: Sequence[Copy]) -> Iterator[list[Copy]]:

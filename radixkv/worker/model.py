@@ -17,7 +17,7 @@ from radixkv.kernels import Scratch, plan_attention
 from radixkv.worker.attention import ATTENTION_NAME, ShapeProbe, StepAttention, register_attention
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
-from radixkv.worker.kv_pool import KVPool
+from radixkv.worker.kv_pool import KVPool, pool_token_bytes
 
 __all__ = ["DEVICES", "DTYPES", "ForwardRow", "ModelRunner"]
 
@@ -50,26 +50,31 @@ class ModelRunner:
         vocab_size: width of the logits; every token id is below it.
         max_model_len: longest sequence that the model's positions allow, in tokens.
         eos_token_ids: ids with which the model ends a reply.
+        weight_bytes: of the model's tensors.
         pool: the KV caches; `dtype` and `device` are where and in what the model computes.
     """
+
+    pool: KVPool
 
     def __init__(
         self,
         model: str,
         *,
-        num_blocks: int,
+        num_blocks: int | None,
         block_size: int = 16,
         dtype: str = "auto",
         device: str = "auto",
+        max_model_len: int | None = None,
     ) -> None:
         """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
 
         Args:
-            num_blocks: blocks of the pool.
+            num_blocks: blocks of the pool; None: `allocate_pool` is called before the first forward.
             block_size: token slots of a block.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 where the device computes in
                 it.
             device: ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
+            max_model_len: longest sequence to be served; None: what the model allows.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
@@ -81,11 +86,40 @@ class ModelRunner:
         self._model = _load(model, self.dtype, self.device)
         config = self._model.config.get_text_config()
         self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
-        self.max_model_len = _max_model_len(config)
+        self.max_model_len = _shortened(_max_model_len(config), max_model_len)
         self.eos_token_ids = _eos_token_ids(self._model)
+        self.weight_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
         self._scratch = Scratch()
-        layers = self._probe_layers(int(config.num_hidden_layers))
-        self.pool = KVPool(layers, num_blocks, block_size, self.dtype, self.device)
+        self._layers = self._probe_layers(int(config.num_hidden_layers))
+        if num_blocks is not None:
+            self.allocate_pool(num_blocks, block_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Attention layers."""
+        return len(self._layers)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token's K and V take over all layers."""
+        return pool_token_bytes(self._layers, self.dtype)
+
+    @property
+    def widest_output(self) -> int:
+        """Elements that the widest matrix, embeddings aside, makes of one position."""
+        return max(
+            int(matrix.shape[-2])
+            for matrix in self._model.parameters()
+            if matrix.dim() > 1 and self.vocab_size not in matrix.shape
+        )
+
+    def allocate_pool(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        """Make a new pool of the model's layers, in place of the one there may be.
+
+        Raises:
+            InvalidArgumentError, ModelError: as `KVPool`.
+        """
+        self.pool = KVPool(self._layers, num_blocks, block_size, self.dtype, self.device, num_host_blocks)
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out the block ops of one answer, in order; see `KVPool.carry_out`."""
@@ -201,6 +235,14 @@ def _max_model_len(config: Any) -> int:
         )
         return min(longest, int(original or longest))
     return longest
+
+
+def _shortened(longest: int, max_model_len: int | None) -> int:
+    if max_model_len is None:
+        return longest
+    if not 1 <= max_model_len <= longest:
+        raise InvalidArgumentError("max_model_len", max_model_len, f"from 1 to {longest}, which the model allows")
+    return max_model_len
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

@@ -28,9 +28,9 @@ copies = st.lists(
 )
 
 
-def filled_pool() -> KVPool:
+def filled_pool(num_host_blocks: int = 0) -> KVPool:
     """Every slot of every cache holds its own number."""
-    pool = KVPool(LAYERS, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    pool = KVPool(LAYERS, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"), num_host_blocks)
     slots = torch.arange(NUM_BLOCKS * BLOCK_SIZE)
     for layer, k_cache, v_cache in zip(LAYERS, pool.k_caches, pool.v_caches, strict=True):
         numbers = slots.float()[:, None, None]

@@ -1,0 +1,248 @@
+"""How large a worker's pool is: what the device has, less what the model takes, no more than could be used.
+
+    free after loading
+    |-- kept free --|-- activations --|-- workspace --|------------ KV ------------|
+     1 - utilisation   of a forward      scratch,        at most --kv-memory, at most max_num_seqs
+     of all memory     of max_batch_     sampling         sequences of max_model_len
+                       tokens
+
+Weights, the driver's context and other programs are in what is not free any more, so they need no estimate. Memory of a CPU is
+everybody's, so there a pool that nobody sized takes a quarter of what is available, and 2 GiB at most.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.planner import PlanError, check_fit, count_blocks, format_bytes
+from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.memory import DeviceMemory, device_memory, host_memory, peak_of
+from radixkv.worker.model import ForwardRow, ModelRunner
+
+__all__ = ["PoolPlan", "PoolWish", "plan_pool"]
+
+CPU_SHARE = 0.25
+CPU_MOST_BYTES = 2 << 30
+SWAP_BYTES = 4 << 30
+"""Swap space where swapping was asked for without a size; never more than a quarter of what the host has available."""
+
+_SAMPLING_BYTES = 24
+"""Per logit: a sorted copy with 64-bit indices, probabilities and their sums."""
+
+_CUDA_FRAGMENTS_BYTES = 256 << 20
+"""For what torch's allocator loses between tensors, and for the buffer that swapped blocks pass through."""
+
+_PROFILED_ON_CPU_BYTES = 4 << 30
+"""Weights of a larger model make a forward of `max_batch_tokens` take many seconds on a CPU; activations are then estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWish:
+    """What the user asked of the pool.
+
+    Attributes:
+        num_blocks: None: as many as the memory gives.
+        block_size: token slots of a block.
+        utilisation: share of the device's memory to take, above 0 and at most 1.
+        kv_bytes: memory for KV; None: what is left.
+        swap_bytes: host memory for blocks that are swapped out; None: a default where swapping is on.
+        needs_full_length: whether a pool too small for one sequence of the longest length is an error.
+    """
+
+    num_blocks: int | None = None
+    block_size: int = 16
+    utilisation: float = 0.90
+    kv_bytes: int | None = None
+    swap_bytes: int | None = None
+    needs_full_length: bool = False
+
+    def check(self, limits: SchedulerLimits) -> None:
+        """Refuse what is outside its bounds, or does not go together.
+
+        Raises:
+            InvalidArgumentError, PlanError: names it.
+        """
+        if not 0 < self.utilisation <= 1:
+            raise InvalidArgumentError("utilisation", self.utilisation, "above 0 and at most 1")
+        for argument, value, least in (
+            ("num_blocks", self.num_blocks, 1),
+            ("block_size", self.block_size, 1),
+            ("kv_memory", self.kv_bytes, 1),
+            ("swap_space", self.swap_bytes, 0),
+        ):
+            if value is not None and value < least:
+                raise InvalidArgumentError(argument, value, f"at least {least}")
+        if self.num_blocks is not None and self.kv_bytes is not None:
+            raise PlanError("--num-blocks and --kv-memory both set the pool's size: give one of them")
+        if self.swap_bytes and limits.preemption != "swap":
+            raise PlanError("--swap-space is used with --preemption swap only: add that, or leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """The size that a pool gets, and why. Sizes in bytes.
+
+    Attributes:
+        num_blocks, block_size, num_host_blocks: of the pool and its swap space.
+        block_bytes: of one block over all layers.
+        weight_bytes: of the model.
+        activation_bytes, workspace_bytes, free_bytes: as in the module's picture; None where the number of blocks was given.
+        max_model_len: longest sequence served.
+        reason: what bounded it.
+    """
+
+    num_blocks: int
+    block_size: int
+    num_host_blocks: int
+    block_bytes: int
+    weight_bytes: int
+    activation_bytes: int | None
+    workspace_bytes: int | None
+    free_bytes: int | None
+    max_model_len: int
+    reason: str
+
+    @property
+    def num_full_sequences(self) -> int:
+        """Sequences of the longest length that fit at once."""
+        return self.num_blocks // -(-self.max_model_len // self.block_size)
+
+    def __str__(self) -> str:
+        parts = [f"weights {format_bytes(self.weight_bytes)}"]
+        if self.activation_bytes is not None and self.workspace_bytes is not None and self.free_bytes is not None:
+            parts.append(f"activations {format_bytes(self.activation_bytes)}")
+            parts.append(f"workspace {format_bytes(self.workspace_bytes)}")
+        parts.append(
+            f"KV {format_bytes(self.num_blocks * self.block_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens, "
+            f"{self.num_blocks * self.block_size:,} tokens ({self.reason})"
+        )
+        if self.num_host_blocks:
+            parts.append(f"swap {format_bytes(self.num_host_blocks * self.block_bytes)}")
+        return ", ".join(parts)
+
+
+def plan_pool(
+    runner: ModelRunner,
+    wish: PoolWish,
+    limits: SchedulerLimits,
+    memory_of: Callable[[torch.device], DeviceMemory] = device_memory,
+) -> PoolPlan:
+    """Size the pool of a loaded model that has none yet. Where no number of blocks is wished, a forward is run for it.
+
+    Args:
+        memory_of: tells what a device has, once the forward has been measured.
+
+    Raises:
+        InvalidArgumentError: the wish is outside its bounds.
+        PlanError: not a block fits, or, where it must, no sequence of the longest length; says what would help.
+    """
+    wish.check(limits)
+    block_bytes = runner.token_bytes * wish.block_size
+    full_blocks = -(-runner.max_model_len // wish.block_size)
+    most = limits.max_running * full_blocks
+    activation_bytes = workspace_bytes = free_bytes = None
+    if wish.num_blocks is not None:
+        num_blocks, reason = wish.num_blocks, "as asked for"
+    else:
+        activation_bytes = _measure_activations(runner, wish.block_size, limits)
+        workspace_bytes = _workspace_bytes(runner, limits)
+        total_bytes, free_bytes = memory_of(runner.device)
+        left = free_bytes - int((1 - wish.utilisation) * total_bytes) - activation_bytes - workspace_bytes
+        budget, reason = _budget(runner, wish, left, free_bytes)
+        num_blocks = count_blocks(budget, block_bytes, most)
+        if num_blocks == most:
+            reason = f"all that {limits.max_running} sequences of {runner.max_model_len:,} tokens can use"
+    if wish.needs_full_length:
+        check_fit(runner.max_model_len, wish.block_size, num_blocks, "raise --kv-memory or --num-blocks")
+    return PoolPlan(
+        num_blocks=num_blocks,
+        block_size=wish.block_size,
+        num_host_blocks=_num_host_blocks(wish, limits, block_bytes, most),
+        block_bytes=block_bytes,
+        weight_bytes=runner.weight_bytes,
+        activation_bytes=activation_bytes,
+        workspace_bytes=workspace_bytes,
+        free_bytes=free_bytes,
+        max_model_len=runner.max_model_len,
+        reason=reason,
+    )
+
+
+def _budget(runner: ModelRunner, wish: PoolWish, left: int, free_bytes: int) -> tuple[int, str]:
+    """Bytes for KV, and what bounds them."""
+    if wish.kv_bytes is not None:
+        if wish.kv_bytes > left:
+            raise PlanError(
+                f"--kv-memory {format_bytes(wish.kv_bytes)} is more than the {format_bytes(max(0, left))} that are left of "
+                f"{format_bytes(free_bytes)} free on {runner.device}: lower it, or raise --utilisation {wish.utilisation:g}"
+            )
+        return wish.kv_bytes, "--kv-memory"
+    if runner.device.type == "cpu":
+        share = min(int(free_bytes * CPU_SHARE), CPU_MOST_BYTES)
+        if share < left:
+            return share, "a quarter of the memory available, 2 GiB at most; --kv-memory sets another size"
+    return left, f"--utilisation {wish.utilisation:g} of {runner.device}"
+
+
+def _num_host_blocks(wish: PoolWish, limits: SchedulerLimits, block_bytes: int, most: int) -> int:
+    if limits.preemption != "swap":
+        return 0
+    swap_bytes = wish.swap_bytes
+    available = host_memory().free_bytes
+    if swap_bytes is None:
+        swap_bytes = min(SWAP_BYTES, available // 4)
+    elif swap_bytes > available:
+        raise PlanError(
+            f"--swap-space {format_bytes(swap_bytes)} is more than the {format_bytes(available)} that the host has available"
+        )
+    return min(swap_bytes // block_bytes, most)
+
+
+def _workspace_bytes(runner: ModelRunner, limits: SchedulerLimits) -> int:
+    """What the profiled forward does not show: sampling, and on a CPU one longest sequence's K and V gathered in a layer."""
+    sampling = limits.max_running * runner.vocab_size * _SAMPLING_BYTES
+    if runner.device.type == "cuda":
+        return sampling + _CUDA_FRAGMENTS_BYTES
+    return sampling + runner.token_bytes // runner.num_layers * runner.max_model_len
+
+
+def _measure_activations(runner: ModelRunner, block_size: int, limits: SchedulerLimits) -> int:
+    """Bytes that a forward takes at its peak: one of prompts with `max_batch_tokens` positions, and one of as many decodes as
+    run at once. The rows stand on a pool of one block, which every entry of their tables names, and write nothing.
+    """
+    if runner.device.type == "cpu" and runner.weight_bytes > _PROFILED_ON_CPU_BYTES:
+        return _estimate_activations(runner, limits)
+    runner.allocate_pool(1, block_size)
+    try:
+        peak = peak_of(lambda: _profile(runner, limits), runner.device)
+    finally:
+        del runner.pool
+    return _estimate_activations(runner, limits) if peak is None else peak
+
+
+def _estimate_activations(runner: ModelRunner, limits: SchedulerLimits) -> int:
+    """By a rule of thumb: of each position five of the widest intermediates, of each sequence its logits twice."""
+    positions = 5 * runner.widest_output * limits.max_batch_tokens * runner.dtype.itemsize
+    return positions + limits.max_running * runner.vocab_size * (4 + runner.dtype.itemsize)
+
+
+def _profile(runner: ModelRunner, limits: SchedulerLimits) -> None:
+    prompts, left = [], limits.max_batch_tokens
+    while left:
+        length = min(left, runner.max_model_len)
+        prompts.append(_row(runner, 0, length))
+        left -= length
+    runner.forward(prompts)
+    # On CUDA decoding splits long contexts over the chip, with memory for the parts; on a CPU a short context shows all of it.
+    start = runner.max_model_len - 1 if runner.device.type == "cuda" else 0
+    runner.forward([_row(runner, start, start + 1)] * limits.max_running)
+
+
+def _row(runner: ModelRunner, start: int, end: int) -> ForwardRow:
+    table = array("i", bytes(4 * -(-end // runner.pool.block_size)))
+    return ForwardRow([0] * (end - start), start, table, num_stored=end, wants_logits=True)

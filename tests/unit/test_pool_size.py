@@ -1,0 +1,211 @@
+"""A pool is as large as the memory gives and the load can use, or it is said what is missing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import save_model
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.planner import PlanError
+from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.memory import DeviceMemory
+from radixkv.worker.model import ModelRunner
+from radixkv.worker.pool_size import CPU_MOST_BYTES, PoolWish, plan_pool
+from radixkv.worker.request import GenerateParams
+from radixkv.worker.run import Worker, WorkerConfig
+from radixkv.worker.sampling import SamplingParams
+
+MIB = 2**20
+MODEL_LEN = 256  # of the tiny models
+BLOCK_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.set_num_threads(1)
+    return save_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def long_runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    """Its sequences are so long that memory, not their number, bounds the pool."""
+    folder = tmp_path_factory.mktemp("long")
+    save_model("llama", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**24}))
+    return ModelRunner(str(folder), num_blocks=None, dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def runner(folder: str) -> ModelRunner:
+    return ModelRunner(folder, num_blocks=None, dtype="float32", device="cpu")
+
+
+def having(total_bytes: int, free_bytes: int) -> Callable[[torch.device], DeviceMemory]:
+    return lambda _: DeviceMemory(total_bytes, free_bytes)
+
+
+def limits(**changes: Any) -> SchedulerLimits:
+    return SchedulerLimits(**{"max_running": 4, "max_batch_tokens": 64, "chunk_tokens": 32, **changes})
+
+
+def test_a_cpu_pool_that_nobody_sized_takes_a_quarter_of_what_is_available(long_runner: ModelRunner) -> None:
+    plan = plan_pool(long_runner, PoolWish(), limits(), having(8000 * MIB, 7600 * MIB))
+    assert plan.num_blocks * plan.block_bytes <= 1900 * MIB < (plan.num_blocks + 1) * plan.block_bytes
+    assert "a quarter" in str(plan)
+
+
+def test_a_cpu_pool_takes_no_more_than_2_gib_unless_told(long_runner: ModelRunner) -> None:
+    memory = having(2**40, 2**39)
+    plan = plan_pool(long_runner, PoolWish(), limits(), memory)
+    assert plan.num_blocks == CPU_MOST_BYTES // plan.block_bytes
+    told = plan_pool(long_runner, PoolWish(kv_bytes=4 << 30), limits(), memory)
+    assert told.num_blocks == (4 << 30) // plan.block_bytes
+
+
+def test_memory_that_is_short_is_shared_out_as_the_utilisation_says(long_runner: ModelRunner) -> None:
+    total, free = 10_000 * MIB, 8500 * MIB  # 6000 MiB are to stay free
+    plan = plan_pool(long_runner, PoolWish(utilisation=0.4), limits(), having(total, free))
+    assert plan.activation_bytes is not None
+    assert plan.workspace_bytes is not None
+    left = free - 6000 * MIB - plan.activation_bytes - plan.workspace_bytes
+    assert plan.num_blocks * plan.block_bytes <= left < (plan.num_blocks + 1) * plan.block_bytes
+
+
+def test_a_pool_is_no_larger_than_its_sequences_can_use(runner: ModelRunner) -> None:
+    plan = plan_pool(runner, PoolWish(), limits(max_running=3), having(2**40, 2**39))
+    assert plan.num_blocks == 3 * MODEL_LEN // BLOCK_SIZE
+    assert plan.num_full_sequences == 3
+    assert "3 sequences of 256 tokens" in str(plan)
+
+
+def test_a_larger_batch_takes_more_activations(runner: ModelRunner) -> None:
+    large, small = (
+        plan_pool(runner, PoolWish(), limits(max_batch_tokens=n, max_running=1), having(2**40, 2**39)).activation_bytes
+        for n in (65_536, 64)
+    )
+    assert large is not None
+    assert small is not None
+    # 65,536 positions: residual of 32, gate, up and product of 48 elements, in fp32
+    assert large > small
+    assert large > 65_536 * (32 + 2 * 48) * 4
+
+
+def test_measuring_leaves_no_pool_behind_and_runs_what_follows(runner: ModelRunner) -> None:
+    plan = plan_pool(runner, PoolWish(), limits(), having(2**40, 2**39))
+    assert not hasattr(runner, "pool")
+    runner.allocate_pool(plan.num_blocks, plan.block_size)
+    assert runner.pool.size_bytes == plan.num_blocks * plan.block_bytes
+
+
+@pytest.mark.parametrize(
+    ("wish", "memory", "message"),
+    [
+        (PoolWish(), having(2**30, 2**20), r"0 B are left for KV and one block takes"),
+        (
+            PoolWish(kv_bytes=500 * MIB),
+            having(400 * MIB, 300 * MIB),
+            r"--kv-memory 500 MiB is more than the .* free on cpu",
+        ),
+        (PoolWish(kv_bytes=100), having(2**40, 2**39), r"100 B are left for KV and one block takes"),
+        (
+            PoolWish(num_blocks=15, needs_full_length=True),
+            having(2**40, 2**39),
+            r"--max-model-len 256 needs 16 blocks of 16 tokens and 15 fit: lower it to 240 or raise --kv-memory",
+        ),
+        (PoolWish(num_blocks=15, kv_bytes=100), having(2**40, 2**39), "both set the pool's size"),
+        (PoolWish(swap_bytes=1 << 20), having(2**40, 2**39), "with --preemption swap only"),
+    ],
+)
+def test_what_does_not_fit_or_go_together_says_what_would(
+    runner: ModelRunner, wish: PoolWish, memory: Callable[[torch.device], DeviceMemory], message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan_pool(runner, wish, limits(), memory)
+
+
+@pytest.mark.parametrize(
+    ("wish", "argument"),
+    [
+        (PoolWish(utilisation=0.0), "utilisation"),
+        (PoolWish(utilisation=1.01), "utilisation"),
+        (PoolWish(num_blocks=0), "num_blocks"),
+        (PoolWish(block_size=0), "block_size"),
+        (PoolWish(kv_bytes=0), "kv_memory"),
+        (PoolWish(swap_bytes=-1), "swap_space"),
+    ],
+)
+def test_a_wish_outside_its_bound_is_named_before_a_model_is_loaded(wish: PoolWish, argument: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=argument):
+        wish.check(SchedulerLimits())
+
+
+def test_swap_space_is_whole_blocks_and_no_more_than_can_be_swapped(runner: ModelRunner) -> None:
+    swap = limits(preemption="swap")
+    block_bytes = runner.token_bytes * BLOCK_SIZE
+    exact = plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=5 * block_bytes + 1), swap)
+    assert exact.num_host_blocks == 5
+    assert "swap" in str(exact)
+    assert plan_pool(runner, PoolWish(num_blocks=8), swap).num_host_blocks == 4 * MODEL_LEN // BLOCK_SIZE
+    assert plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=0), swap).num_host_blocks == 0
+    with pytest.raises(PlanError, match=r"--swap-space 1\.00 PiB is more than"):
+        plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=2**50), swap)
+
+
+# -- a whole worker ---------------------------------------------------------------------------------------------------
+
+
+def config(folder: str, **changes: Any) -> WorkerConfig:
+    return WorkerConfig(
+        **{"model": folder, "listen": None, "dtype": "float32", "device": "cpu", "limits": limits(), **changes}
+    )
+
+
+def cached_tokens(worker: Worker, namespace: str = "default") -> int:
+    """Of a prompt of 40 tokens that was sent before."""
+    for _ in range(2):
+        params = GenerateParams(token_ids=range(1, 41), namespace=namespace, sampling=SamplingParams(max_tokens=1))
+        *_, completed = worker.engine.generate(params)
+    found: int = completed.usage.num_cached_tokens
+    return found
+
+
+def test_a_worker_sizes_its_pool_says_so_in_a_line_and_generates(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "radixkv.worker.run"), Worker(config(folder)) as worker:
+        assert worker.runner.pool.num_blocks == worker.plan.num_blocks == 4 * MODEL_LEN // BLOCK_SIZE
+        assert cached_tokens(worker) == 39
+    (line,) = [record.getMessage() for record in caplog.records if "KV" in record.getMessage()]
+    assert "64 blocks of 16 tokens, 1,024 tokens" in line
+    assert "weights" in line
+    assert "activations" in line
+
+
+def test_a_shorter_longest_sequence_bounds_requests_and_the_pool(folder: str) -> None:
+    with Worker(config(folder, max_model_len=100)) as worker:
+        assert worker.plan.num_blocks == 4 * 7
+        assert worker.engine.model().max_length == 100
+        with pytest.raises(InvalidArgumentError):
+            worker.engine.generate(GenerateParams(token_ids=[5] * 101))
+
+
+@pytest.mark.parametrize("max_model_len", [0, 257])
+def test_a_longest_sequence_beyond_the_model_is_refused(folder: str, max_model_len: int) -> None:
+    with (
+        pytest.raises(InvalidArgumentError, match=r"max_model_len is .* from 1 to 256"),
+        Worker(config(folder, max_model_len=max_model_len)),
+    ):
+        pass
+
+
+def test_prefixes_are_not_shared_where_that_was_forbidden(folder: str) -> None:
+    with Worker(config(folder, share_prefixes=False)) as worker:
+        assert cached_tokens(worker) == 0
+    with Worker(config(folder, unshared_namespaces=frozenset({"alone"}))) as worker:
+        assert cached_tokens(worker, "alone") == 0
+        assert cached_tokens(worker, "together") == 39
