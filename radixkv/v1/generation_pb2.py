@@ -22,59 +22,80 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from radixkv.v1 import prefix_cache_pb2 as radixkv_dot_v1_dot_prefix__cache__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bradixkv/v1/generation.proto\x12\nradixkv.v1\"i\n\x06Prompt\x12\x13\n\ttoken_ids\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x08messages\x18\x03 \x01(\x0b\x32\x18.radixkv.v1.ChatMessagesH\x00\x42\x06\n\x04\x66ormJ\x04\x08\x04\x10\n\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.radixkv.v1.ChatMessage\"2\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\tJ\x04\x08\x03\x10\n\"\xb2\x03\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x03\x88\x01\x01\x12\x0e\n\x01n\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x01(\x0c\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x15\n\x08logprobs\x18\x0b \x01(\x05H\x05\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsJ\x04\x08\x0c\x10\x1eR\x07\x62\x65st_ofR\tnum_beamsR\x0elength_penaltyR\x12repetition_penaltyR\x10presence_penaltyR\x11\x66requency_penaltyR\nlogit_biasR\x07grammarR\nmin_tokens\"\xd4\x01\n\x0fGenerateRequest\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x12.radixkv.v1.Prompt\x12\x0f\n\x07history\x18\x02 \x01(\x0c\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.radixkv.v1.SamplingParams\x12\x16\n\tnamespace\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_namespaceJ\x04\x08\x05\x10\x14R\x08priorityR\x08\x64\x65\x61\x64lineR\tretentionR\x07\x61\x64\x61pterR\nrequest_id\"\xca\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.radixkv.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.radixkv.v1.DeltaH\x00\x12\x35\n\x0f\x62ranch_finished\x18\x03 \x01(\x0b\x32\x1a.radixkv.v1.BranchFinishedH\x00\x12*\n\tcompleted\x18\x04 \x01(\x0b\x32\x15.radixkv.v1.CompletedH\x00\x42\x07\n\x05\x65vent\"\xee\x01\n\x15\x46orkGenerationRequest\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\x05\x12\x15\n\x08position\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\"\n\x06prompt\x18\x04 \x01(\x0b\x32\x12.radixkv.v1.Prompt\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.radixkv.v1.SamplingParamsB\x0b\n\t_positionJ\x04\x08\x06\x10\x14R\x08priorityR\x08\x64\x65\x61\x64lineR\tretentionR\x07\x61\x64\x61pterR\nrequest_id\"\xd0\x01\n\x16\x46orkGenerationResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.radixkv.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.radixkv.v1.DeltaH\x00\x12\x35\n\x0f\x62ranch_finished\x18\x03 \x01(\x0b\x32\x1a.radixkv.v1.BranchFinishedH\x00\x12*\n\tcompleted\x18\x04 \x01(\x0b\x32\x15.radixkv.v1.CompletedH\x00\x42\x07\n\x05\x65vent\"0\n\x07Started\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\x0c\"e\n\x05\x44\x65lta\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.radixkv.v1.TokenLogprobs\"Y\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.radixkv.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"\x80\x01\n\x0e\x42ranchFinished\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\x05\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.radixkv.v1.FinishReason\x12\x13\n\tstop_text\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x42\x06\n\x04stop\"-\n\tCompleted\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.radixkv.v1.Usage\"\x9d\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x03\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x03\x12\x1c\n\x14num_generated_tokens\x18\x03 \x01(\x03\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\x03\x12\x1d\n\x15time_to_first_token_s\x18\x05 \x01(\x01J\x04\x08\x06\x10\r\"\x11\n\x0fGetModelRequest\"\x94\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\x03\x12\x12\n\nvocab_size\x18\x03 \x01(\x03\x12\x12\n\nblock_size\x18\x04 \x01(\x03\x12\x15\n\reos_token_ids\x18\x05 \x01(\x0c\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08J\x04\x08\x07\x10\r\"F\n\x0fTokenizeRequest\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x12.radixkv.v1.Prompt\x12\x0f\n\x07history\x18\x02 \x01(\x0c\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x8b\x03\n\nGeneration\x12G\n\x08Generate\x12\x1b.radixkv.v1.GenerateRequest\x1a\x1c.radixkv.v1.GenerateResponse0\x01\x12Y\n\x0e\x46orkGeneration\x12!.radixkv.v1.ForkGenerationRequest\x1a\".radixkv.v1.ForkGenerationResponse0\x01\x12\x45\n\x08GetModel\x12\x1b.radixkv.v1.GetModelRequest\x1a\x1c.radixkv.v1.GetModelResponse\x12\x45\n\x08Tokenize\x12\x1b.radixkv.v1.TokenizeRequest\x1a\x1c.radixkv.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.radixkv.v1.DetokenizeRequest\x1a\x1e.radixkv.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bradixkv/v1/generation.proto\x12\nradixkv.v1\x1a\x1dradixkv/v1/prefix_cache.proto\"i\n\x06Prompt\x12\x13\n\ttoken_ids\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x08messages\x18\x03 \x01(\x0b\x32\x18.radixkv.v1.ChatMessagesH\x00\x42\x06\n\x04\x66ormJ\x04\x08\x04\x10\n\"n\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.radixkv.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x1f\n\x17template_arguments_json\x18\x03 \x01(\t\"G\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x13\n\x0b\x66ields_json\x18\x03 \x01(\tJ\x04\x08\x04\x10\n\"\xed\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x03\x88\x01\x01\x12\x0e\n\x01n\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x01(\x0c\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x15\n\x08logprobs\x18\x0b \x01(\x05H\x05\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\x0c \x01(\x05H\x06\x88\x01\x01\x12\x16\n\tnum_beams\x18\r \x01(\x05H\x07\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x0e \x01(\x01H\x08\x88\x01\x01\x12\x31\n\x0e\x65\x61rly_stopping\x18\x0f \x01(\x0e\x32\x19.radixkv.v1.EarlyStopping\x12=\n\nlogit_bias\x18\x10 \x03(\x0b\x32).radixkv.v1.SamplingParams.LogitBiasEntry\x12\x18\n\x10\x66orced_token_ids\x18\x11 \x01(\x0c\x12\x12\n\nmin_tokens\x18\x12 \x01(\x05\x12\x18\n\x10presence_penalty\x18\x13 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x14 \x01(\x01\x12$\n\x07grammar\x18\x15 \x01(\x0b\x32\x13.radixkv.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\n\n\x08_best_ofB\x0c\n\n_num_beamsB\x11\n\x0f_length_penaltyJ\x04\x08\x16\x10\x1eR\x12repetition_penalty\"`\n\x07Grammar\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x9b\x02\n\x0fGenerateRequest\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x12.radixkv.v1.Prompt\x12\x0f\n\x07history\x18\x02 \x01(\x0c\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.radixkv.v1.SamplingParams\x12\x16\n\tnamespace\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x05 \x01(\x11\x12\x16\n\ttimeout_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x19\n\x11no_prefix_sharing\x18\x08 \x01(\x08\x42\x0c\n\n_namespaceB\x0c\n\n_timeout_sJ\x04\x08\t\x10\x14R\tretentionR\x07\x61\x64\x61pter\"\xca\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.radixkv.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.radixkv.v1.DeltaH\x00\x12\x35\n\x0f\x62ranch_finished\x18\x03 \x01(\x0b\x32\x1a.radixkv.v1.BranchFinishedH\x00\x12*\n\tcompleted\x18\x04 \x01(\x0b\x32\x15.radixkv.v1.CompletedH\x00\x42\x07\n\x05\x65vent\"\x9a\x02\n\x15\x46orkGenerationRequest\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\x05\x12\x15\n\x08position\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\"\n\x06prompt\x18\x04 \x01(\x0b\x32\x12.radixkv.v1.Prompt\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.radixkv.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x16\n\ttimeout_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\tB\x0b\n\t_positionB\x0c\n\n_timeout_sJ\x04\x08\t\x10\x14R\tretentionR\x07\x61\x64\x61pter\"\xd0\x01\n\x16\x46orkGenerationResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.radixkv.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.radixkv.v1.DeltaH\x00\x12\x35\n\x0f\x62ranch_finished\x18\x03 \x01(\x0b\x32\x1a.radixkv.v1.BranchFinishedH\x00\x12*\n\tcompleted\x18\x04 \x01(\x0b\x32\x15.radixkv.v1.CompletedH\x00\x42\x07\n\x05\x65vent\"0\n\x07Started\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\x0c\"e\n\x05\x44\x65lta\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.radixkv.v1.TokenLogprobs\"Y\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.radixkv.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"\x9e\x01\n\x0e\x42ranchFinished\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\x05\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.radixkv.v1.FinishReason\x12\x13\n\tstop_text\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x12\n\x05score\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04stopB\x08\n\x06_score\"-\n\tCompleted\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.radixkv.v1.Usage\"\x9d\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x03\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x03\x12\x1c\n\x14num_generated_tokens\x18\x03 \x01(\x03\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\x03\x12\x1d\n\x15time_to_first_token_s\x18\x05 \x01(\x01J\x04\x08\x06\x10\r\"\x11\n\x0fGetModelRequest\"\x94\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmax_length\x18\x02 \x01(\x03\x12\x12\n\nvocab_size\x18\x03 \x01(\x03\x12\x12\n\nblock_size\x18\x04 \x01(\x03\x12\x15\n\reos_token_ids\x18\x05 \x01(\x0c\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08J\x04\x08\x07\x10\r\"F\n\x0fTokenizeRequest\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x12.radixkv.v1.Prompt\x12\x0f\n\x07history\x18\x02 \x01(\x0c\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\'\n\x12SpellTokensRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"(\n\x13SpellTokensResponse\x12\x11\n\tspellings\x18\x01 \x03(\x0c\"\x11\n\x0fGetStatsRequest\"a\n\x10GetStatsResponse\x12\'\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x17.radixkv.v1.EngineStats\x12$\n\x05\x63\x61\x63he\x18\x02 \x01(\x0b\x32\x15.radixkv.v1.PoolStats\"\xec\x04\n\x0b\x45ngineStats\x12\x17\n\x0fnum_generations\x18\x01 \x01(\x03\x12\x1c\n\x14num_running_branches\x18\x02 \x01(\x03\x12\x1b\n\x13num_queued_branches\x18\x03 \x01(\x03\x12\x1c\n\x14num_pending_branches\x18\x04 \x01(\x03\x12\x1b\n\x13num_parked_branches\x18\x05 \x01(\x03\x12\x16\n\x0enum_remembered\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x12\x18\n\x10num_saved_blocks\x18\x08 \x01(\x03\x12\x19\n\x11num_loaded_blocks\x18\t \x01(\x03\x12\x14\n\x0cnum_forwards\x18\n \x01(\x03\x12\x19\n\x11num_prompt_tokens\x18\x0b \x01(\x03\x12\x19\n\x11num_cached_tokens\x18\x0c \x01(\x03\x12\x1b\n\x13num_computed_tokens\x18\r \x01(\x03\x12\x1c\n\x14num_generated_tokens\x18\x0e \x01(\x03\x12\x14\n\x0cnum_finished\x18\x0f \x01(\x03\x12\x15\n\rnum_cancelled\x18\x10 \x01(\x03\x12\x12\n\nnum_failed\x18\x11 \x01(\x03\x12\x13\n\x0bnum_expired\x18\x12 \x01(\x03\x12\x34\n\x13time_to_first_token\x18\x13 \x01(\x0b\x32\x17.radixkv.v1.Percentiles\x12,\n\x0binter_token\x18\x14 \x01(\x0b\x32\x17.radixkv.v1.Percentiles\x12\'\n\x06waited\x18\x15 \x01(\x0b\x32\x17.radixkv.v1.Percentiles\":\n\x0bPercentiles\x12\r\n\x05p50_s\x18\x01 \x01(\x01\x12\r\n\x05p90_s\x18\x02 \x01(\x01\x12\r\n\x05p99_s\x18\x03 \x01(\x01*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x82\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x19\n\x15\x45\x41RLY_STOPPING_ALWAYS\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03\x32\xa2\x04\n\nGeneration\x12G\n\x08Generate\x12\x1b.radixkv.v1.GenerateRequest\x1a\x1c.radixkv.v1.GenerateResponse0\x01\x12Y\n\x0e\x46orkGeneration\x12!.radixkv.v1.ForkGenerationRequest\x1a\".radixkv.v1.ForkGenerationResponse0\x01\x12\x45\n\x08GetModel\x12\x1b.radixkv.v1.GetModelRequest\x1a\x1c.radixkv.v1.GetModelResponse\x12\x45\n\x08Tokenize\x12\x1b.radixkv.v1.TokenizeRequest\x1a\x1c.radixkv.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.radixkv.v1.DetokenizeRequest\x1a\x1e.radixkv.v1.DetokenizeResponse\x12N\n\x0bSpellTokens\x12\x1e.radixkv.v1.SpellTokensRequest\x1a\x1f.radixkv.v1.SpellTokensResponse\x12\x45\n\x08GetStats\x12\x1b.radixkv.v1.GetStatsRequest\x1a\x1c.radixkv.v1.GetStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radixkv.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2560
-  _globals['_FINISHREASON']._serialized_end=2655
-  _globals['_PROMPT']._serialized_start=43
-  _globals['_PROMPT']._serialized_end=148
-  _globals['_CHATMESSAGES']._serialized_start=150
-  _globals['_CHATMESSAGES']._serialized_end=207
-  _globals['_CHATMESSAGE']._serialized_start=209
-  _globals['_CHATMESSAGE']._serialized_end=259
-  _globals['_SAMPLINGPARAMS']._serialized_start=262
-  _globals['_SAMPLINGPARAMS']._serialized_end=696
-  _globals['_GENERATEREQUEST']._serialized_start=699
-  _globals['_GENERATEREQUEST']._serialized_end=911
-  _globals['_GENERATERESPONSE']._serialized_start=914
-  _globals['_GENERATERESPONSE']._serialized_end=1116
-  _globals['_FORKGENERATIONREQUEST']._serialized_start=1119
-  _globals['_FORKGENERATIONREQUEST']._serialized_end=1357
-  _globals['_FORKGENERATIONRESPONSE']._serialized_start=1360
-  _globals['_FORKGENERATIONRESPONSE']._serialized_end=1568
-  _globals['_STARTED']._serialized_start=1570
-  _globals['_STARTED']._serialized_end=1618
-  _globals['_DELTA']._serialized_start=1620
-  _globals['_DELTA']._serialized_end=1721
-  _globals['_TOKENLOGPROBS']._serialized_start=1723
-  _globals['_TOKENLOGPROBS']._serialized_end=1812
-  _globals['_TOKENLOGPROB']._serialized_start=1814
-  _globals['_TOKENLOGPROB']._serialized_end=1863
-  _globals['_BRANCHFINISHED']._serialized_start=1866
-  _globals['_BRANCHFINISHED']._serialized_end=1994
-  _globals['_COMPLETED']._serialized_start=1996
-  _globals['_COMPLETED']._serialized_end=2041
-  _globals['_USAGE']._serialized_start=2044
-  _globals['_USAGE']._serialized_end=2201
-  _globals['_GETMODELREQUEST']._serialized_start=2203
-  _globals['_GETMODELREQUEST']._serialized_end=2220
-  _globals['_GETMODELRESPONSE']._serialized_start=2223
-  _globals['_GETMODELRESPONSE']._serialized_end=2371
-  _globals['_TOKENIZEREQUEST']._serialized_start=2373
-  _globals['_TOKENIZEREQUEST']._serialized_end=2443
-  _globals['_TOKENIZERESPONSE']._serialized_start=2445
-  _globals['_TOKENIZERESPONSE']._serialized_end=2482
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2484
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2522
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2524
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2558
-  _globals['_GENERATION']._serialized_start=2658
-  _globals['_GENERATION']._serialized_end=3053
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=4107
+  _globals['_FINISHREASON']._serialized_end=4202
+  _globals['_EARLYSTOPPING']._serialized_start=4205
+  _globals['_EARLYSTOPPING']._serialized_end=4335
+  _globals['_PROMPT']._serialized_start=74
+  _globals['_PROMPT']._serialized_end=179
+  _globals['_CHATMESSAGES']._serialized_start=181
+  _globals['_CHATMESSAGES']._serialized_end=291
+  _globals['_CHATMESSAGE']._serialized_start=293
+  _globals['_CHATMESSAGE']._serialized_end=364
+  _globals['_SAMPLINGPARAMS']._serialized_start=367
+  _globals['_SAMPLINGPARAMS']._serialized_end=1116
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=928
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=976
+  _globals['_GRAMMAR']._serialized_start=1118
+  _globals['_GRAMMAR']._serialized_end=1214
+  _globals['_GENERATEREQUEST']._serialized_start=1217
+  _globals['_GENERATEREQUEST']._serialized_end=1500
+  _globals['_GENERATERESPONSE']._serialized_start=1503
+  _globals['_GENERATERESPONSE']._serialized_end=1705
+  _globals['_FORKGENERATIONREQUEST']._serialized_start=1708
+  _globals['_FORKGENERATIONREQUEST']._serialized_end=1990
+  _globals['_FORKGENERATIONRESPONSE']._serialized_start=1993
+  _globals['_FORKGENERATIONRESPONSE']._serialized_end=2201
+  _globals['_STARTED']._serialized_start=2203
+  _globals['_STARTED']._serialized_end=2251
+  _globals['_DELTA']._serialized_start=2253
+  _globals['_DELTA']._serialized_end=2354
+  _globals['_TOKENLOGPROBS']._serialized_start=2356
+  _globals['_TOKENLOGPROBS']._serialized_end=2445
+  _globals['_TOKENLOGPROB']._serialized_start=2447
+  _globals['_TOKENLOGPROB']._serialized_end=2496
+  _globals['_BRANCHFINISHED']._serialized_start=2499
+  _globals['_BRANCHFINISHED']._serialized_end=2657
+  _globals['_COMPLETED']._serialized_start=2659
+  _globals['_COMPLETED']._serialized_end=2704
+  _globals['_USAGE']._serialized_start=2707
+  _globals['_USAGE']._serialized_end=2864
+  _globals['_GETMODELREQUEST']._serialized_start=2866
+  _globals['_GETMODELREQUEST']._serialized_end=2883
+  _globals['_GETMODELRESPONSE']._serialized_start=2886
+  _globals['_GETMODELRESPONSE']._serialized_end=3034
+  _globals['_TOKENIZEREQUEST']._serialized_start=3036
+  _globals['_TOKENIZEREQUEST']._serialized_end=3106
+  _globals['_TOKENIZERESPONSE']._serialized_start=3108
+  _globals['_TOKENIZERESPONSE']._serialized_end=3145
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3147
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3185
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3187
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3221
+  _globals['_SPELLTOKENSREQUEST']._serialized_start=3223
+  _globals['_SPELLTOKENSREQUEST']._serialized_end=3262
+  _globals['_SPELLTOKENSRESPONSE']._serialized_start=3264
+  _globals['_SPELLTOKENSRESPONSE']._serialized_end=3304
+  _globals['_GETSTATSREQUEST']._serialized_start=3306
+  _globals['_GETSTATSREQUEST']._serialized_end=3323
+  _globals['_GETSTATSRESPONSE']._serialized_start=3325
+  _globals['_GETSTATSRESPONSE']._serialized_end=3422
+  _globals['_ENGINESTATS']._serialized_start=3425
+  _globals['_ENGINESTATS']._serialized_end=4045
+  _globals['_PERCENTILES']._serialized_start=4047
+  _globals['_PERCENTILES']._serialized_end=4105
+  _globals['_GENERATION']._serialized_start=4338
+  _globals['_GENERATION']._serialized_end=4884
 # @@protoc_insertion_point(module_scope)

@@ -60,6 +60,16 @@ class GenerationStub:
                 request_serializer=radixkv_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.SpellTokens = channel.unary_unary(
+                '/radixkv.v1.Generation/SpellTokens',
+                request_serializer=radixkv_dot_v1_dot_generation__pb2.SpellTokensRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_generation__pb2.SpellTokensResponse.FromString,
+                _registered_method=True)
+        self.GetStats = channel.unary_unary(
+                '/radixkv.v1.Generation/GetStats',
+                request_serializer=radixkv_dot_v1_dot_generation__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_generation__pb2.GetStatsResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -70,7 +80,8 @@ class GenerationServicer:
         """Continues a prompt, in one or more branches, and streams what comes. Ending the call early cancels the generation, whose
         blocks are then free within a step. Errors: INVALID_ARGUMENT for a prompt or a parameter outside its bound, also for a request
         that could not fit the model or the pool even alone; RESOURCE_EXHAUSTED when too many generations wait or stream;
-        UNAVAILABLE when the worker is stopping or has lost its cache service.
+        UNAVAILABLE when the worker is stopping or has lost its cache service;
+        DEADLINE_EXCEEDED when the time given is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,6 +116,20 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SpellTokens(self, request, context):
+        """Tells the bytes that each of some tokens stands for by itself, a pure read. Errors: INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStats(self, request, context):
+        """Tells what the worker and its cache are doing and have done, a pure read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +157,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=radixkv_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'SpellTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.SpellTokens,
+                    request_deserializer=radixkv_dot_v1_dot_generation__pb2.SpellTokensRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_generation__pb2.SpellTokensResponse.SerializeToString,
+            ),
+            'GetStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStats,
+                    request_deserializer=radixkv_dot_v1_dot_generation__pb2.GetStatsRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_generation__pb2.GetStatsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -270,6 +305,60 @@ class Generation:
             '/radixkv.v1.Generation/Detokenize',
             radixkv_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
             radixkv_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SpellTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Generation/SpellTokens',
+            radixkv_dot_v1_dot_generation__pb2.SpellTokensRequest.SerializeToString,
+            radixkv_dot_v1_dot_generation__pb2.SpellTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Generation/GetStats',
+            radixkv_dot_v1_dot_generation__pb2.GetStatsRequest.SerializeToString,
+            radixkv_dot_v1_dot_generation__pb2.GetStatsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections import OrderedDict
-from queue import SimpleQueue
-from typing import NamedTuple
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from radixkv.core.tokens import pack_tokens
+from radixkv.worker.adjustment import Adjustment
+from radixkv.worker.beam_branches import BeamBranches
+from radixkv.worker.beams import Beam, BeamSearch
 from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.request import Completed, StreamItem, Usage
+from radixkv.worker.reply import Reply, ReplyRules
+from radixkv.worker.request import BranchFinished, Completed, Delta, StreamItem, Usage
 from radixkv.worker.sampler import SamplerRow
-from radixkv.worker.sampling import SampledToken, SamplingParams, fresh_seed
-from radixkv.worker.stopping import StopRules, Taken
+from radixkv.worker.sampling import SampledToken, fresh_seed
+from radixkv.worker.stopping import Taken
 
-__all__ = ["FinishedGenerations", "Generation", "History"]
+__all__ = ["FinishedGenerations", "Generation", "History", "Terms"]
+
+
+class SupportsPut(Protocol):
+    """Where the events of a generation go."""
+
+    def put(self, item: StreamItem, /) -> None: ...
+
+
+class Terms(NamedTuple):
+    """How a request is to be served.
+
+    priority: the higher, the earlier. due_s: from then on nobody overtakes it. deadline_s: it ends then. Both times are of the
+    engine's clock. shares_prefix: whether it uses what is cached and leaves anything there.
+    """
+
+    priority: int = 0
+    due_s: float = math.inf
+    deadline_s: float = math.inf
+    shares_prefix: bool = True
 
 
 class Generation:
     """A request's state. Owned by the engine's thread.
 
-    It begins with branch 0 alone. The others are made once the prompt is computed, and opened by a fork.
+    It begins with branch 0 alone. The others are made once the trunk, prompt and forced tokens, is computed, and opened by a
+    fork. With `best_of` and beams nothing is told before all have ended; then the best are told as branches 0, 1, ...
     """
 
     __slots__ = (
+        "_beams",
+        "_chosen",
+        "_drew_s",
+        "_told_of_trunk",
+        "_withheld",
         "arrival",
         "branches",
         "generation_id",
@@ -32,10 +63,12 @@ class Generation:
         "num_cached_tokens",
         "num_computed_tokens",
         "prompt",
+        "replies",
+        "rules",
         "sampling",
         "seed",
-        "stop_rules",
         "submitted_s",
+        "terms",
         "time_to_first_token_s",
     )
 
@@ -46,59 +79,208 @@ class Generation:
         prompt: array[int],
         arrival: int,
         namespace: str,
-        sampling: SamplingParams,
-        items: SimpleQueue[StreamItem],
+        rules: ReplyRules,
+        items: SupportsPut,
         submitted_s: float,
+        terms: Terms = Terms(),  # noqa: B008  # immutable
     ) -> None:
         self.generation_id = generation_id
         self.arrival = arrival
         self.namespace = namespace
-        self.sampling = sampling
-        self.seed = fresh_seed() if sampling.seed is None else sampling.seed
+        self.rules = rules
+        self.sampling = rules.sampling
+        self.seed = fresh_seed() if self.sampling.seed is None else self.sampling.seed
         self.items = items
         self.submitted_s = submitted_s
+        self.terms = terms
         self.prompt = prompt
         self.branches: list[Branch] = []
-        self.stop_rules: list[StopRules] = []
+        self.replies: list[Reply] = []
         self.num_cached_tokens: int | None = None
         self.num_computed_tokens = 0
         self.time_to_first_token_s: float | None = None
+        self._drew_s: dict[int, float] = {}
+        self._beams: BeamBranches | None = None
+        self._withheld: dict[int, list[Delta | BranchFinished]] = {}
+        self._told_of_trunk: list[SampledToken] = []
+        self._chosen: tuple[array[int], ...] | None = None
 
-    def admitted(self, num_cached_tokens: int) -> None:
-        """One of its branches holds a sequence; the first time tells how much of the prompt was found."""
-        if self.num_cached_tokens is None:
-            self.num_cached_tokens = num_cached_tokens
+    # -- branches
 
-    def add_branch(self, max_length: int, rules: StopRules) -> Branch:
-        """A further branch, whose history is the prompt."""
+    @property
+    def trunk_length(self) -> int:
+        """Tokens that all of its branches begin with: the prompt and the forced ones."""
+        return len(self.prompt) + len(self.sampling.forced_token_ids)
+
+    @property
+    def num_branches(self) -> int:
+        """Branches that the trunk is forked into at its end, itself among them; beams are forked as they go."""
+        return self.sampling.best_of or self.sampling.n
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether it follows beams and draws nothing."""
+        return self.sampling.num_beams > 1
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether its branches are told at the end, the best of them."""
+        return self.is_searching or self.sampling.best_of is not None
+
+    def add_branch(self, max_length: int) -> Branch:
+        """A further branch, whose history is the trunk.
+
+        Where log probabilities are asked for, branch 0 has the prompt alone, and takes the forced tokens one at a time: each of
+        them needs the logits before it. Otherwise they are run with the prompt.
+        """
         branch = Branch(self, len(self.branches), self.prompt[:], max_length)
+        if self.branches or self.sampling.logprobs is None:
+            branch.tokens.extend(self.sampling.forced_token_ids)
         self.branches.append(branch)
-        self.stop_rules.append(rules)
+        self.replies.append(self.rules.new_reply())
         return branch
+
+    def put_branch(self, index: int | None, parent: Branch) -> Branch:
+        """A branch with its parent's history, in the place of an ended one or, without an index, in a new place."""
+        branch = Branch(self, len(self.branches) if index is None else index, parent.tokens[:], parent.max_length)
+        branch.is_reserving = False  # most beams live for a few tokens
+        if index is None:
+            self.branches.append(branch)
+        else:
+            self.branches[index] = branch
+        return branch
+
+    def find_branch(self, index: int) -> Branch:
+        """The branch whose history begins as that of the answered branch `index`."""
+        return self.branches[0 if self.is_ranked else index]
+
+    def histories(self) -> tuple[History, ...]:
+        """The tokens of every answered branch so far. Those that are ranked have none but the prompt before the end."""
+        if self._chosen is not None:
+            tokens: Sequence[array[int]] = self._chosen
+        elif self.is_ranked:
+            tokens = [self.prompt] * self.sampling.n
+        else:
+            tokens = [branch.tokens for branch in self.branches]
+        return tuple(History(pack_tokens(one), self.namespace, self.terms.shares_prefix) for one in tokens)
+
+    # -- drawing
 
     def sampler_row(self, branch: Branch) -> SamplerRow:
         """Whose draw the next token of this branch is."""
-        return SamplerRow(self.sampling, self.seed, branch.index, len(branch.tokens))
+        length = len(branch.tokens)
+        if length < self.trunk_length:
+            forced_id = self.sampling.forced_token_ids[length - len(self.prompt)]
+            return SamplerRow(self.sampling, self.seed, branch.index, length, forced_id=forced_id)
+        adjustment = self.replies[branch.index].adjustment()
+        is_scored = self.sampling.best_of is not None
+        return SamplerRow(self.sampling, self.seed, branch.index, length, adjustment, None, is_scored)
 
-    def take(self, branch: Branch, sampled: SampledToken, now_s: float) -> Taken:
-        """Append a sampled token to a branch's history and judge whether it ends."""
+    def take(self, branch: Branch, sampled: SampledToken) -> Taken:
+        """Append a token to a branch's history, tell of it, and judge whether the branch ends."""
+        is_forced = len(branch.tokens) < self.trunk_length
+        is_first = len(branch.tokens) == self.trunk_length
+        branch.tokens.append(sampled.token_id)
+        if is_forced:  # told with the first token drawn, to every branch
+            self._told_of_trunk.append(sampled)
+            return Taken("")
+        reply = self.replies[branch.index]
+        taken = reply.take(sampled, len(branch.tokens) >= branch.max_length)
+        self._tell(self._delta(branch.index, sampled, reply, taken.text, is_first=is_first))
+        return taken
+
+    def _delta(self, index: int, sampled: SampledToken, reply: Reply, text: str, *, is_first: bool) -> Delta:
+        """A drawn token; the first one brings the forced ones before it."""
+        lead = self.sampling.forced_token_ids if is_first else ()
+        told = (*(self._told_of_trunk if is_first else ()), sampled)
+        has_logprobs = self.sampling.logprobs is not None
+        text = reply.text + text if is_first else text
+        return Delta(index, (*lead, sampled.token_id), text, told if has_logprobs else ())
+
+    def drew_at(self, index: int, now_s: float) -> float | None:
+        """A branch has a further token now. Returns the seconds since its last one, None for its first."""
         if self.time_to_first_token_s is None:
             self.time_to_first_token_s = now_s - self.submitted_s
-        branch.tokens.append(sampled.token_id)
-        is_full = len(branch.tokens) >= branch.max_length
-        return self.stop_rules[branch.index].take(sampled.token_id, is_full)
+        before_s = self._drew_s.get(index)
+        self._drew_s[index] = now_s
+        return None if before_s is None else now_s - before_s
+
+    def end_branch(self, branch: Branch, taken: Taken) -> None:
+        """Tell that a branch has ended."""
+        assert taken.reason is not None
+        score = self.replies[branch.index].score if self.is_ranked else None
+        self._tell(BranchFinished(branch.index, taken.reason, taken.stop, score))
+
+    def _tell(self, event: Delta | BranchFinished) -> None:
+        if self.is_ranked:
+            self._withheld.setdefault(event.branch, []).append(event)
+        else:
+            self.items.put(event)
+
+    # -- beams
+
+    def beam_branches(self, max_length: int) -> BeamBranches:
+        """The search, which begins at the end of the trunk."""
+        if self._beams is None:
+            search = BeamSearch(self.sampling, self.rules.new_reply().stops, max_length - self.trunk_length)
+            self._beams = BeamBranches(self, search)
+        return self._beams
+
+    def beam_adjustment(self, beam: Beam) -> Adjustment | None:
+        """What is done to the logits behind a beam."""
+        forced = self.sampling.forced_token_ids
+        counts: Counter[int] = Counter()
+        if self.rules.counts_tokens:
+            counts.update(forced)
+            counts.update(sampled.token_id for sampled in beam.sampled)
+        return self.rules.adjustment(counts, len(forced) + len(beam.sampled))
+
+    # -- the end
 
     @property
     def is_complete(self) -> bool:
         """Whether every branch that it is to have has ended."""
-        return len(self.branches) == self.sampling.n and all(b.phase is Phase.FINISHED for b in self.branches)
+        return len(self.branches) == self.num_branches and all(b.phase is Phase.FINISHED for b in self.branches)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens of all replies, forced ones and those of branches and beams that were not answered among them."""
+        if self._beams is not None:
+            return len(self.sampling.forced_token_ids) + self._beams.search.num_taken
+        return sum(len(branch.tokens) - len(self.prompt) for branch in self.branches)
+
+    def choose(self) -> None:
+        """All have ended: tell the best of those that are ranked, as branches 0, 1, ... Nothing where none are."""
+        if self._beams is not None:
+            self._choose_hypotheses(self._beams.search)
+        elif self.is_ranked:
+            best = sorted(self.branches, key=lambda branch: -self.replies[branch.index].score)[: self.sampling.n]
+            for index, branch in enumerate(best):
+                for event in self._withheld[branch.index]:
+                    self.items.put(replace(event, branch=index))
+            self._chosen = tuple(branch.tokens for branch in best)
+        self._withheld.clear()
+
+    def _choose_hypotheses(self, search: BeamSearch) -> None:
+        chosen: list[array[int]] = []
+        for index, hypothesis in enumerate(search.finished[: self.sampling.n]):
+            tokens = self.prompt[:]
+            tokens.extend(self.sampling.forced_token_ids)
+            reply = self.rules.new_reply()
+            for number, sampled in enumerate(hypothesis.sampled, 1):
+                tokens.append(sampled.token_id)
+                taken = reply.take(sampled, number == len(hypothesis.sampled))
+                self.items.put(self._delta(index, sampled, reply, taken.text, is_first=number == 1))
+            self.items.put(BranchFinished(index, hypothesis.reason, hypothesis.stop, hypothesis.score))
+            chosen.append(tokens)
+        self._chosen = tuple(chosen)
 
     def complete(self) -> None:
         """Send the last event and the end of the stream."""
         usage = Usage(
             num_prompt_tokens=len(self.prompt),
             num_cached_tokens=self.num_cached_tokens or 0,
-            num_generated_tokens=sum(len(branch.tokens) - len(self.prompt) for branch in self.branches),
+            num_generated_tokens=self.num_generated_tokens,
             num_computed_tokens=self.num_computed_tokens,
             time_to_first_token_s=self.time_to_first_token_s or 0.0,
         )
@@ -107,10 +289,11 @@ class Generation:
 
 
 class History(NamedTuple):
-    """Token ids of one branch, packed, and the namespace they belong to."""
+    """Token ids of one branch, packed, the namespace they belong to, and whether they share a prefix with others."""
 
     tokens: bytes
     namespace: str
+    shares_prefix: bool
 
 
 class FinishedGenerations:
@@ -125,9 +308,7 @@ class FinishedGenerations:
 
     def remember(self, generation: Generation) -> None:
         """Keep all branches of a generation that has ended."""
-        self._histories[generation.generation_id] = tuple(
-            History(pack_tokens(branch.tokens), generation.namespace) for branch in generation.branches
-        )
+        self._histories[generation.generation_id] = generation.histories()
         while len(self._histories) > self._capacity:
             self._histories.popitem(last=False)
 

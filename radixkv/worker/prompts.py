@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.worker.errors import ModelError
+from radixkv.worker.grammar import GrammarCompiler
+from radixkv.worker.reply import ReplyRules
 from radixkv.worker.request import Prompt
 from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stopping import StopRules
 from radixkv.worker.text import ChatText
 
 __all__ = ["PromptReader"]
@@ -37,6 +39,7 @@ class PromptReader:
         block_size: int,
     ) -> None:
         self._text = text
+        self._grammars = GrammarCompiler(text.tokenizer, vocab_size, eos_token_ids) if text else None
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._max_length = max_length
@@ -76,13 +79,13 @@ class PromptReader:
         with self._encoding:
             if prompt.text is not None:
                 return pack_tokens(self._text.encode(prompt.text, special=not kept))
-            messages = list(prompt.messages or ())
+            messages, tools, arguments = list(prompt.messages or ()), prompt.tools, prompt.template_arguments
             if not messages:
                 raise InvalidArgumentError("messages", messages, "at least 1 message")
             try:
                 if kept:
-                    return pack_tokens(self._text.continuation_ids(unpack_tokens(kept), messages))
-                return pack_tokens(self._text.prompt_ids(messages))
+                    return pack_tokens(self._text.continuation_ids(unpack_tokens(kept), messages, tools, arguments))
+                return pack_tokens(self._text.prompt_ids(messages, tools, arguments))
             except ModelError as error:
                 raise InvalidArgumentError(
                     "messages", f"{len(messages)} messages", f"readable for the model: {error}"
@@ -94,9 +97,11 @@ class PromptReader:
         Raises:
             InvalidArgumentError: it is too long for the model, or would not fit the pool even alone.
         """
-        if num_prompt_tokens >= self._max_length:
+        num_forced = len(sampling.forced_token_ids)
+        if num_prompt_tokens + num_forced >= self._max_length:
             bound = f"at most {self._max_length - 1} tokens, 1 less than the model's length"
-            raise InvalidArgumentError("prompt", f"{num_prompt_tokens} tokens", bound)
+            length = f"{num_prompt_tokens + num_forced} tokens{', forced ones included' if num_forced else ''}"
+            raise InvalidArgumentError("prompt", length, bound)
         max_length = min(num_prompt_tokens + sampling.max_tokens, self._max_length)
         capacity = self._num_blocks * self._block_size
         if max_length - 1 > capacity:  # the last token of a history is never run
@@ -107,18 +112,44 @@ class PromptReader:
             )
         return max_length
 
-    def stop_rules(self, sampling: SamplingParams) -> StopRules:
-        """Rules for one branch."""
+    def reply_rules(self, sampling: SamplingParams) -> ReplyRules:
+        """What the replies to a request are held to. A grammar not met before is compiled here.
+
+        Raises:
+            InvalidArgumentError: as `ReplyRules`; the grammar is none, or cannot be used here.
+        """
+        if sampling.stop and self._text is None:
+            raise InvalidArgumentError("stop", sampling.stop, "left out: this worker has no tokenizer")
         stop_token_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
-        return StopRules(stop_token_ids, sampling.stop, self._text.stream_decoder() if self._text else None)
+        matcher = None
+        if sampling.grammar is not None:
+            if self._grammars is None:
+                raise InvalidArgumentError("grammar", sampling.grammar.kind, "left out: this worker has no tokenizer")
+            matcher = self._grammars.matcher(sampling.grammar)
+        return ReplyRules(
+            sampling,
+            vocab_size=self._vocab_size,
+            stop_token_ids=stop_token_ids,
+            make_decoder=self._text.stream_decoder if self._text else lambda: None,
+            matcher=matcher,
+        )
 
     def decode(self, token_ids: TokensLike) -> str:
         """Text of token ids, special tokens left out."""
+        text, ids = self._readable(token_ids)
+        return text.decode(ids)
+
+    def spell(self, token_ids: TokensLike) -> list[bytes]:
+        """The bytes that each token stands for by itself; special tokens by name."""
+        text, ids = self._readable(token_ids)
+        return text.spell(ids)
+
+    def _readable(self, token_ids: TokensLike) -> tuple[ChatText, Sequence[int]]:
         if self._text is None:
             raise InvalidArgumentError("token_ids", "token ids", "left as they are: this worker has no tokenizer")
         ids = unpack_tokens(pack_tokens(token_ids))
         if ids and max(ids) >= self._vocab_size:
             raise InvalidArgumentError("token_ids", max(ids), f"below the vocabulary's size, {self._vocab_size}")
-        return self._text.decode(ids)
+        return self._text, ids

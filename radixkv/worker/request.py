@@ -11,22 +11,25 @@ A stream that is closed, or dropped, cancels its generation: the blocks are free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
 from radixkv.worker.sampling import SampledToken, SamplingParams
+from radixkv.worker.stats import WorkerStats
 from radixkv.worker.text import Message
 
 __all__ = [
     "BranchFinished",
     "Completed",
     "Delta",
+    "EventQueue",
     "FinishReason",
     "ForkParams",
     "GenerateParams",
@@ -40,6 +43,10 @@ __all__ = [
     "UnknownGenerationError",
     "Usage",
 ]
+
+MAX_PRIORITY = 100
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_TIMEOUT_S = 30 * 24 * 3600.0
 
 
 class UnknownGenerationError(UnknownSequenceError):
@@ -60,11 +67,15 @@ class Prompt:
         text: encoded with the model's tokenizer.
         messages: put through the chat template. Where they follow a kept history, only what the template adds behind it
             is encoded: the history's own tokens stay as they are.
+        tools: with messages, what the model may call, as the chat template takes it (JSON schemas of functions).
+        template_arguments: with messages, further variables for the chat template.
     """
 
     token_ids: TokensLike | None = None
     text: str | None = None
     messages: Sequence[Message] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
@@ -85,11 +96,23 @@ class GenerateParams(Prompt):
         history: token ids of a conversation so far that `messages` (and only they) go on from.
         sampling: how to choose tokens and when to stop.
         namespace: isolation domain of what is cached; nothing matches across two.
+        priority: the higher, the earlier it is served, -100 to 100.
+        timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
+        shares_prefix: False neither uses what is cached nor leaves anything there.
+        request_id: whose request this is, for logs; at most 128 characters.
     """
 
     history: TokensLike = b""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     namespace: str = DEFAULT_NAMESPACE
+    priority: int = 0
+    timeout_s: float | None = None
+    shares_prefix: bool = True
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        Prompt.__post_init__(self)
+        _check_service(self.priority, self.timeout_s, self.request_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +121,11 @@ class ForkParams(Prompt):
 
     Attributes:
         generation_id: as its `Started` event told.
-        branch: which of its branches.
+        branch: which of its branches, as answered. Before its end, a generation with `best_of` or beams has nothing but its
+            prompt to share.
         position: tokens of that branch's history (prompt and generated) to be shared; None: all there are.
         sampling: as for a generation of its own.
+        priority, timeout_s, request_id: as in `GenerateParams`.
 
     The prompt, if any, is appended behind the shared history.
     """
@@ -109,6 +134,23 @@ class ForkParams(Prompt):
     branch: int = 0
     position: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    timeout_s: float | None = None
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        Prompt.__post_init__(self)
+        _check_service(self.priority, self.timeout_s, self.request_id)
+
+
+def _check_service(priority: int, timeout_s: float | None, request_id: str) -> None:
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidArgumentError("priority", priority, f"between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidArgumentError("timeout_s", timeout_s, f"above 0 and at most {MAX_TIMEOUT_S:,.0f}")
+    if len(request_id) > MAX_REQUEST_ID_CHARACTERS:
+        bound = f"of at most {MAX_REQUEST_ID_CHARACTERS} characters"
+        raise InvalidArgumentError("request_id", request_id[:MAX_REQUEST_ID_CHARACTERS], bound)
 
 
 class FinishReason(Enum):
@@ -161,11 +203,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class BranchFinished:
-    """A branch has ended. `stop`: the stop string or stop token id that ended it, if one did; it is not in the text."""
+    """A branch has ended. `stop`: the stop string or stop token id that ended it, if one did; it is not in the text.
+
+    `score`: with `best_of` or beams, what the branches were ranked by (log probability over length).
+    """
 
     branch: int
     reason: FinishReason
     stop: str | int | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +227,26 @@ StreamItem = GenerationEvent | Exception | None
 """What travels to a stream: an event, the error it ends with, or None for its end."""
 
 
+class EventQueue(SimpleQueue[StreamItem]):
+    """What one stream is told, from the thread that generates to its consumer, who waits for it or listens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._notify: Callable[[], None] | None = None
+
+    def put(self, item: StreamItem, block: bool = True, timeout: float | None = None) -> None:
+        """Append an item; never waits."""
+        super().put(item, block, timeout)
+        notify = self._notify
+        if notify is not None:
+            notify()
+
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Have `notify` called after every further item, on the thread that puts it, and once now for those before."""
+        self._notify = notify
+        notify()
+
+
 class GenerationStream(Iterator[GenerationEvent]):
     """Events of one generation, in order. One consumer; `close` may come from any thread.
 
@@ -188,16 +254,20 @@ class GenerationStream(Iterator[GenerationEvent]):
 
     Args:
         generation_id: for `ForkParams`.
-        receive: waits for the next item.
+        receive: waits for the next item; or the queue that they come from, which makes `listen` possible.
         cancel: ends the generation and lets a `receive` that waits return.
     """
 
-    def __init__(self, generation_id: str, receive: Callable[[], StreamItem], cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, generation_id: str, receive: EventQueue | Callable[[], StreamItem], cancel: Callable[[], None]
+    ) -> None:
         self.generation_id = generation_id
         self.usage: Usage | None = None
-        self._receive = receive
+        self._queue = receive if isinstance(receive, EventQueue) else None
+        self._receive = receive.get if isinstance(receive, EventQueue) else receive
         self._cancel = cancel
         self._ended = False
+        self._error: Exception | None = None  # met by `take` behind events that it answered first
 
     def __next__(self) -> GenerationEvent:
         if self._ended:
@@ -212,6 +282,48 @@ class GenerationStream(Iterator[GenerationEvent]):
         if isinstance(item, Completed):
             self.usage = item.usage
         return item
+
+    def listen(self, notify: Callable[[], None]) -> bool:
+        """Have `notify` called, briefly and on any thread, whenever `take` may find something, and once now.
+
+        False where that cannot be had: this stream must be iterated.
+        """
+        if self._queue is None:
+            return False
+        self._queue.listen(notify)
+        return True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no event can follow those already taken."""
+        return self._ended and self._error is None
+
+    def take(self) -> list[GenerationEvent]:
+        """The events that are there, without waiting; for a stream that is listened to. Empty where there are none now.
+
+        Raises:
+            RadixKVError: what ended the generation, once all events before it were answered.
+        """
+        assert self._queue is not None, "listen answered False"
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        events: list[GenerationEvent] = []
+        while not self._ended:
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                break
+            if item is None or isinstance(item, Exception):
+                self._ended = True
+                if item is not None and not events:
+                    raise item
+                self._error = item
+            else:
+                if isinstance(item, Completed):
+                    self.usage = item.usage
+                events.append(item)
+        return events
 
     def close(self) -> None:
         """Cancel what is still running; a consumer that waits is woken and sees the end. Harmless when repeated."""
@@ -257,3 +369,7 @@ class Generator(Protocol):
     def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes: ...
 
     def detokenize(self, token_ids: TokensLike) -> str: ...
+
+    def spell(self, token_ids: TokensLike) -> list[bytes]: ...
+
+    def stats(self) -> WorkerStats: ...

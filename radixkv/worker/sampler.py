@@ -1,5 +1,6 @@
 """The next token of each row, drawn by that row's own parameters and nothing else of the batch.
 
+    logits, adjusted as the row asks (see `adjustment`)
     p = softmax(logits / temperature)
     kept = the entries no less likely than each bound: the top_k-th entry; the entry at which the mass of the most
            likely ones reaches top_p (of what top_k kept); min_p times the most likely one. Ties with a bound are kept.
@@ -7,6 +8,8 @@
 
 `u` is a hash of (seed, branch, position): no generator has a state that would have to be kept, so a sequence that is
 preempted and computed again, alone or in another batch, draws the same.
+
+Log probabilities that are told are of the distribution before any of this.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from radixkv.worker.adjustment import Adjustment, adjust
 from radixkv.worker.sampling import SampledToken, SamplingParams
 
 __all__ = ["Sampler", "SamplerRow"]
@@ -31,14 +35,21 @@ _CHUNK = 256
 
 
 class SamplerRow(NamedTuple):
-    """Whose draw this is. `branch`: index among the request's `n`; `position`: of the token to be drawn, in the
-    sequence.
+    """Whose draw this is.
+
+    branch: index among the request's branches. position: of the token to be drawn, in the sequence.
+    adjustment: what is done to the logits first; None for nothing.
+    forced_id: the token that it must be; None where it is drawn.
+    is_scored: whether its log probability is wanted even where the request asks for none.
     """
 
     params: SamplingParams
     seed: int
     branch: int
     position: int
+    adjustment: Adjustment | None = None
+    forced_id: int | None = None
+    is_scored: bool = False
 
 
 class Sampler:
@@ -46,15 +57,19 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: Sequence[SamplerRow]) -> list[SampledToken]:
         """One token per row. `logits` is float32 [len(rows), vocab]; O(len(rows) * vocab)."""
+        adjusted = adjust(logits, [row.adjustment for row in rows])
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        greedy = [index for index, row in enumerate(rows) if row.params.is_greedy]
-        drawing = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+        forced = [index for index, row in enumerate(rows) if row.forced_id is not None]
+        greedy = [index for index, row in enumerate(rows) if row.params.is_greedy and row.forced_id is None]
+        drawing = [index for index, row in enumerate(rows) if not row.params.is_greedy and row.forced_id is None]
+        if forced:
+            token_ids[forced] = torch.tensor([rows[index].forced_id for index in forced], device=logits.device)
         if greedy:
-            token_ids[greedy] = torch.argmax(_take(logits, greedy), dim=-1)
+            token_ids[greedy] = torch.argmax(_take(adjusted, greedy), dim=-1)
         if drawing:
-            token_ids[drawing] = _draw(_take(logits, drawing), [rows[index] for index in drawing])
+            token_ids[drawing] = _draw(_take(adjusted, drawing), [rows[index] for index in drawing])
         tokens = [SampledToken(token_id, None, ()) for token_id in token_ids.tolist()]
-        telling = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+        telling = [index for index, row in enumerate(rows) if row.is_scored or row.params.logprobs is not None]
         if telling:
             num_top = [rows[index].params.logprobs or 0 for index in telling]
             answers = _with_logprobs(_take(logits, telling), token_ids[telling], num_top)

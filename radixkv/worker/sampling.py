@@ -6,18 +6,55 @@ Clients use these without torch.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["MAX_LOGPROBS", "SampledToken", "SamplingParams", "fresh_seed"]
+__all__ = ["MAX_LOGPROBS", "EarlyStopping", "Grammar", "SampledToken", "SamplingParams", "fresh_seed"]
 
 MAX_LOGPROBS = 20
 MAX_BRANCHES = 128
+MAX_BEAMS = 32
 MAX_STOPS = 64
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
+MAX_LENGTH_PENALTY = 16.0
 
 _GREEDY_BELOW = 1e-5
+
+
+class EarlyStopping(Enum):
+    """When a beam search that has `num_beams` finished hypotheses ends."""
+
+    HEURISTIC = "heuristic"
+    """When the best running beam, ended now, would not beat the worst finished one."""
+    ALWAYS = "always"
+    """At once."""
+    NEVER = "never"
+    """When no continuation of a running beam, however long, can beat the worst finished one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of a reply is held to.
+
+    Attributes:
+        kind: ``"json_object"`` (any JSON object), ``"json_schema"``, ``"regex"`` or ``"lark"``.
+        text: the schema as JSON, the expression, or the grammar; empty for ``"json_object"``.
+    """
+
+    kind: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        kinds = ("json_object", "json_schema", "regex", "lark")
+        _check("grammar.kind", self.kind, self.kind in kinds, f"one of {', '.join(kinds)}")
+        has_text = bool(self.text) is (self.kind != "json_object")
+        _check("grammar.text", self.text[:64], has_text, "given for every kind but json_object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +68,24 @@ class SamplingParams:
         top_p: keep the most likely entries that together reach this mass, in (0, 1].
         min_p: drop entries less likely than this share of the most likely one, in [0, 1].
         seed: makes draws repeatable; None for a fresh one per request.
-        n: branches to generate from the prompt.
+        n: branches to answer.
+        best_of: branches to generate, of which the `n` with the highest mean log probability per token are answered, best
+            first, once all have ended; None generates `n` and answers each as it comes. At least `n`.
+        num_beams: above 1, search for the most likely replies with this many beams instead of drawing; the `n` best are
+            answered, best first, once the search has ended. At most 32; needs `n` no larger, and leaves out what shapes draws
+            (temperature but 0 and 1, top_k, top_p, min_p), `best_of` and `grammar`. A stop string ends a beam as a stop
+            token does.
+        length_penalty: exponent of the length by which a beam's log probability is divided: above 0 prefers long replies. In
+            [-16, 16]; the length is that of the drawn tokens.
+        early_stopping: when a beam search ends; see `EarlyStopping`.
+        logit_bias: token id -> added to its logit before anything else, in [-100, 100]; at most 1,024 entries.
+        forced_token_ids: the reply begins with them; they count as generated, and are penalised and matched as such. They are
+            run with the prompt, or, where log probabilities are asked for, one after the other. They must not end the reply.
+        min_tokens: no end of reply and no stop token is drawn before so many tokens, but where the grammar allows nothing else.
+        presence_penalty: subtracted from the logit of every token that the reply holds already, in [-2, 2].
+        frequency_penalty: the same, once for each time that it does, in [-2, 2].
+        grammar: what the text of the reply is held to, from its first token; the reply ends where the grammar allows nothing
+            more. None for nothing.
         stop: texts at which the reply ends.
         stop_token_ids: token ids at which the reply ends, besides the model's own.
         ignore_eos: go on past the model's own end of reply.
@@ -49,6 +103,16 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    best_of: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    forced_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the first field outside its bound."""
@@ -65,6 +129,40 @@ class SamplingParams:
         _check("stop_token_ids", self.stop_token_ids, ids_ok, f"at most {MAX_STOPS} token ids, none negative")
         logprobs_ok = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
         _check("logprobs", self.logprobs, logprobs_ok, f"None or between 0 and {MAX_LOGPROBS}")
+        self._check_search()
+        self._check_biases()
+
+    def _check_search(self) -> None:
+        best_of_ok = self.best_of is None or self.n <= self.best_of <= MAX_BRANCHES
+        _check("best_of", self.best_of, best_of_ok, f"None or between n, {self.n}, and {MAX_BRANCHES}")
+        _check("num_beams", self.num_beams, 1 <= self.num_beams <= MAX_BEAMS, f"between 1 and {MAX_BEAMS}")
+        if self.num_beams > 1:
+            _check("n", self.n, self.n <= self.num_beams, f"at most num_beams, {self.num_beams}")
+            _check("best_of", self.best_of, self.best_of is None, "left out with num_beams")
+            _check("grammar", self.grammar, self.grammar is None, "left out with num_beams")
+            _check("temperature", self.temperature, self.temperature in {0, 1}, "left out with num_beams")
+            _check("top_k", self.top_k, self.top_k == 0, "left out with num_beams")
+            _check("top_p", self.top_p, self.top_p == 1, "left out with num_beams")
+            _check("min_p", self.min_p, self.min_p == 0, "left out with num_beams")
+        penalty_ok = abs(self.length_penalty) <= MAX_LENGTH_PENALTY
+        bound = f"between -{MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}"
+        _check("length_penalty", self.length_penalty, penalty_ok, bound)
+
+    def _check_biases(self) -> None:
+        biases = self.logit_bias
+        few = len(biases) <= MAX_BIASES and all(token_id >= 0 for token_id in biases)
+        _check("logit_bias", f"{len(biases)} entries", few, f"at most {MAX_BIASES} token ids, none negative")
+        for bias in biases.values():
+            _check("logit_bias", bias, abs(bias) <= MAX_BIAS, f"between -{MAX_BIAS:g} and {MAX_BIAS:g}")
+        forced = self.forced_token_ids
+        forced_ok = len(forced) < self.max_tokens or not forced
+        _check("forced_token_ids", f"{len(forced)} ids", forced_ok, f"fewer than max_tokens, {self.max_tokens}")
+        _check("forced_token_ids", min(forced, default=0), min(forced, default=0) >= 0, "token ids, none negative")
+        min_tokens_ok = 0 <= self.min_tokens <= self.max_tokens
+        _check("min_tokens", self.min_tokens, min_tokens_ok, f"between 0 and max_tokens, {self.max_tokens}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, abs(value) <= MAX_PENALTY, f"between -{MAX_PENALTY:g} and {MAX_PENALTY:g}")
 
     @property
     def is_greedy(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,6 +17,9 @@ class TextDecoder(Protocol):
     def push(self, token_ids: Sequence[int]) -> str: ...
 
     def flush(self) -> str: ...
+
+    def copy(self) -> TextDecoder:
+        """One that has seen the same tokens, and goes its own way from here."""
 
 
 class StopStrings:
@@ -45,6 +49,10 @@ class StopStrings:
         self._held = text[certain:]
         return text[:certain], None
 
+    def copy(self) -> StopStrings:
+        """One that has seen the same text."""
+        return copy.copy(self)
+
     def flush(self) -> str:
         """What was held back and will not be completed any more."""
         held, self._held = self._held, ""
@@ -71,13 +79,21 @@ class StopRules:
     """The end of one branch: stop tokens, stop strings, length. Without a decoder there is no text."""
 
     def __init__(self, stop_token_ids: Collection[int], stops: Sequence[str], decoder: TextDecoder | None) -> None:
-        self._stop_token_ids = frozenset(stop_token_ids)
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self.has_stop_strings = bool(stops)
         self._stop_strings = StopStrings(stops)
         self._decoder = decoder
 
+    def copy(self) -> StopRules:
+        """Rules that have judged the same tokens, and go their own way from here."""
+        twin = copy.copy(self)
+        twin._stop_strings = self._stop_strings.copy()
+        twin._decoder = self._decoder.copy() if self._decoder else None
+        return twin
+
     def take(self, token_id: int, is_full: bool) -> Taken:
         """Judge the token just sampled; `is_full`: the history may not grow further."""
-        if token_id in self._stop_token_ids:
+        if token_id in self.stop_token_ids:
             text, stop = self._finish()
             return Taken(text, FinishReason.STOP, token_id if stop is None else stop)
         text, stop = self._stop_strings.push(self._decoder.push([token_id]) if self._decoder else "")
@@ -87,6 +103,11 @@ class StopRules:
             rest, stop = self._finish()
             return Taken(text + rest, FinishReason.LENGTH if stop is None else FinishReason.STOP, stop)
         return Taken(text)
+
+    def end(self) -> Taken:
+        """The reply ends here for a reason outside these rules: what text was held back."""
+        text, stop = self._finish()
+        return Taken(text, FinishReason.STOP, stop)
 
     def _finish(self) -> tuple[str, str | None]:
         text, stop = self._stop_strings.push(self._decoder.flush() if self._decoder else "")

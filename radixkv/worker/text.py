@@ -12,18 +12,46 @@ the cache.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
+from radixkv.worker.spelling import TokenSpeller
+from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 
 __all__ = ["ChatText", "Message", "StreamDecoder"]
 
-Message = Mapping[str, str]
-"""One turn: ``{"role": "system" | "user" | "assistant", "content": text}``, as chat templates take it."""
+Message = Mapping[str, Any]
+"""One turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": text}`` and what else the model's chat template
+reads, such as ``tool_calls``."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""Functions that the model may call, as chat templates take them."""
 
 _REPLACEMENT = "\ufffd"
+_OUR_ARGUMENTS = frozenset(
+    [
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    ]
+)
+"""Arguments of the tokenizer that are no variables of a template: a caller's are ignored."""
+
 _MAX_WAITING_TOKENS = 16
 """Tokens held back for the end of a character. Several characters may have to end at once where tokens cross their
 bounds; more than this is no text at all and is given out as it is."""
@@ -47,7 +75,13 @@ class ChatText:
                 raise ModelError(
                     f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())}"
                 ) from error
+        self._speller = TokenSpeller(self._tokenizer)
         self._special_ids = frozenset([*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder])
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer, for who reads its vocabulary."""
+        return self._tokenizer
 
     @property
     def has_chat_template(self) -> bool:
@@ -70,24 +104,42 @@ class ChatText:
         """How one token is shown by itself, e.g. beside its log probability; special tokens by name."""
         return self.decode([token_id], skip_special_tokens=False)
 
+    def spell(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes that each token stands for by itself; special tokens by name."""
+        return self._speller.spell(token_ids)
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token stands for no text of its own."""
         return token_id in self._special_ids
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+    def prompt_ids(
+        self, messages: Sequence[Message], tools: Tools = (), arguments: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """The whole conversation as the model's template writes it, up to where its reply begins.
+
+        Args:
+            messages: all turns.
+            tools: what the model may call; told in a system prompt of ours where the template does not know of tools.
+            arguments: further variables for the template.
 
         Raises:
             ModelError: there is no chat template, or it refuses these messages.
         """
-        return self._encode_rendered(self._render(messages))
+        return self._encode_rendered(self._render(messages, tools, arguments))
 
-    def continuation_ids(self, kept_ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
+    def continuation_ids(
+        self,
+        kept_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Tools = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """What to append to `kept_ids` so that the conversation goes on with `messages` and the model's next reply.
 
         Args:
             kept_ids: the conversation so far, ending with a reply's sampled tokens, be it finished by the model or cut.
             messages: the new turns, most often one of the user.
+            tools, arguments: as for `prompt_ids`.
 
         Returns:
             The ids that the template puts after a reply. Where the reply brought the first of them itself (its end of
@@ -97,7 +149,7 @@ class ChatText:
         Raises:
             ModelError: there is no chat template, it refuses these messages, or it leaves replies out.
         """
-        ids = self._ids_after_reply(messages)
+        ids = self._ids_after_reply(messages, tools, arguments)
         end_of_turn = self._end_of_turn(ids)
         if kept_ids and end_of_turn is not None and kept_ids[-1] == ids[end_of_turn]:
             return ids[end_of_turn + 1 :]
@@ -112,9 +164,12 @@ class ChatText:
                 return None
         return None
 
-    def _ids_after_reply(self, messages: Sequence[Message]) -> list[int]:
-        reply = _unused_word(messages)
-        rendered = self._render([{"role": "user", "content": "."}, {"role": "assistant", "content": reply}, *messages])
+    def _ids_after_reply(
+        self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] | None
+    ) -> list[int]:
+        reply = _unused_word([*messages, *tools, arguments or {}])
+        turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": reply}, *messages]
+        rendered = self._render(turns, tools, arguments)
         before, found, after = rendered.partition(reply)
         if not found or reply in after:
             raise ModelError(
@@ -131,16 +186,23 @@ class ChatText:
         ids: list[int] = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return ids
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] | None) -> str:
         from jinja2 import TemplateError
 
         if not self.has_chat_template:
             raise ModelError("the model has no chat template; choose an instruct model to chat with")
+        if tools and not knows_tools(str(self._tokenizer.chat_template)):
+            messages, tools = with_tool_prompt(messages, tools), ()
+        further = {name: value for name, value in (arguments or {}).items() if name not in _OUR_ARGUMENTS}
         try:
             rendered: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **further,
             )
-        except (TemplateError, TypeError, KeyError) as error:
+        except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
             raise ModelError(f"the model's chat template refuses these messages: {error}") from error
         return rendered
 
@@ -149,10 +211,10 @@ class ChatText:
         return StreamDecoder(self)
 
 
-def _unused_word(messages: Sequence[Message]) -> str:
-    texts = [text for message in messages for text in message.values()]
+def _unused_word(said: Sequence[Mapping[str, Any]]) -> str:
+    text = repr(said)
     number = 0
-    while any((word := f"Reply{number}here") in text for text in texts):
+    while (word := f"Reply{number}here") in text:
         number += 1
     return word
 
@@ -169,6 +231,12 @@ class StreamDecoder:
         self._window: list[int] = []
         self._num_context = 0  # tokens at the window's start whose text was given out already
         self._context_text = ""
+
+    def copy(self) -> StreamDecoder:
+        """One that has seen the same tokens, and goes its own way from here."""
+        twin = copy.copy(self)
+        twin._window = self._window[:]
+        return twin
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these further tokens complete; may be empty."""

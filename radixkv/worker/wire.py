@@ -5,11 +5,15 @@ Nothing is checked here but that a message makes sense at all; bounds are checke
 
 from __future__ import annotations
 
-from typing import TypeVar
+import json
+from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.service.reader_conversion import block_times_from_proto
+from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
+from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker.request import (
     BranchFinished,
@@ -24,7 +28,9 @@ from radixkv.worker.request import (
     Started,
     Usage,
 )
-from radixkv.worker.sampling import SampledToken, SamplingParams
+from radixkv.worker.sampling import EarlyStopping, Grammar, SampledToken, SamplingParams
+from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
+from radixkv.worker.text import Message
 
 __all__ = [
     "event_from_proto",
@@ -37,6 +43,8 @@ __all__ = [
     "model_to_proto",
     "prompt_from_proto",
     "prompt_to_proto",
+    "stats_from_proto",
+    "stats_to_proto",
 ]
 
 _Response = TypeVar("_Response", pb.GenerateResponse, pb.ForkGenerationResponse)
@@ -47,8 +55,26 @@ _REASON_TO_PROTO = {
 }
 _REASON_FROM_PROTO = {value: reason for reason, value in _REASON_TO_PROTO.items()}
 
-_WITH_PRESENCE = ("max_tokens", "temperature", "top_p", "seed", "n", "logprobs")
-_WITHOUT_PRESENCE = ("top_k", "min_p", "ignore_eos")
+_STOPPING_TO_PROTO = {
+    EarlyStopping.HEURISTIC: pb.EARLY_STOPPING_HEURISTIC,
+    EarlyStopping.ALWAYS: pb.EARLY_STOPPING_ALWAYS,
+    EarlyStopping.NEVER: pb.EARLY_STOPPING_NEVER,
+}
+_STOPPING_FROM_PROTO = {value: stopping for stopping, value in _STOPPING_TO_PROTO.items()}
+
+_WITH_PRESENCE = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "n",
+    "logprobs",
+    "best_of",
+    "num_beams",
+    "length_penalty",
+)
+_WITHOUT_PRESENCE = ("top_k", "min_p", "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty")
+_TURN_FIELDS = ("role", "content")
 
 
 def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
@@ -59,12 +85,38 @@ def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
         return pb.Prompt(text=prompt.text)
     if prompt.messages is None:
         return pb.Prompt()
-    messages = []
-    for message in prompt.messages:
-        if set(message) != {"role", "content"}:
-            raise InvalidArgumentError("messages", dict(message), "a role and a content each")
-        messages.append(pb.ChatMessage(role=message["role"], content=message["content"]))
-    return pb.Prompt(messages=pb.ChatMessages(messages=messages))
+    chat = pb.ChatMessages(messages=[_message_to_proto(message) for message in prompt.messages])
+    if prompt.tools:
+        chat.tools_json = json.dumps(list(prompt.tools))
+    if prompt.template_arguments:
+        chat.template_arguments_json = json.dumps(dict(prompt.template_arguments))
+    return pb.Prompt(messages=chat)
+
+
+def _message_to_proto(message: Message) -> pb.ChatMessage:
+    for name in _TURN_FIELDS:
+        if not isinstance(message.get(name), str):
+            raise InvalidArgumentError("messages", dict(message), "a role and a content each, both texts")
+    further = {name: value for name, value in message.items() if name not in _TURN_FIELDS}
+    fields_json = json.dumps(further) if further else ""
+    return pb.ChatMessage(role=message["role"], content=message["content"], fields_json=fields_json)
+
+
+def _message_from_proto(proto: pb.ChatMessage) -> Message:
+    further = _read_json("messages.fields_json", proto.fields_json, dict)
+    return {**further, "role": proto.role, "content": proto.content}
+
+
+def _read_json(field: str, text: str, kind: type) -> Any:
+    if not text:
+        return kind()
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgumentError(field, text[:256], f"JSON: {error}") from None
+    if not isinstance(value, kind):
+        raise InvalidArgumentError(field, text[:256], "a JSON object" if kind is dict else "a JSON array")
+    return value
 
 
 def prompt_from_proto(proto: pb.Prompt) -> Prompt:
@@ -75,13 +127,27 @@ def prompt_from_proto(proto: pb.Prompt) -> Prompt:
         case "text":
             return Prompt(text=proto.text)
         case "messages":
-            return Prompt(messages=[{"role": m.role, "content": m.content} for m in proto.messages.messages])
+            chat = proto.messages
+            return Prompt(
+                messages=[_message_from_proto(message) for message in chat.messages],
+                tools=_read_json("messages.tools_json", chat.tools_json, list),
+                template_arguments=_read_json("messages.template_arguments_json", chat.template_arguments_json, dict),
+            )
         case _:
             return Prompt()
 
 
 def _sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
-    proto = pb.SamplingParams(stop=sampling.stop, stop_token_ids=pack_tokens(sampling.stop_token_ids))
+    proto = pb.SamplingParams(
+        stop=sampling.stop,
+        stop_token_ids=pack_tokens(sampling.stop_token_ids),
+        early_stopping=_STOPPING_TO_PROTO[sampling.early_stopping],
+        logit_bias=dict(sampling.logit_bias),
+        forced_token_ids=pack_tokens(sampling.forced_token_ids),
+    )
+    if sampling.grammar is not None:
+        text: str | bool = sampling.grammar.text or True
+        proto.grammar.CopyFrom(pb.Grammar(**{sampling.grammar.kind: text}))  # type: ignore[arg-type]  # of its field
     for name in (*_WITH_PRESENCE, *_WITHOUT_PRESENCE):
         value = getattr(sampling, name)
         if value is not None:
@@ -95,8 +161,15 @@ def _sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
 def _sampling_from_proto(proto: pb.SamplingParams) -> SamplingParams:
     given = {name: getattr(proto, name) for name in _WITH_PRESENCE if proto.HasField(name)}
     given |= {name: getattr(proto, name) for name in _WITHOUT_PRESENCE}
+    kind = proto.grammar.WhichOneof("form")
     return SamplingParams(
-        stop=tuple(proto.stop), stop_token_ids=tuple(unpack_tokens(pack_tokens(proto.stop_token_ids))), **given
+        stop=tuple(proto.stop),
+        stop_token_ids=tuple(unpack_tokens(pack_tokens(proto.stop_token_ids))),
+        early_stopping=_STOPPING_FROM_PROTO.get(proto.early_stopping, EarlyStopping.HEURISTIC),
+        logit_bias=dict(proto.logit_bias),
+        forced_token_ids=tuple(unpack_tokens(pack_tokens(proto.forced_token_ids))),
+        grammar=Grammar(kind, "" if kind == "json_object" else getattr(proto.grammar, kind)) if kind else None,
+        **given,
     )
 
 
@@ -107,6 +180,10 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
         history=pack_tokens(params.history),
         sampling=_sampling_to_proto(params.sampling),
         namespace=params.namespace,
+        priority=params.priority,
+        timeout_s=params.timeout_s,
+        request_id=params.request_id,
+        no_prefix_sharing=not params.shares_prefix,
     )
 
 
@@ -117,9 +194,15 @@ def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
         token_ids=prompt.token_ids,
         text=prompt.text,
         messages=prompt.messages,
+        tools=prompt.tools,
+        template_arguments=prompt.template_arguments,
         history=proto.history,
         sampling=_sampling_from_proto(proto.sampling),
         namespace=proto.namespace if proto.HasField("namespace") else DEFAULT_NAMESPACE,
+        priority=proto.priority,
+        timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
+        request_id=proto.request_id,
+        shares_prefix=not proto.no_prefix_sharing,
     )
 
 
@@ -131,6 +214,9 @@ def fork_to_proto(params: ForkParams) -> pb.ForkGenerationRequest:
         position=params.position,
         prompt=prompt_to_proto(params),
         sampling=_sampling_to_proto(params.sampling),
+        priority=params.priority,
+        timeout_s=params.timeout_s,
+        request_id=params.request_id,
     )
 
 
@@ -144,7 +230,12 @@ def fork_from_proto(proto: pb.ForkGenerationRequest) -> ForkParams:
         token_ids=prompt.token_ids,
         text=prompt.text,
         messages=prompt.messages,
+        tools=prompt.tools,
+        template_arguments=prompt.template_arguments,
         sampling=_sampling_from_proto(proto.sampling),
+        priority=proto.priority,
+        timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
+        request_id=proto.request_id,
     )
 
 
@@ -160,7 +251,7 @@ def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Respon
                 delta=pb.Delta(branch=event.branch, token_ids=token_ids, text=event.text, logprobs=logprobs)
             )
         case BranchFinished():
-            finished = pb.BranchFinished(branch=event.branch, reason=_REASON_TO_PROTO[event.reason])
+            finished = pb.BranchFinished(branch=event.branch, reason=_REASON_TO_PROTO[event.reason], score=event.score)
             if isinstance(event.stop, str):
                 finished.stop_text = event.stop
             elif event.stop is not None:
@@ -190,7 +281,8 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
             finished = proto.branch_finished
             kind = finished.WhichOneof("stop")
             stop = getattr(finished, kind) if kind else None
-            return BranchFinished(finished.branch, _REASON_FROM_PROTO[finished.reason], stop)
+            score = finished.score if finished.HasField("score") else None
+            return BranchFinished(finished.branch, _REASON_FROM_PROTO[finished.reason], stop, score)
         case "completed":
             usage = proto.completed.usage
             return Completed(Usage(**{name: getattr(usage, name) for name in Usage._fields}))
@@ -208,3 +300,28 @@ def model_from_proto(proto: pb.GetModelResponse) -> ModelInfo:
     values = {name: getattr(proto, name) for name in ModelInfo._fields}
     values["eos_token_ids"] = tuple(unpack_tokens(proto.eos_token_ids))
     return ModelInfo(**values)
+
+
+def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:
+    """A worker's stats, as a message."""
+    values = {
+        name: pb.Percentiles(**value._asdict()) if isinstance(value, Percentiles) else value
+        for name, value in stats.engine._asdict().items()
+    }
+    engine = pb.EngineStats(**values)  # type: ignore[arg-type]  # each of its field's type
+    response = pb.GetStatsResponse(engine=engine)
+    if stats.cache is not None:
+        response.cache.CopyFrom(cache_to_proto("", stats.cache, stats.block_times))
+    return response
+
+
+def stats_from_proto(proto: pb.GetStatsResponse) -> WorkerStats:
+    """A worker's stats."""
+    values: dict[str, Any] = {name: getattr(proto.engine, name) for name in EngineStats._fields}
+    for name, value in values.items():
+        if isinstance(value, pb.Percentiles):
+            values[name] = Percentiles(value.p50_s, value.p90_s, value.p99_s)
+    engine = EngineStats(**values)
+    if not proto.HasField("cache"):
+        return WorkerStats(engine, None)
+    return WorkerStats(engine, cache_from_proto(proto.cache), block_times_from_proto(proto.cache))

@@ -12,6 +12,7 @@ from radixkv import InvalidArgumentError, UnavailableError
 from radixkv.worker.request import (
     Completed,
     Delta,
+    EventQueue,
     FinishReason,
     ForkParams,
     GenerateParams,
@@ -156,3 +157,47 @@ def test_a_stop_string_wins_over_the_length() -> None:
     rules = StopRules([], ["ab"], Letters())
     rules.take(1, False)
     assert rules.take(2, True) == ("", FinishReason.STOP, "ab")
+
+
+def _listened(*items: StreamItem) -> tuple[GenerationStream, EventQueue]:
+    queue = EventQueue()
+    for item in items:
+        queue.put(item)
+    return GenerationStream("id", queue, lambda: queue.put(None)), queue
+
+
+def test_a_listener_is_told_of_what_was_there_and_of_everything_after() -> None:
+    stream, queue = _listened(Delta(0, (1,), "a"))
+    taken: list[object] = []
+    assert stream.listen(lambda: taken.extend(stream.take()))
+    assert taken == [Delta(0, (1,), "a")]
+    queue.put(Delta(0, (2,), "b"))
+    queue.put(Completed(USAGE))
+    queue.put(None)
+    assert taken == [Delta(0, (1,), "a"), Delta(0, (2,), "b"), Completed(USAGE)]
+    assert stream.has_ended
+    assert stream.usage == USAGE
+    assert stream.take() == []
+
+
+def test_an_error_is_raised_behind_the_events_before_it_and_once() -> None:
+    stream, _ = _listened(Delta(0, (1,), "a"), UnavailableError("gone"))
+    assert stream.take() == [Delta(0, (1,), "a")]
+    assert not stream.has_ended
+    with pytest.raises(UnavailableError):
+        stream.take()
+    assert stream.has_ended
+    assert stream.take() == []
+
+
+def test_a_closed_stream_has_nothing_more_to_take() -> None:
+    stream, queue = _listened(Delta(0, (1,), "a"))
+    stream.close()
+    queue.put(Delta(0, (2,), "b"))
+    assert stream.take() == []
+    assert stream.has_ended
+
+
+def test_a_stream_without_a_queue_cannot_be_listened_to() -> None:
+    stream, _ = _stream(None)
+    assert not stream.listen(lambda: None)

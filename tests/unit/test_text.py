@@ -139,6 +139,66 @@ def test_a_template_that_cannot_go_on_says_why(template: str | None, message: st
         text.continuation_ids([1, 2], [{"role": "tool", "content": "x"}])
 
 
+HERMES = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if quietly %}shh{% endif %}{% endif %}"
+)
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+}
+RESULT = {"role": "tool", "content": "rain"}
+
+
+def shown(text: ChatText, ids: list[int]) -> str:
+    return text.decode(ids, skip_special_tokens=False)
+
+
+def test_tools_and_variables_reach_a_template_that_knows_them(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, HERMES)
+    written = shown(text, text.prompt_ids([user("hello"), CALLED, RESULT], [WEATHER], {"quietly": True}))
+    assert '"name": "weather", "parameters": {}' in written
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>' in written
+    assert written.endswith("<|im_start|>tool\nrain<|im_end|>\n<|im_start|>assistant\nshh")
+
+
+def test_tools_reach_a_template_that_does_not_know_them_through_the_system_prompt(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, CHATML)
+    written = shown(text, text.prompt_ids([user("hello"), CALLED, RESULT], [WEATHER]))
+    assert written.startswith("<|im_start|>system\nYou can call functions.")
+    assert '{"name": "weather", "parameters": {}}' in written
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>' in written
+
+
+@pytest.mark.parametrize("template", [HERMES, CHATML], ids=["known", "unknown"])
+def test_a_chat_with_calls_goes_on_as_the_template_would_have_written_it(template: str, tmp_path: Path) -> None:
+    text = byte_level(tmp_path, template)
+    kept = text.prompt_ids([user("hello")], [WEATHER])
+    whole = text.prompt_ids([user("hello"), CALLED, RESULT], [WEATHER])
+    reply = whole[len(kept) : len(whole) - len(text.continuation_ids([], [RESULT], [WEATHER]))]
+    assert whole[: len(kept)] == kept
+    assert "weather" in shown(text, reply)
+    assert [*kept, *reply, *text.continuation_ids(kept + reply, [RESULT], [WEATHER])] == whole
+
+
+def test_a_callers_variables_cannot_take_the_place_of_our_arguments(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, HERMES)
+    plain = text.prompt_ids([user("hello")])
+    variables = {
+        "tokenize": True,
+        "chat_template": "x",
+        "add_generation_prompt": False,
+        "conversation": [],
+        "tools": [WEATHER],
+    }
+    assert text.prompt_ids([user("hello")], (), variables) == plain
+
+
 def test_a_folder_without_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="tokenizer") as refusal:
         ChatText(str(tmp_path))

@@ -1,0 +1,81 @@
+"""What a request does to the logits of a row before anything is chosen from them.
+
+    logits + bias - penalties, then -inf for what is banned, then -inf for what the grammar does not allow
+
+Rows that ask for nothing are left as they are, and cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["Addend", "Adjustment", "adjust"]
+
+
+class Addend(NamedTuple):
+    """`values` float32 to be added to the logits of the token ids `ids` int64, each of which occurs once."""
+
+    ids: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+
+
+class Adjustment(NamedTuple):
+    """What is done to one row.
+
+    bias, penalties: what is added, in this order; None for nothing.
+    banned_ids: token ids that must not be chosen.
+    allowed: one bit per token id, least significant first, set where it may be chosen; None where all may. Ids behind its
+        end may not.
+    """
+
+    bias: Addend | None = None
+    penalties: Addend | None = None
+    banned_ids: npt.NDArray[np.int64] | None = None
+    allowed: bytes | None = None
+
+
+def adjust(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tensor:
+    """`logits` [rows, vocab] with one adjustment per row made; the tensor itself where there is none, else a new one.
+
+    O(rows · vocab) for the copy and the bit masks, O(entries) for the rest.
+    """
+    asking = [(index, one) for index, one in enumerate(adjustments) if one is not None]
+    if not asking:
+        return logits
+    adjusted = logits.clone()
+    for kind in ("bias", "penalties"):
+        addends = [(index, addend) for index, one in asking if (addend := getattr(one, kind)) is not None]
+        if addends:
+            places = _places(adjusted, [(index, addend.ids) for index, addend in addends])
+            values = torch.from_numpy(np.concatenate([addend.values for _, addend in addends])).to(adjusted.device)
+            adjusted[places] = adjusted[places] + values
+    banned = [(index, one.banned_ids) for index, one in asking if one.banned_ids is not None]
+    if banned:
+        adjusted[_places(adjusted, banned)] = -torch.inf
+    masked = [(index, one.allowed) for index, one in asking if one.allowed is not None]
+    if masked:
+        rows = torch.tensor([index for index, _ in masked], device=adjusted.device)
+        forbidden = torch.from_numpy(_forbidden([bits for _, bits in masked], adjusted.shape[-1])).to(adjusted.device)
+        adjusted[rows] = adjusted[rows].masked_fill_(forbidden, -torch.inf)
+    return adjusted
+
+
+def _places(logits: Tensor, ids: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> tuple[Tensor, Tensor]:
+    rows = np.concatenate([np.full(len(of_row), index, dtype=np.int64) for index, of_row in ids])
+    columns = np.concatenate([of_row for _, of_row in ids])
+    return torch.from_numpy(rows).to(logits.device), torch.from_numpy(columns).to(logits.device)
+
+
+def _forbidden(masks: Sequence[bytes], vocab_size: int) -> npt.NDArray[np.bool_]:
+    """[rows, vocab]: True where the bit is not set."""
+    bits = np.unpackbits(np.stack([np.frombuffer(mask, np.uint8) for mask in masks]), axis=1, bitorder="little")
+    forbidden = np.ones((len(masks), vocab_size), dtype=np.bool_)
+    width = min(vocab_size, bits.shape[1])
+    forbidden[:, :width] = bits[:, :width] == 0
+    return forbidden

@@ -1,0 +1,200 @@
+"""The second half of a round: run one batch, choose tokens, tell the streams.
+
+rows -> forward -> logits -- sample --> generation.take -> Delta, ends, forks at the end of a prompt
+                          \\- beams ---> candidates; once all beams of a search have theirs, it advances
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.worker.adjustment import adjust
+from radixkv.worker.batching import Row
+from radixkv.worker.beams import Candidate
+from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.generation import Generation
+from radixkv.worker.model import ForwardRow
+from radixkv.worker.sampler import Sampler
+from radixkv.worker.sampling import SampledToken
+from radixkv.worker.scheduler import Scheduler
+from radixkv.worker.stats import EngineCounters
+from radixkv.worker.stopping import Taken
+
+__all__ = ["Drawing"]
+
+
+class ForwardRunner(Protocol):
+    """What drawing needs of a model."""
+
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor: ...
+
+
+class _Draw(NamedTuple):
+    """A branch that gets a token, from this row of the logits."""
+
+    row: int
+    branch: Branch
+
+
+class Drawing:
+    """Turns rows into tokens.
+
+    Args:
+        runner: the model.
+        scheduler: is told what ran, forks and ends.
+        counters: of the engine.
+        clock: seconds, monotonic.
+        completed: called with a generation all of whose branches have ended.
+        fail: ends a generation with an error.
+    """
+
+    def __init__(
+        self,
+        runner: ForwardRunner,
+        scheduler: Scheduler,
+        counters: EngineCounters,
+        *,
+        clock: Callable[[], float],
+        completed: Callable[[Generation], None],
+        fail: Callable[[Generation, RadixKVError], None],
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._counters = counters
+        self._clock = clock
+        self._completed = completed
+        self._fail = fail
+        self._sampler = Sampler()
+
+    def run(self, rows: Sequence[Row]) -> None:
+        """Run the rows, choose for every branch whose history they complete, and tell the streams."""
+        logits = self._runner.forward([_forward_row(row) for row in rows])
+        self._counters.num_forwards += 1
+        drawing: list[_Draw] = []
+        searching: list[_Draw] = []
+        num_logits = 0
+        for row in rows:
+            generation = row.branch.generation
+            generation.num_computed_tokens += row.end - row.start
+            self._counters.num_computed_tokens += row.end - row.start
+            if row.wants_logits:
+                if generation.is_searching and len(row.branch.tokens) >= generation.trunk_length:
+                    searching.append(_Draw(num_logits, row.branch))
+                else:
+                    drawing += [_Draw(num_logits, branch) for branch in self._drawers(row.branch)]
+                num_logits += 1
+        self._scheduler.ran(rows)
+        if drawing:
+            self._sample(_rows_of(logits, drawing), [branch for _, branch in drawing])
+        if searching:
+            self._search(_rows_of(logits, searching), [branch for _, branch in searching])
+
+    def _drawers(self, branch: Branch) -> list[Branch]:
+        """Who draws from a branch's logits: itself, and at the end of the trunk all that it is about to be forked into."""
+        generation = branch.generation
+        if branch.index > 0 or len(branch.tokens) != generation.trunk_length:
+            return [branch]
+        while len(generation.branches) < generation.num_branches:
+            generation.add_branch(branch.max_length)
+        return generation.branches[:]
+
+    def _sample(self, logits: Tensor, branches: Sequence[Branch]) -> None:
+        sampled = self._sampler.sample(logits, [branch.generation.sampler_row(branch) for branch in branches])
+        now_s = self._clock()
+        ended: list[tuple[Branch, Taken]] = []
+        forks: dict[str, list[Branch]] = {}
+        for branch, token in zip(branches, sampled, strict=True):
+            generation = branch.generation
+            if branch.phase is Phase.FINISHED:  # a sibling's fault has ended the generation
+                continue
+            is_forced = len(branch.tokens) < generation.trunk_length
+            taken = generation.take(branch, token)
+            if not is_forced:
+                self._count(generation, branch.index, now_s)
+            if fault := generation.replies[branch.index].fault:
+                self._fail(
+                    generation, InvalidArgumentError("grammar", "a grammar", f"simple enough to follow: {fault}")
+                )
+            elif taken.reason is not None:
+                ended.append((branch, taken))
+            elif branch.phase is Phase.RESTING:  # it drew its first token from branch 0's logits
+                forks.setdefault(generation.generation_id, []).append(branch)
+        for children in forks.values():
+            generation = children[0].generation
+            if children[0].phase is not Phase.FINISHED:
+                self._scheduler.fork(generation.branches[0], generation.trunk_length, children)
+        for branch, taken in ended:
+            self._finish(branch, taken)
+
+    def _count(self, generation: Generation, index: int, now_s: float) -> None:
+        is_first = generation.time_to_first_token_s is None
+        since_s = generation.drew_at(index, now_s)
+        if is_first:
+            self._counters.time_to_first_token.add(now_s - generation.submitted_s)
+        if since_s is not None:
+            self._counters.inter_token.add(since_s)
+        self._counters.num_generated_tokens += 1
+
+    def _finish(self, branch: Branch, taken: Taken) -> None:
+        if branch.phase is Phase.FINISHED:
+            return
+        generation = branch.generation
+        self._scheduler.finish(branch)
+        generation.end_branch(branch, taken)
+        if generation.is_complete:
+            generation.choose()
+            self._completed(generation)
+
+    # -- beams
+
+    def _search(self, logits: Tensor, branches: Sequence[Branch]) -> None:
+        now_s = self._clock()
+        for branch, candidates in zip(branches, self._candidates(logits, branches), strict=True):
+            generation = branch.generation
+            beams = generation.beam_branches(branch.max_length)
+            if not beams.give(branch, candidates):
+                continue
+            num_before = beams.search.num_taken
+            beams.advance(self._scheduler)
+            self._count(generation, 0, now_s)
+            self._counters.num_generated_tokens += beams.search.num_taken - num_before - 1
+            if beams.search.is_done:
+                generation.choose()
+                self._completed(generation)
+
+    def _candidates(self, logits: Tensor, branches: Sequence[Branch]) -> list[list[Candidate]]:
+        """Per row its most likely continuations, as many as its search asks for."""
+        searches = [branch.generation.beam_branches(branch.max_length) for branch in branches]
+        beams = [one.search.beams[one.beam_of(branch)] for one, branch in zip(searches, branches, strict=True)]
+        raw = torch.log_softmax(logits, dim=-1)
+        adjusted = adjust(raw, [b.generation.beam_adjustment(beam) for b, beam in zip(branches, beams, strict=True)])
+        width = min(max(one.search.width for one in searches), logits.shape[-1])
+        best = torch.topk(adjusted, width, dim=-1)
+        told = raw.gather(1, best.indices).tolist()
+        num_top = [branch.generation.sampling.logprobs for branch in branches]
+        top = torch.topk(raw, min(max(n or 0 for n in num_top), logits.shape[-1]), dim=-1)
+        tops = [list(zip(*pair, strict=True)) for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+        return [
+            [
+                Candidate(value, SampledToken(token_id, None if n is None else logprob, tuple(most[: n or 0])))
+                for value, token_id, logprob in zip(values, ids, logprobs, strict=True)
+            ][: one.search.width]
+            for one, n, values, ids, logprobs, most in zip(
+                searches, num_top, best.values.tolist(), best.indices.tolist(), told, tops, strict=True
+            )
+        ]
+
+
+def _rows_of(logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
+    rows = [row for row, _ in draws]
+    return logits if rows == list(range(logits.shape[0])) else logits[rows]
+
+
+def _forward_row(row: Row) -> ForwardRow:
+    branch, start, end = row
+    return ForwardRow(branch.tokens[start:end], start, branch.block_table, branch.num_stored, row.wants_logits)

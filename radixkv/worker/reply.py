@@ -1,0 +1,190 @@
+"""What the replies of one request are held to, and one branch's reply while it grows.
+
+    forced tokens | drawn tokens ...
+    ^ 0           ^ num_forced                 both are the reply: they count, are penalised, and are seen by stop rules
+
+Whatever a reply knows follows from its tokens, and it is kept while its branch is preempted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.adjustment import Addend, Adjustment
+from radixkv.worker.grammar import GrammarMatcher
+from radixkv.worker.request import FinishReason
+from radixkv.worker.sampling import SampledToken, SamplingParams
+from radixkv.worker.stopping import StopRules, Taken, TextDecoder
+
+__all__ = ["Reply", "ReplyRules"]
+
+
+class ReplyRules:
+    """Made where a request is checked, on its caller's thread; used on the engine's.
+
+    Args:
+        sampling: the request.
+        vocab_size: token ids must be below it.
+        stop_token_ids: those that end a reply, the model's own among them where they do.
+        make_decoder: a decoder for one reply; None where there is no text.
+        matcher: a fresh matcher of the request's grammar, if it has one.
+
+    Raises:
+        InvalidArgumentError: a token id is outside the vocabulary; the forced tokens end the reply, or the grammar does not
+            allow them; no token could be drawn before `min_tokens`.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        *,
+        vocab_size: int,
+        stop_token_ids: Collection[int] = (),
+        make_decoder: Callable[[], TextDecoder | None] = lambda: None,
+        matcher: GrammarMatcher | None = None,
+    ) -> None:
+        self.sampling = sampling
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self._make_decoder = make_decoder
+        self._matcher = matcher
+        for name, ids in (("logit_bias", sampling.logit_bias), ("forced_token_ids", sampling.forced_token_ids)):
+            largest = max(ids, default=0)
+            if largest >= vocab_size:
+                raise InvalidArgumentError(name, largest, f"below the vocabulary's size, {vocab_size}")
+        banned = [token_id for token_id in sorted(self.stop_token_ids) if token_id < vocab_size]
+        if sampling.min_tokens > 0 and len(banned) == vocab_size:
+            raise InvalidArgumentError("min_tokens", sampling.min_tokens, "0 where every token ends the reply")
+        self._banned = np.array(banned, dtype=np.int64) if banned else None
+        self._bias = _addend(sampling.logit_bias) if sampling.logit_bias else None
+        self._is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        self._may_adjust = bool(self._bias or self._is_penalised or sampling.min_tokens or matcher)
+        self.new_reply()  # refuses forced tokens that cannot be
+
+    def new_stop_rules(self) -> StopRules:
+        """For one reply that has no tokens yet."""
+        return StopRules(self.stop_token_ids, self.sampling.stop, self._make_decoder())
+
+    def new_reply(self) -> Reply:
+        """A reply that holds the forced tokens.
+
+        Raises:
+            InvalidArgumentError: the forced tokens cannot begin it.
+        """
+        matcher = self._matcher.copy() if self._matcher is not None else None
+        reply = Reply(self, self.new_stop_rules(), matcher)
+        for token_id in self.sampling.forced_token_ids:
+            if matcher is not None and not matcher.take(token_id):
+                raise InvalidArgumentError("forced_token_ids", token_id, "what the grammar allows there")
+            if reply.force(token_id):
+                raise InvalidArgumentError("forced_token_ids", token_id, "tokens that do not end the reply")
+        return reply
+
+    def adjustment(self, counts: Mapping[int, int], num_tokens: int, allowed: bytes | None = None) -> Adjustment | None:
+        """What is done to the logits behind a reply.
+
+        Args:
+            counts: how often each token occurs in the reply; looked at only where there are penalties.
+            num_tokens: its length.
+            allowed: what the grammar allows next, one bit per token id.
+        """
+        if not self._may_adjust:
+            return None
+        banned = self._banned if num_tokens < self.sampling.min_tokens else None
+        if allowed is not None and banned is not None:
+            allowed, banned = _without(allowed, banned), None
+        penalties = self._penalties(counts) if self._is_penalised and counts else None
+        return Adjustment(self._bias, penalties, banned, allowed)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether penalties make it matter which tokens a reply holds."""
+        return self._is_penalised
+
+    def _penalties(self, counts: Mapping[int, int]) -> Addend:
+        ids = np.fromiter(counts.keys(), dtype=np.int64, count=len(counts))
+        times = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
+        sampling = self.sampling
+        values: npt.NDArray[np.float32] = np.float32(-sampling.presence_penalty) - times * np.float32(
+            sampling.frequency_penalty
+        )
+        return Addend(ids, values)
+
+
+def _addend(values: Mapping[int, float]) -> Addend:
+    return Addend(np.array(list(values.keys()), np.int64), np.array(list(values.values()), np.float32))
+
+
+def _without(allowed: bytes, banned: npt.NDArray[np.int64]) -> bytes:
+    """The allowed ids but for the banned ones; all of them where nothing would be left."""
+    bits = np.frombuffer(allowed, np.uint8).copy()
+    inside = banned[banned < 8 * len(bits)]
+    np.bitwise_and.at(bits, inside >> 3, ~(1 << (inside & 7)).astype(np.uint8))
+    return bits.tobytes() if bits.any() else allowed
+
+
+class Reply:
+    """One branch's reply.
+
+    Attributes:
+        stops: rules that have judged its tokens.
+        text: of the forced tokens, as far as it is certain.
+        num_tokens: forced and drawn. num_drawn: drawn alone.
+        logprob: of all drawn tokens together, as far as it was told.
+        fault: why the grammar can go no further, if it cannot: a fault of the grammar, not of the reply.
+    """
+
+    __slots__ = ("_counts", "_matcher", "_rules", "fault", "logprob", "num_drawn", "num_tokens", "stops", "text")
+
+    def __init__(self, rules: ReplyRules, stops: StopRules, matcher: GrammarMatcher | None) -> None:
+        self._rules = rules
+        self.stops = stops
+        self._matcher = matcher
+        self._counts: Counter[int] = Counter()
+        self.text = ""
+        self.num_tokens = self.num_drawn = 0
+        self.logprob = 0.0
+        self.fault = ""
+
+    @property
+    def score(self) -> float:
+        """Mean log probability of the tokens drawn; 0 if none was."""
+        return self.logprob / self.num_drawn if self.num_drawn else 0.0
+
+    def adjustment(self) -> Adjustment | None:
+        """What is done to the logits of the next token."""
+        allowed = self._matcher.allowed() if self._matcher is not None else None
+        return self._rules.adjustment(self._counts, self.num_tokens, allowed)
+
+    def force(self, token_id: int) -> bool:
+        """Append a token that was not drawn. Returns whether the reply would end with it."""
+        self._count(token_id)
+        taken = self.stops.take(token_id, False)
+        self.text += taken.text
+        return taken.reason is not None or (self._matcher is not None and self._matcher.is_over)
+
+    def take(self, sampled: SampledToken, is_full: bool) -> Taken:
+        """Append a drawn token and judge whether the reply ends; `is_full`: the history may not grow further."""
+        self._count(sampled.token_id)
+        self.num_drawn += 1
+        self.logprob += sampled.logprob or 0.0
+        taken = self.stops.take(sampled.token_id, is_full)
+        matcher = self._matcher
+        if matcher is None:
+            return taken
+        is_allowed = not matcher.fault and matcher.take(sampled.token_id)
+        if not is_allowed:
+            self.fault = matcher.fault
+        elif matcher.is_over and taken.reason is not FinishReason.STOP:
+            rest = self.stops.end()
+            return rest._replace(text=taken.text + rest.text)
+        return taken
+
+    def _count(self, token_id: int) -> None:
+        self.num_tokens += 1
+        if self._rules.counts_tokens:
+            self._counts[token_id] += 1

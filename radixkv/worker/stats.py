@@ -1,0 +1,103 @@
+"""What a worker tells of itself: gauges of now, and counters and latencies since it started."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from radixkv.core.api import BlockTimes, CacheStats
+
+__all__ = ["EngineCounters", "EngineStats", "Percentiles", "WorkerStats"]
+
+_NUM_LATENCIES = 1024
+"""Latest latencies of which percentiles are told."""
+
+
+class Percentiles(NamedTuple):
+    """Of the latest 1,024 measurements, in seconds; 0 where there was none."""
+
+    p50_s: float = 0.0
+    p90_s: float = 0.0
+    p99_s: float = 0.0
+
+
+class EngineStats(NamedTuple):
+    """Gauges of now, then counters since the engine started.
+
+    Attributes:
+        num_generations: those that run or wait.
+        num_running_branches: that hold a sequence.
+        num_queued_branches: that wait to be acquired.
+        num_pending_branches: that wait for a prefix that another one is computing.
+        num_parked_branches: preempted by swap and not back, counted among those that wait.
+        num_remembered: finished generations that can be forked.
+        num_preemptions: times that a branch had to give up its blocks.
+        num_saved_blocks, num_loaded_blocks: moved to host memory and back.
+        num_forwards: passes over the weights.
+        num_prompt_tokens: of all prompts admitted. num_cached_tokens: of these, found in the cache.
+        num_computed_tokens: positions run. num_generated_tokens: tokens drawn.
+        num_finished, num_cancelled, num_failed, num_expired: generations that came to their end, were given up by their caller,
+            ended with an error, ran out of their time.
+        time_to_first_token: from a request to its first token. inter_token: between two tokens of a branch. waited: from a
+            request to its first acquire that opened.
+    """
+
+    num_generations: int
+    num_running_branches: int
+    num_queued_branches: int
+    num_pending_branches: int
+    num_parked_branches: int
+    num_remembered: int
+    num_preemptions: int
+    num_saved_blocks: int
+    num_loaded_blocks: int
+    num_forwards: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_generated_tokens: int
+    num_finished: int
+    num_cancelled: int
+    num_failed: int
+    num_expired: int
+    time_to_first_token: Percentiles
+    inter_token: Percentiles
+    waited: Percentiles
+
+
+class WorkerStats(NamedTuple):
+    """A worker and the cache of its pool. `cache` and `block_times` are None where the cache cannot be asked."""
+
+    engine: EngineStats
+    cache: CacheStats | None
+    block_times: BlockTimes | None = None
+
+
+class Latencies:
+    """The latest measurements of one kind. O(1) per measurement."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_NUM_LATENCIES)
+
+    def add(self, seconds: float) -> None:
+        """One more measurement."""
+        self._latest.append(seconds)
+
+    def percentiles(self) -> Percentiles:
+        """O(n log n)."""
+        if not self._latest:
+            return Percentiles()
+        rising = sorted(self._latest)
+        return Percentiles(*(rising[min(len(rising) - 1, int(len(rising) * share))] for share in (0.5, 0.9, 0.99)))
+
+
+class EngineCounters:
+    """Counters and latencies of an engine; see `EngineStats`. Owned by its thread."""
+
+    def __init__(self) -> None:
+        self.num_forwards = 0
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_generated_tokens = 0
+        self.num_finished = self.num_cancelled = self.num_failed = self.num_expired = 0
+        self.time_to_first_token = Latencies()
+        self.inter_token = Latencies()
+        self.waited = Latencies()

@@ -1,0 +1,59 @@
+"""What came over a stream, put together by branch; the tests of sampling and search read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from radixkv.worker.request import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
+from radixkv.worker.sampling import SampledToken
+
+__all__ = ["Answer", "Answers", "collect"]
+
+
+@dataclass
+class Answer:
+    """One branch."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[SampledToken] = field(default_factory=list)
+    reason: FinishReason | None = None
+    stop: str | int | None = None
+    score: float | None = None
+
+
+@dataclass
+class Answers:
+    """All branches, in the order of their numbers."""
+
+    generation_id: str
+    branches: list[Answer]
+    usage: Usage
+
+
+def collect(stream: Iterable[GenerationEvent]) -> Answers:
+    """Read a stream to its end; every branch must have ended, once."""
+    branches: dict[int, Answer] = {}
+    generation_id = ""
+    usage: Usage | None = None
+    for event in stream:
+        match event:
+            case Started():
+                generation_id = event.generation_id
+            case Delta():
+                answer = branches.setdefault(event.branch, Answer())
+                assert answer.reason is None, "a branch went on after its end"
+                answer.tokens += event.token_ids
+                answer.text += event.text
+                answer.logprobs += event.logprobs
+            case BranchFinished():
+                answer = branches.setdefault(event.branch, Answer())
+                assert answer.reason is None, "a branch ended twice"
+                answer.reason, answer.stop, answer.score = event.reason, event.stop, event.score
+            case Completed():
+                usage = event.usage
+    assert usage is not None
+    assert sorted(branches) == list(range(len(branches)))
+    assert all(answer.reason is not None for answer in branches.values())
+    return Answers(generation_id, [branches[index] for index in sorted(branches)], usage)
