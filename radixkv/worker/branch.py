@@ -7,12 +7,13 @@
     room        [0, room) has blocks in `block_table`; [room, room_asked) was asked for and not yet answered
 
 A branch that is preempted keeps its tokens and gives up its sequence. It is acquired again later, its whole history then
-being its prompt (recompute); whatever of it is still cached is not computed again.
+being its prompt; whatever of it is still cached, or was saved (see `swap`), is not computed again.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,15 @@ class Phase(Enum):
     """Where a branch stands."""
 
     QUEUED = "queued"
-    """Waits to be acquired; holds nothing."""
+    """Waits to be acquired; holds nothing but what it parked."""
+    PENDING = "pending"
+    """Waits for a prefix that another branch is computing; holds nothing."""
     OPENING = "opening"
     """Its acquire or fork was sent and is not answered yet."""
     RUNNING = "running"
     """Holds a sequence with an applied block table."""
+    RESTING = "resting"
+    """Holds nothing and waits for nothing of the scheduler: not begun yet, or to be told how it goes on."""
     FINISHED = "finished"
 
 
@@ -41,40 +46,61 @@ class Branch:
     """State of one branch; see the module's picture. Owned by the engine's thread.
 
     Attributes:
-        order: (arrival of the generation, index of the branch): first come, first served.
+        order: (arrival of the generation, index of the branch).
+        priority, due_s: see `waiting`.
+        num_matched: how much of its history was cached when last told, and `was_matched` whether it ever was.
+        was_refused: whether an acquire of it ever found too few blocks.
+        waits_for: while PENDING, the providing sequence and the length of the common prefix.
+        is_reserving: whether its acquire reserves what it is expected to generate.
         max_length: tokens that the history never exceeds (prompt + what may be generated); the last is never run.
         num_computed: while OPENING, what is expected to be found in the cache.
         num_known: tokens of the history that the cache knows. num_reported: positions reported to it as computed.
+        siblings: branches that advance with it, so that one batch is to run them all.
         starved: the last extend was refused for lack of blocks and has not been asked again.
     """
 
     __slots__ = (
         "block_table",
+        "due_s",
         "generation",
         "index",
+        "is_reserving",
         "max_length",
         "num_computed",
         "num_computed_at_stall",
         "num_known",
+        "num_matched",
         "num_reported",
         "num_stored",
         "order",
         "phase",
+        "priority",
         "room",
         "room_asked",
         "seq_id",
+        "siblings",
         "starved",
         "tokens",
+        "waits_for",
+        "was_matched",
+        "was_refused",
     )
 
     def __init__(self, generation: Generation, index: int, tokens: array[int], max_length: int) -> None:
         self.generation = generation
         self.index = index
         self.order = (generation.arrival, index)
+        self.priority = generation.terms.priority
+        self.due_s = generation.terms.due_s
         self.tokens = tokens
         self.max_length = max_length
-        self.phase = Phase.QUEUED
+        self.phase = Phase.RESTING
         self.num_computed_at_stall = -1
+        self.siblings: Sequence[Branch] = ()
+        self.num_matched = 0
+        self.was_matched = self.was_refused = False
+        self.waits_for = (0, 0)
+        self.is_reserving = True
         self._forget_sequence()
 
     def _forget_sequence(self) -> None:
@@ -96,13 +122,19 @@ class Branch:
 
     @property
     def can_run(self) -> bool:
-        """Whether its next position is covered by its block table."""
-        return self.phase is Phase.RUNNING and self.num_computed < self.room and self.num_computed < len(self.tokens)
+        """Whether its next position is covered by its block table, and no sibling is about to be opened to run with it."""
+        has_room = self.phase is Phase.RUNNING and self.num_computed < self.room and self.num_computed < len(self.tokens)
+        return has_room and not any(sibling.phase is Phase.OPENING for sibling in self.siblings)
 
     @property
     def is_stuck(self) -> bool:
         """Whether it cannot run another position for lack of blocks."""
-        return self.phase is Phase.RUNNING and self.starved and self.num_computed >= self.room
+        return self.phase is Phase.RUNNING and self.starved and self.room <= self.num_computed < len(self.tokens)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all of its history has been run, so that it can only wait to be told how it goes on."""
+        return self.phase is Phase.RUNNING and self.num_computed >= len(self.tokens)
 
     def open(self, seq_id: int, num_tokens: int) -> None:
         """An acquire or a fork of `num_tokens` positions goes out for it under `seq_id`."""
@@ -121,6 +153,11 @@ class Branch:
         self.num_computed = min(answer.num_stored_tokens, len(self.tokens) - 1)
         self.num_reported = answer.num_stored_tokens
         self.room = self.num_known
+
+    @property
+    def num_lost(self) -> int:
+        """Positions whose KV it would lose by giving up its sequence now, if nothing of it stayed cached."""
+        return self.num_computed - self.num_stored if self.phase is Phase.RUNNING else 0
 
     def extended(self, answer: ExtendResult, room: int) -> None:
         """Room up to `room` was given. After a refusal a smaller ask can be answered behind a larger one."""

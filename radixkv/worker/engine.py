@@ -12,34 +12,36 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 import uuid
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-from radixkv.core.api import CacheHolder
-from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError, UnavailableError
+from radixkv.core.api import BlockTimes, CacheHolder, CacheStats
+from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
-from radixkv.worker.generation import Generation
+from radixkv.worker.generation import Generation, Terms
+from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import (
+    EventQueue,
     ForkParams,
     GenerateParams,
     GenerationStream,
     ModelInfo,
     Prompt,
     Started,
-    StreamItem,
 )
-from radixkv.worker.rounds import EngineStats, Origin, Rounds, Runner
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.scheduler import Scheduler, SchedulerLimits
+from radixkv.worker.rounds import Origin, Rounds, Runner
+from radixkv.worker.scheduler import Scheduler
+from radixkv.worker.stats import WorkerStats
 from radixkv.worker.text import ChatText
 
 __all__ = ["Engine"]
@@ -66,6 +68,8 @@ class Engine:
         reattach: gives a new holder, with a new incarnation of the pool, when the lease is lost. All that runs is then
             computed again; without it, it fails with the error.
         num_remembered: finished generations that can still be forked.
+        unshared_namespaces: namespaces in which no request shares a prefix with another; None: all of them.
+        cache_stats: asks the cache for its stats and times, on any thread; without it the holder is asked, on the engine's.
         clock: seconds, monotonic.
         new_id: source of generation ids.
     """
@@ -80,6 +84,8 @@ class Engine:
         limits: SchedulerLimits | None = None,
         reattach: Callable[[], CacheHolder] | None = None,
         num_remembered: int = 1024,
+        unshared_namespaces: Collection[str] | None = (),
+        cache_stats: Callable[[], tuple[CacheStats, BlockTimes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
@@ -100,6 +106,9 @@ class Engine:
             eos_token_ids=tuple(sorted(runner.eos_token_ids)),
             has_chat_template=self._reader.has_chat_template,
         )
+        self._limits = limits or SchedulerLimits()
+        self._unshared_namespaces = unshared_namespaces
+        self._cache_stats = cache_stats
         self._clock = clock
         self._new_id = new_id
         self._arrivals = itertools.count()
@@ -110,11 +119,10 @@ class Engine:
         self._rounds = Rounds(
             runner,
             holder,
-            Scheduler(pool.block_size, limits),
+            Scheduler(pool.block_size, self._limits, clock=clock),
             reattach=reattach,
-            make_stop_rules=self._reader.stop_rules,
             clock=clock,
-            wake=lambda: self._inbox.put(_wake),
+            wake=self.wake,
             num_remembered=num_remembered,
         )
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
@@ -134,6 +142,10 @@ class Engine:
         """Text of token ids, special tokens left out."""
         return self._reader.decode(token_ids)
 
+    def spell(self, token_ids: TokensLike) -> list[bytes]:
+        """The bytes that each token stands for by itself; special tokens by name."""
+        return self._reader.spell(token_ids)
+
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue a prompt; see `GenerationStream`.
 
@@ -143,7 +155,9 @@ class Engine:
             UnavailableError: the engine is closed.
         """
         tokens = self._reader.read(params, params.history)
-        return self._start(tokens, params.namespace, params.sampling, None)
+        unshared = self._unshared_namespaces
+        shares_prefix = params.shares_prefix and unshared is not None and params.namespace not in unshared
+        return self._start(tokens, params.namespace, params, None, shares_prefix=shares_prefix)
 
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a running or remembered generation from a token position; see `ForkParams`.
@@ -162,7 +176,7 @@ class Engine:
             raise InvalidArgumentError("position", position, f"between 0 and {length}, the length of its history")
         tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES])
         origin = Origin(params.generation_id, params.branch, position) if num_tokens(tokens) == position else None
-        return self._start(tokens, history.namespace, params.sampling, origin)
+        return self._start(tokens, history.namespace, params, origin, shares_prefix=history.shares_prefix)
 
     def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
         """Run a short function on the holder, on the engine's thread, after all that was said to the cache before."""
@@ -171,9 +185,18 @@ class Engine:
         self._post(lambda: self._rounds.call_later(run))
         return answer.result()
 
-    def stats(self) -> EngineStats:
-        """Gauges and counters of the engine."""
-        return self._ask(self._rounds.stats)
+    def stats(self) -> WorkerStats:
+        """Gauges and counters of the engine and of its cache."""
+        engine = self._ask(self._rounds.stats)
+        try:
+            ask = self._cache_stats or partial(self.call, lambda holder: (holder.stats(), holder.block_times()))
+            return WorkerStats(engine, *ask())
+        except (LeaseError, UnavailableError):
+            return WorkerStats(engine, None)
+
+    def wake(self) -> None:
+        """Look for news, such as a notice of the cache. Any thread may call it."""
+        self._inbox.put(_wake)
 
     @property
     def is_alive(self) -> bool:
@@ -196,24 +219,38 @@ class Engine:
         self.close()
 
     def _start(
-        self, tokens: bytes, namespace: str, sampling: SamplingParams, origin: Origin | None
+        self,
+        tokens: bytes,
+        namespace: str,
+        params: GenerateParams | ForkParams,
+        origin: Origin | None,
+        *,
+        shares_prefix: bool,
     ) -> GenerationStream:
-        max_length = self._reader.bound_length(num_tokens(tokens), sampling)
+        max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
+        rules = self._reader.reply_rules(params.sampling)
         if len(self._rounds.generations) >= MAX_GENERATIONS:
             raise LimitError(f"{MAX_GENERATIONS} generations run and wait already; try again later")
-        items: SimpleQueue[StreamItem] = SimpleQueue()
+        items = EventQueue()
+        now_s = self._clock()
         generation = Generation(
             self._new_id(),
             prompt=array("I", unpack_tokens(tokens)),
             arrival=next(self._arrivals),
             namespace=namespace,
-            sampling=sampling,
+            rules=rules,
             items=items,
-            submitted_s=self._clock(),
+            submitted_s=now_s,
+            terms=self._terms(now_s, params.priority, params.timeout_s, shares_prefix=shares_prefix),
         )
         items.put(Started(generation.generation_id, tokens))
         self._post(partial(self._rounds.add, generation, max_length, origin))
-        return GenerationStream(generation.generation_id, items.get, partial(self._post_cancel, generation))
+        return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
+
+    def _terms(self, now_s: float, priority: int, timeout_s: float | None, *, shares_prefix: bool) -> Terms:
+        given_s = math.inf if timeout_s is None else timeout_s
+        due_s = now_s + min(self._limits.max_wait_s, given_s / 2)
+        return Terms(priority, due_s, now_s + given_s, shares_prefix)
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._gate:
@@ -239,7 +276,7 @@ class Engine:
             has_more = False
             while not self._is_closing:  # a message at least, or what the last round left to do
                 while not has_more or not self._inbox.empty():
-                    self._inbox.get()()
+                    self._next_message()()
                     has_more = True
                 has_more = self._rounds.run()
         except Exception as fault:
@@ -251,6 +288,14 @@ class Engine:
             self._inbox.get()()
         self._rounds.end_all(error)
         self._rounds.drain(DRAIN_S)
+
+    def _next_message(self) -> Callable[[], None]:
+        """Waits for a message, or until a generation's time is over."""
+        wait_s = self._rounds.next_deadline_s - self._clock()
+        try:
+            return self._inbox.get(timeout=None if wait_s == math.inf else max(0.0, wait_s))
+        except Empty:
+            return _wake
 
     def _begin_closing(self) -> None:
         self._is_closing = True

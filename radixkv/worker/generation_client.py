@@ -23,6 +23,7 @@ from radixkv.worker.request import (
     Started,
     StreamItem,
 )
+from radixkv.worker.stats import WorkerStats
 
 __all__ = ["GenerationClient"]
 
@@ -62,6 +63,14 @@ class GenerationClient:
         """Text of token ids, special tokens left out."""
         text: str = self._ask(self._stub.Detokenize, pb.DetokenizeRequest(token_ids=pack_tokens(token_ids))).text
         return text
+
+    def spell(self, token_ids: TokensLike) -> list[bytes]:
+        """The bytes that each token stands for by itself; special tokens by name."""
+        return list(self._ask(self._stub.SpellTokens, pb.SpellTokensRequest(token_ids=pack_tokens(token_ids))).spellings)
+
+    def stats(self) -> WorkerStats:
+        """Gauges and counters of the worker and of its cache."""
+        return wire.stats_from_proto(self._ask(self._stub.GetStats, pb.GetStatsRequest()))
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue a prompt; see `Engine.generate`. Returns once the worker has accepted it."""

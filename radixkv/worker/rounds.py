@@ -3,7 +3,7 @@
                              the cache, here or far away
     plan_step    ------ submit(ops) ------>  applied in order
     apply        <----- answers, as they come
-    plan_batch, forward, sample, tell the streams
+    plan_batch; forward, sample, tell the streams: see `drawing`
 
 Nothing in a round waits for an answer: branches that have room run on. One thread drives all of this; see `engine`.
 """
@@ -11,25 +11,26 @@ Nothing in a round waits for an answer: branches that have room run on. One thre
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from radixkv.core.api import CacheHolder, Copy, StepOp, StepResult
-from radixkv.core.errors import InvalidArgumentError, LeaseError, RadixKVError, UnavailableError
+from radixkv.core.api import CacheHolder, Copy, Notice, StepOp, StepResult
+from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, LeaseError, RadixKVError, UnavailableError
 from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.drawing import Drawing
 from radixkv.worker.generation import FinishedGenerations, Generation, History
 from radixkv.worker.model import ForwardRow
-from radixkv.worker.request import BranchFinished, Delta, UnknownGenerationError
-from radixkv.worker.sampler import Sampler
-from radixkv.worker.sampling import SampledToken, SamplingParams
-from radixkv.worker.scheduler import Row, Scheduler
-from radixkv.worker.stopping import StopRules, Taken
+from radixkv.worker.request import UnknownGenerationError
+from radixkv.worker.scheduler import Scheduler
+from radixkv.worker.stats import EngineCounters, EngineStats
 
-__all__ = ["EngineStats", "Origin", "Rounds", "Runner"]
+__all__ = ["Origin", "Rounds", "Runner"]
 
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ class Pool(Protocol):
 
     num_blocks: int
     block_size: int
+
+    def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None: ...
+
+    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None: ...
 
 
 class Runner(Protocol):
@@ -55,17 +60,6 @@ class Runner(Protocol):
     def carry_out(self, ops: Sequence[Copy]) -> None: ...
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor: ...
-
-
-class EngineStats(NamedTuple):
-    """Gauges of now, and counters since the engine started. `num_generations`: those that run or wait."""
-
-    num_generations: int
-    num_running_branches: int
-    num_queued_branches: int
-    num_remembered: int
-    num_preemptions: int
-    num_forwards: int
 
 
 class _Call(NamedTuple):
@@ -91,7 +85,6 @@ class Rounds:
         holder: the cache of that pool.
         scheduler: who runs when.
         reattach: gives a new holder when the lease is lost; None: what runs then fails.
-        make_stop_rules: the rules for a further branch of a generation.
         clock: seconds, monotonic.
         wake: called, on any thread, when an answer has come that a round may be waiting for.
         num_remembered: finished generations kept.
@@ -104,7 +97,6 @@ class Rounds:
         scheduler: Scheduler,
         *,
         reattach: Callable[[], CacheHolder] | None,
-        make_stop_rules: Callable[[SamplingParams], StopRules],
         clock: Callable[[], float],
         wake: Callable[[], None],
         num_remembered: int,
@@ -115,20 +107,25 @@ class Rounds:
         self._runner = runner
         self._scheduler = scheduler
         self._reattach = reattach
-        self._make_stop_rules = make_stop_rules
         self._clock = clock
         self._wake = wake
-        self._sampler = Sampler()
+        self._counters = EngineCounters()
+        self._drawing = Drawing(
+            runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
+        )
         self._answers: deque[Future[list[StepResult]]] = deque()
         self._calls: deque[_Call] = deque()
-        self._num_submitted = self._num_answered = self._num_forwards = 0
+        self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; those of ended generations are passed over
+        self._num_submitted = self._num_answered = 0
 
     # -- commands
 
     def add(self, generation: Generation, max_length: int, origin: Origin | None) -> None:
         """Take in a generation whose prompt is set: it is queued, or forked from its origin where that still runs."""
         self.generations[generation.generation_id] = generation
-        branch = generation.add_branch(max_length, self._make_stop_rules(generation.sampling))
+        if generation.terms.deadline_s < math.inf:
+            heappush(self._deadlines, (generation.terms.deadline_s, generation.arrival, generation))
+        branch = generation.add_branch(max_length)
         parent = self._find_parent(origin)
         if parent is None:
             self._scheduler.add(branch)
@@ -141,7 +138,7 @@ class Rounds:
         running = self.generations.get(origin.generation_id) if origin else None
         if origin is None or running is None:
             return None
-        parent = running.branches[origin.branch]
+        parent = running.find_branch(origin.branch)
         can_fork = parent.phase is Phase.RUNNING and 0 < origin.position <= parent.num_computed
         return parent if can_fork else None
 
@@ -152,10 +149,7 @@ class Rounds:
             UnknownGenerationError, InvalidArgumentError: there is no such generation; it has no such branch.
         """
         running = self.generations.get(generation_id)
-        if running is not None:
-            histories = tuple(History(b.tokens.tobytes(), running.namespace) for b in running.branches)
-        else:
-            histories = self.finished.recall(generation_id) or ()
+        histories = running.histories() if running is not None else self.finished.recall(generation_id) or ()
         if not histories:
             raise UnknownGenerationError(generation_id)
         if not 0 <= branch < len(histories):
@@ -163,14 +157,30 @@ class Rounds:
         return histories[branch]
 
     def stats(self) -> EngineStats:
-        """Gauges and counters."""
+        """Gauges and counters. O(latencies kept · log)."""
+        counters, scheduler, swap = self._counters, self._scheduler, self._scheduler.preemption
         return EngineStats(
             num_generations=len(self.generations),
-            num_running_branches=self._scheduler.num_running,
-            num_queued_branches=self._scheduler.num_queued,
+            num_running_branches=scheduler.num_running,
+            num_queued_branches=scheduler.num_queued,
+            num_pending_branches=scheduler.num_pending,
+            num_parked_branches=len(swap.parked),
             num_remembered=len(self.finished),
-            num_preemptions=self._scheduler.num_preemptions,
-            num_forwards=self._num_forwards,
+            num_preemptions=swap.num_preemptions,
+            num_saved_blocks=swap.space.num_saved,
+            num_loaded_blocks=swap.space.num_loaded,
+            num_forwards=counters.num_forwards,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_tokens=counters.num_cached_tokens,
+            num_computed_tokens=counters.num_computed_tokens,
+            num_generated_tokens=counters.num_generated_tokens,
+            num_finished=counters.num_finished,
+            num_cancelled=counters.num_cancelled,
+            num_failed=counters.num_failed,
+            num_expired=counters.num_expired,
+            time_to_first_token=counters.time_to_first_token.percentiles(),
+            inter_token=counters.inter_token.percentiles(),
+            waited=counters.waited.percentiles(),
         )
 
     def call_later(self, run: Callable[[], None]) -> None:
@@ -181,18 +191,46 @@ class Rounds:
 
     def run(self) -> bool:
         """One round. Returns whether another one can do something without a message arriving first."""
+        self._expire()
+        notices = self._take_notices()
+        has_news = self._take_answers()  # a notice comes behind the answer that it belongs to
+        self._scheduler.noticed(notices)
         ops = self._scheduler.plan_step()
         failures = self._scheduler.take_failures()
         self._fail(failures)
+        for move in self._scheduler.preemption.take_saves():
+            self._runner.pool.save(move.block_ids, move.slots)
         if ops:
             self._submit(ops)
-        has_news = self._take_answers()
+        has_news |= self._take_answers()
         rows = self._scheduler.plan_batch()
         if rows:
-            self._compute(rows)
+            self._drawing.run(rows)
         while self._calls and self._num_answered >= min(self._calls[0].after_step, self._num_submitted):
             self._calls.popleft().run()
         return bool(rows or failures or has_news or (ops and not self._answers))
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When a round is to come though no message does, on the engine's clock."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def _expire(self) -> None:
+        """End the generations whose time is over."""
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            _, _, generation = heappop(self._deadlines)
+            if generation.generation_id in self.generations:
+                self._counters.num_expired += 1
+                given_s = generation.terms.deadline_s - generation.submitted_s
+                self._end(
+                    generation, DeadlineExceededError(f"the generation did not end within the {given_s:g} s given")
+                )
+
+    def _take_notices(self) -> list[Notice]:
+        try:
+            return self.holder.take_notices()
+        except (LeaseError, UnavailableError):  # what is submitted next is told so too, and acts on it
+            return []
 
     def _submit(self, ops: Sequence[StepOp]) -> None:
         try:
@@ -218,66 +256,32 @@ class Rounds:
             self._num_answered += 1
             if applied.copies:
                 self._runner.carry_out(applied.copies)
+            for branch in applied.opened:
+                self._admitted(branch)
+            for move in applied.loads:
+                self._runner.pool.load(move.slots, move.block_ids)
             self._fail(applied.failures)
         return has_news
 
-    def _compute(self, rows: Sequence[Row]) -> None:
-        """Run the rows, draw a token for every branch whose history they complete, and tell the streams."""
-        logits = self._runner.forward([_forward_row(row) for row in rows])
-        self._num_forwards += 1
-        drawing: list[tuple[int, Branch]] = []
-        num_logits = 0
-        for row in rows:
-            row.branch.generation.num_computed_tokens += row.end - row.start
-            if row.wants_logits:
-                drawing += [(num_logits, branch) for branch in self._drawers(row.branch)]
-                num_logits += 1
-        self._scheduler.ran(rows)
-        if not drawing:
-            return
-        if len(drawing) != num_logits:
-            logits = logits[[index for index, _ in drawing]]
-        branches = [branch for _, branch in drawing]
-        sampled = self._sampler.sample(logits, [b.generation.sampler_row(b) for b in branches])
-        self._deliver(branches, sampled)
-
-    def _drawers(self, branch: Branch) -> list[Branch]:
-        """Who draws from a branch's logits: itself, and at the end of the prompt all that it is about to be forked into."""
+    def _admitted(self, branch: Branch) -> None:
+        """A branch holds a sequence; the first time tells how much of its prompt was found."""
         generation = branch.generation
-        if branch.index > 0 or len(branch.tokens) > len(generation.prompt):
-            return [branch]
-        while len(generation.branches) < generation.sampling.n:
-            generation.add_branch(branch.max_length, self._make_stop_rules(generation.sampling))
-        return generation.branches[:]
+        if generation.num_cached_tokens is None:
+            generation.num_cached_tokens = min(branch.num_computed, len(generation.prompt))
+            self._counters.num_prompt_tokens += len(generation.prompt)
+            self._counters.num_cached_tokens += generation.num_cached_tokens
+            self._counters.waited.add(self._clock() - generation.submitted_s)
 
-    def _deliver(self, branches: Sequence[Branch], sampled: Sequence[SampledToken]) -> None:
-        now_s = self._clock()
-        ended: list[tuple[Branch, Taken]] = []
-        forks: dict[str, list[Branch]] = {}
-        for branch, token in zip(branches, sampled, strict=True):
-            generation = branch.generation
-            taken = generation.take(branch, token, now_s)
-            logprobs = (token,) if generation.sampling.logprobs is not None else ()
-            generation.items.put(Delta(branch.index, (token.token_id,), taken.text, logprobs))
-            if taken.reason is not None:
-                ended.append((branch, taken))
-            elif branch.phase is Phase.QUEUED:  # it drew its first token from branch 0's logits
-                forks.setdefault(generation.generation_id, []).append(branch)
-        for children in forks.values():
-            generation = children[0].generation
-            self._scheduler.fork(generation.branches[0], len(generation.prompt), children)
-        for branch, taken in ended:
-            self._finish(branch, taken)
+    def _completed(self, generation: Generation) -> None:
+        """All its branches have ended."""
+        self._forget(generation)
+        self._counters.num_finished += 1
+        generation.complete()
 
-    def _finish(self, branch: Branch, taken: Taken) -> None:
-        generation = branch.generation
-        assert taken.reason is not None
-        self._scheduler.finish(branch)
-        generation.items.put(BranchFinished(branch.index, taken.reason, taken.stop))
-        if generation.is_complete:
-            del self.generations[generation.generation_id]
-            self.finished.remember(generation)
-            generation.complete()
+    def _forget(self, generation: Generation) -> None:
+        """It neither runs nor waits any longer; what it has become can still be forked."""
+        del self.generations[generation.generation_id]
+        self.finished.remember(generation)
 
     def drain(self, timeout_s: float) -> None:
         """Say the last releases to the cache and wait for it to take them; then run the calls that wait."""
@@ -296,14 +300,20 @@ class Rounds:
 
     def cancel(self, generation: Generation) -> None:
         """End a generation at once; its sequences are released with the next Step. No event follows."""
-        if self.generations.pop(generation.generation_id, None) is not None:
-            for branch in generation.branches:
-                self._scheduler.finish(branch)
-            self.finished.remember(generation)
+        if self._drop(generation):
+            self._counters.num_cancelled += 1
+
+    def _drop(self, generation: Generation) -> bool:
+        if generation.generation_id not in self.generations:
+            return False
+        for branch in generation.branches:
+            self._scheduler.finish(branch)
+        self._forget(generation)
+        return True
 
     def _end(self, generation: Generation, error: RadixKVError) -> None:
-        if generation.generation_id in self.generations:
-            self.cancel(generation)
+        if self._drop(generation):
+            self._counters.num_failed += 1
             generation.items.put(error)
 
     def end_all(self, error: RadixKVError) -> None:
@@ -328,8 +338,3 @@ class Rounds:
             else:
                 return
         self.end_all(error)
-
-
-def _forward_row(row: Row) -> ForwardRow:
-    branch, start, end = row
-    return ForwardRow(branch.tokens[start:end], start, branch.block_table, branch.num_stored, row.wants_logits)

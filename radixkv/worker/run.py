@@ -8,20 +8,25 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
-from radixkv.core.api import CacheHolder, PoolShape
+from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
 from radixkv.core.cache import PrefixCache
 from radixkv.core.errors import PoolHeldError, RadixKVError, UnavailableError
 from radixkv.service.addresses import parse_address
 from radixkv.worker.default_model import DEFAULT_MODEL, SMOLLM2_135M, resolve_model
 from radixkv.worker.engine import Engine
 from radixkv.worker.errors import ModelError
+from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.scheduler import SchedulerLimits
+from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.text import ChatText
+
+if TYPE_CHECKING:
+    from radixkv.client import RemoteHolder
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
@@ -39,9 +44,14 @@ class WorkerConfig:
         service: address of the cache service that keeps the tree; None: a tree in this process.
         listen: where to serve Generation: ``host:port`` (port 0 takes a free one) or ``unix:path``; None: nowhere.
         pool_name: of the pool, among those of the service.
-        num_blocks, block_size: the pool's size; its memory is allocated at the start.
+        num_blocks, block_size: the pool's size; its memory is allocated at the start. None: what the device's memory gives, see
+            `pool_size`, which also says what `utilisation`, `kv_bytes` and `swap_bytes` are.
         dtype, device: see `ModelRunner`.
-        limits: bounds of a round.
+        max_model_len: longest sequence to be served, in tokens; the pool must hold one. None: what the model allows, and what
+            the pool holds.
+        limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
+        share_prefixes: whether requests reuse the KV of prefixes that others have computed.
+        unshared_namespaces: where they do not, although `share_prefixes`.
         num_remembered: finished generations that can still be forked.
         connect_timeout_s: how long to wait for the cache service to take this holder.
         reattach_s: how long to try for a new lease when the old one is lost.
@@ -52,11 +62,17 @@ class WorkerConfig:
     service: str | None = None
     listen: str | None = DEFAULT_ADDRESS
     pool_name: str = "default"
-    num_blocks: int = 1024
+    num_blocks: int | None = None
     block_size: int = 16
+    utilisation: float = 0.90
+    kv_bytes: int | None = None
+    swap_bytes: int | None = None
     dtype: str = "auto"
     device: str = "auto"
+    max_model_len: int | None = None
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    share_prefixes: bool = True
+    unshared_namespaces: frozenset[str] = frozenset()
     num_remembered: int = 1024
     connect_timeout_s: float = 10.0
     reattach_s: float = 60.0
@@ -73,21 +89,22 @@ class Worker:
         engine: generates, in this process.
         runner: the model and its KV tensors.
         address: where Generation is served; empty where it is not.
-        num_blocks: the pool's size.
+        plan: the pool's size and where the memory goes.
 
     Raises on entering:
         ModelError: the model cannot be had or served.
+        PlanError: the memory does not suffice; says for what, and what would help.
         InvalidArgumentError, UnavailableError, LeaseError: an argument is outside its bound; an address cannot be listened on;
             the cache service cannot be reached, or another worker holds the pool.
     """
 
     engine: Engine
     runner: ModelRunner
+    plan: PoolPlan
     address: str
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
-        self.num_blocks = config.num_blocks
         self._stack = ExitStack()
 
     def __enter__(self) -> Worker:
@@ -106,25 +123,24 @@ class Worker:
         if config.listen:
             parse_address(config.listen).require_free()  # before the long work of loading a model
         model = str(resolve_model(config.model, progress=config.show_progress))
-        self.runner = ModelRunner(
-            model,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            dtype=config.dtype,
-            device=config.device,
-        )
+        self.runner, self.plan = _load_runner(model, config)
+        _LOG.info("%s: %s", model, self.plan)
+        plan = self.plan
         text = _load_text(model)
-        lease = _Lease(config)
+        lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
         self.engine = Engine(
             self.runner,
-            lease.attach() if config.service else PrefixCache(config.num_blocks, config.block_size),
+            lease.attach() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
             text=text,
             model_name=SMOLLM2_135M.name if config.model in (None, DEFAULT_MODEL) else str(config.model),
-            limits=config.limits,
+            limits=replace(config.limits, swap_blocks=plan.num_host_blocks),
+            unshared_namespaces=config.unshared_namespaces if config.share_prefixes else None,
             reattach=lease.reattach if config.service else None,
+            cache_stats=lease.stats if config.service else None,
             num_remembered=config.num_remembered,
         )
+        lease.wake = self.engine.wake
         stack.callback(self.engine.close)
         stack.callback(lease.give_up)
         self.address = ""
@@ -132,12 +148,17 @@ class Worker:
             self.address = stack.enter_context(GenerationServer(self.engine, config.listen)).address
 
 
-def run_worker(config: WorkerConfig, on_ready: Callable[[Worker], None] | None = None) -> None:
+def run_worker(
+    config: WorkerConfig,
+    on_ready: Callable[[Worker], None] | None = None,
+    beside: Callable[[Worker], contextlib.AbstractContextManager[object]] | None = None,
+) -> None:
     """Run a worker until SIGINT or SIGTERM, then stop it cleanly. Prints nothing. Call it from the main thread.
 
     Args:
         config: see `WorkerConfig`.
         on_ready: called once everything is up.
+        beside: gives what runs in front of the worker: entered before `on_ready` is called, left before the worker is.
 
     Raises:
         UnavailableError: the engine has stopped by itself; its log tells why.
@@ -150,7 +171,7 @@ def run_worker(config: WorkerConfig, on_ready: Callable[[Worker], None] | None =
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with Worker(config) as worker:
+        with Worker(config) as worker, beside(worker) if beside else contextlib.nullcontext():
             if on_ready is not None:
                 on_ready(worker)
             while not stopping.wait(_WATCH_S):
@@ -159,6 +180,25 @@ def run_worker(config: WorkerConfig, on_ready: Callable[[Worker], None] | None =
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPlan]:
+    """The model with its pool."""
+    wish = PoolWish(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        utilisation=config.utilisation,
+        kv_bytes=config.kv_bytes,
+        swap_bytes=config.swap_bytes,
+        needs_full_length=config.max_model_len is not None,
+    )
+    wish.check(config.limits)  # before the long work of loading a model
+    runner = ModelRunner(
+        model, num_blocks=None, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len
+    )
+    plan = plan_pool(runner, wish, config.limits)
+    runner.allocate_pool(plan.num_blocks, plan.block_size, plan.num_host_blocks)
+    return runner, plan
 
 
 def _load_text(model: str) -> ChatText | None:
@@ -170,11 +210,17 @@ def _load_text(model: str) -> ChatText | None:
 
 
 class _Lease:
-    """The hold on a pool of a cache service, renewed with a new incarnation when it was lost."""
+    """The hold on a pool of a cache service, renewed with a new incarnation when it was lost.
 
-    def __init__(self, config: WorkerConfig) -> None:
+    Attributes:
+        wake: called, on any thread, when the service has sent notices.
+    """
+
+    def __init__(self, config: WorkerConfig, pool: PoolShape) -> None:
         self._config = config
-        self._holder: contextlib.AbstractContextManager[object] | None = None
+        self._pool = pool
+        self._holder: RemoteHolder | None = None
+        self.wake: Callable[[], None] = lambda: None
         self._given_up = threading.Event()
 
     def attach(self) -> CacheHolder:
@@ -187,10 +233,22 @@ class _Lease:
 
         config = self._config
         assert config.service is not None
-        pool = PoolShape(config.num_blocks, config.block_size, config.pool_name)
-        holder = connect(config.service, pool, timeout_s=config.connect_timeout_s)
-        self._holder = holder
-        return holder
+        self._holder = connect(config.service, self._pool, timeout_s=config.connect_timeout_s, on_notices=self._told)
+        return self._holder
+
+    def _told(self) -> None:
+        self.wake()
+
+    def stats(self) -> tuple[CacheStats, BlockTimes]:
+        """What the service tells of the pool. Any thread may ask.
+
+        Raises:
+            UnavailableError: it cannot be reached, or no holder is attached at present.
+        """
+        holder = self._holder
+        if holder is None:
+            raise UnavailableError("no lease on the pool is held at present")
+        return holder.stats(), holder.block_times()
 
     def reattach(self) -> CacheHolder:
         """Try until the service is back and the old lease has ended, or the time is up.

@@ -4,26 +4,27 @@ A round of the engine:
 
     plan_step()   ops of one Step: report what was computed, fork, release, ask for room, acquire      -> holder.submit
     apply()       answers of a Step, in order: block copies to carry out, block tables to use
+    noticed()     prefixes that somebody waited for are there, or will not come
     plan_batch()  every decode, then prefill chunks under the token budget                             -> model
     ran()         those positions have KV now
 
 Rules:
 
-- First come, first served. The head of the queue waits for blocks; nobody overtakes it.
+- Who is admitted next: see `waiting`. What it is expected to generate is reserved with its prompt: see `growth`.
+- Who is refused for lack of blocks lets others try, until it is due; then nobody is admitted before it.
+- Single flight: an acquire whose next tokens another branch is computing waits for them, and lends that branch its priority.
 - Room is asked a block ahead, so that a decode rarely meets the end of its table before the answer is there.
-- Who cannot run another position for lack of blocks makes the latest-come holder give up its sequence (preemption by
-  recompute), so the earliest always finishes. After that, nobody is admitted until a branch has finished.
-- Single flight: who shares a block or more of tokens with a prefill under way is acquired once they are computed.
-- Prefill chunks end at absolute multiples of the chunk size, whatever was found in the cache.
+- Who cannot run another position for lack of blocks makes the least wanted holder give some up: see `preemption`. After that,
+  nobody is admitted until a branch has finished, so that the rest can come to their end.
+- Decodes run in every batch. Prefill chunks share what is left of `max_batch_tokens`, and end at absolute multiples of the
+  chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one batch of that size.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from radixkv.core.api import (
@@ -34,6 +35,10 @@ from radixkv.core.api import (
     ExtendResult,
     ForkOp,
     InsertOp,
+    MatchOp,
+    MatchResult,
+    Notice,
+    Pending,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -46,140 +51,124 @@ from radixkv.core.errors import (
     RadixKVError,
     UnavailableError,
 )
-from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, pack_tokens
+from radixkv.core.tokens import pack_tokens
+from radixkv.worker.admission import Admission
+from radixkv.worker.batching import Row, choose_rows
 from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.growth import GrowthEstimate
+from radixkv.worker.holders import Holders, Sent
+from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.preemption import Cut, Preemption
+from radixkv.worker.swap import BlockMove
 
-__all__ = ["Applied", "Row", "Scheduler", "SchedulerLimits"]
+__all__ = ["Applied", "Scheduler"]
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds of a round.
-
-    max_running: sequences held at once by admission (forks of one generation may exceed it).
-    max_batch_tokens: positions per forward; a lone chunk may exceed it, decodes always run.
-    chunk_tokens: prefill chunks end at multiples of it.
-    """
-
-    max_running: int = 64
-    max_batch_tokens: int = 512
-    chunk_tokens: int = 256
-
-
-class Row(NamedTuple):
-    """Positions [start, end) of a branch to be run; the last one gives logits where it is the last of the history."""
-
-    branch: Branch
-    start: int
-    end: int
-
-    @property
-    def wants_logits(self) -> bool:
-        return self.end == len(self.branch.tokens)
+_MATCHES_PER_STEP = 4
+"""Waiting branches whose cached prefix is asked for with every Step."""
 
 
 class Applied(NamedTuple):
-    """What a Step's answers ask for: `copies` to be carried out in order; branches that failed, with the reason."""
+    """What a Step's answers ask for: `copies` and then `loads` to be carried out in order. Branches that hold a sequence now,
+    with what was cached already counted as computed; and those that failed, and why.
+    """
 
     copies: list[Copy]
+    loads: list[BlockMove]
+    opened: list[Branch]
     failures: list[tuple[Branch, RadixKVError]]
 
 
-class _Fork(NamedTuple):
-    parent_seq_id: int
-    position: int
-    children: list[Branch]
-
-
-class _Sent(NamedTuple):
-    """An op and whom its answer concerns. `was_alone`: nobody else held a sequence when it was sent."""
-
-    op: StepOp
-    branches: tuple[Branch, ...] = ()
-    was_alone: bool = False
-
-
-_order = attrgetter("order")
-
-
 class Scheduler:
-    """Queue, holders and the Steps under way. Every method is O(holders), admission O(holders · shared prefix)."""
+    """Queue, holders and the Steps under way. Every method is O(holders + waiters) and O(log queued) per branch admitted."""
 
-    def __init__(self, block_size: int, limits: SchedulerLimits | None = None) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        limits: SchedulerLimits | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        growth: GrowthEstimate | None = None,
+    ) -> None:
         self.limits = limits or SchedulerLimits()
-        self.num_preemptions = 0
+        num_host_blocks = self.limits.swap_blocks if self.limits.preemption == "swap" else 0
+        self._holders = Holders(block_size)
+        self.preemption = Preemption(block_size, num_host_blocks, self._holders.new_seq_id)
+        self._clock = clock
         self._block_size = block_size
-        self._queue: list[Branch] = []  # sorted by order
-        self._holding: dict[int, Branch] = {}  # seq_id -> OPENING or RUNNING branch
-        self._forks: list[_Fork] = []
-        self._last_reports: list[InsertOp] = []
-        self._releases: list[ReleaseOp] = []
-        self._sent: deque[list[_Sent]] = deque()
+        self._admission = Admission(growth or GrowthEstimate())
+        self._sent: deque[list[Sent]] = deque()
+        self._loads: list[BlockMove] = []
+        self._newly_opened: list[Branch] = []
         self._failures: list[tuple[Branch, RadixKVError]] = []
-        self._blocked = False  # admission waits until a branch has finished or nobody holds anything
-        self._next_seq_id = 1
 
     # -- what the engine tells
 
     def add(self, branch: Branch) -> None:
-        """Queue a branch by its order of arrival."""
-        branch.phase = Phase.QUEUED
-        insort(self._queue, branch, key=_order)
+        """Queue a branch."""
+        self._admission.queue.add(branch)
 
     def fork(self, parent: Branch, position: int, children: Sequence[Branch]) -> None:
         """Open `children` on the first `position <= num_computed` tokens of a running parent, with the next Step."""
-        for child in children:
-            self._open(child, position)
-            child.num_computed = min(position, len(child.tokens) - 1)
-        self._forks.append(_Fork(parent.seq_id, position, list(children)))
+        self._holders.fork(parent, position, children)
 
     def finish(self, branch: Branch) -> None:
-        """A branch has ended, however: it leaves the queue, or its sequence is released with the next Step."""
-        if branch.phase is Phase.QUEUED:
-            at = bisect_left(self._queue, branch.order, key=_order)
-            if at < len(self._queue) and self._queue[at] is branch:
-                del self._queue[at]
-        elif branch.phase is not Phase.FINISHED:
-            self._release(branch)
-            self._blocked = False
+        """A branch has ended, however: it waits no longer, or its sequence is released with the next Step."""
+        self._unpark(branch)
+        if branch.phase in {Phase.QUEUED, Phase.PENDING}:
+            self._admission.discard(branch)
+        elif branch.phase in {Phase.OPENING, Phase.RUNNING}:
+            self._holders.release(branch)
+            self._admission.finished(branch)
         branch.close(Phase.FINISHED)
+
+    def noticed(self, notices: Iterable[Notice]) -> None:
+        """Prefixes that branches wait for were published, or their providers are gone."""
+        self._admission.noticed(notices)
 
     def lose_all(self) -> None:
         """The lease is gone and every sequence with it: all holders are queued again, answers under way are dropped."""
-        for branch in list(self._holding.values()):
+        for branch in list(self.preemption.parked):
+            self.preemption.unpark(branch)
+        self.preemption.take_saves()
+        for branch in self._holders:
             branch.close(Phase.QUEUED)
             self.add(branch)
-        self._holding.clear()
-        self._forks.clear()
-        self._last_reports.clear()
-        self._releases.clear()
+        self._admission.requeue_pending()
+        self._holders.clear()
         self._sent.clear()
-        self._blocked = False
 
     # -- what the engine asks
 
     @property
     def num_running(self) -> int:
         """Branches that hold a sequence or are about to."""
-        return len(self._holding)
+        return len(self._holders)
 
     @property
     def num_queued(self) -> int:
         """Branches that wait to be acquired."""
-        return len(self._queue)
+        return len(self._admission.queue)
+
+    @property
+    def num_pending(self) -> int:
+        """Branches that wait for a prefix that another one is computing."""
+        return len(self._admission.pending)
 
     def plan_step(self) -> list[StepOp]:
-        """Ops of the next Step, in the order that the cache must apply them; empty when there is nothing to say."""
-        self._relieve()
-        sent: list[_Sent] = []
-        self._plan_reports(sent)
-        self._plan_forks(sent)
-        sent += [_Sent(release) for release in self._releases]
-        self._releases.clear()
-        for branch in sorted(self._holding.values(), key=_order):
-            self._plan_room(branch, sent)
-        self._plan_admissions(sent)
+        """Ops of the next Step, in the order that the cache must apply them; empty when there is nothing to say.
+
+        Before they are sent, the saves of `preemption` are to be carried out.
+        """
+        now_s = self._clock()
+        self._give_way()
+        self._relieve(now_s)
+        sent = self._holders.take_ops(self._admission.reserve)
+        self._plan_admissions(sent, now_s)
         if sent:
+            for branch in self._admission.queue.take_to_ask(_MATCHES_PER_STEP):
+                if branch.generation.terms.shares_prefix:
+                    op = MatchOp(pack_tokens(branch.tokens), branch.generation.namespace)
+                    sent.append(Sent(op, (branch,)))
             self._sent.append(sent)
         return [entry.op for entry in sent]
 
@@ -193,21 +182,28 @@ class Scheduler:
         assert len(sent) == len(results), f"{len(sent)} ops were sent and {len(results)} answers came"
         copies: list[Copy] = []
         for entry, result in zip(sent, results, strict=True):
-            if isinstance(result, (LeaseError, UnavailableError)):
-                raise result
-            if isinstance(result, RadixKVError):
-                self._refused(entry, result)
-            elif isinstance(result, AcquireResult):
-                copies += result.ops
-                self._opened(entry, [result])
-            elif isinstance(result, ExtendResult):
-                copies += result.ops
-                self._extended(entry, result)
-            elif isinstance(result, list):
-                for child in result:
-                    copies += child.ops
-                self._opened(entry, result)
-        return Applied(copies, self.take_failures())
+            match result:
+                case LeaseError() | UnavailableError():
+                    raise result
+                case RadixKVError():
+                    self._refused(entry, result)
+                case AcquireResult():
+                    copies += result.ops
+                    self._opened(entry, [result])
+                case Pending():
+                    self._must_wait(entry, result)
+                case ExtendResult():
+                    copies += result.ops
+                    self._extended(entry, result)
+                case MatchResult():
+                    self._matched(entry, result)
+                case list():
+                    for child in result:
+                        copies += child.ops
+                    self._opened(entry, result)
+        loads, self._loads = self._loads, []
+        opened, self._newly_opened = self._newly_opened, []
+        return Applied(copies, loads, opened, self.take_failures())
 
     def take_failures(self) -> list[tuple[Branch, RadixKVError]]:
         """Branches that can go no further, with the reason; each is told once."""
@@ -215,25 +211,10 @@ class Scheduler:
         return failures
 
     def plan_batch(self) -> list[Row]:
-        """Rows of the next forward: all decodes that can run, then prefill chunks in order of arrival."""
-        ready = sorted((branch for branch in self._holding.values() if branch.can_run), key=_order)
-        rows = [Row(b, b.num_computed, b.num_computed + 1) for b in ready if not b.is_prefilling]
-        budget = self.limits.max_batch_tokens - len(rows)
-        has_chunk = False
-        for branch in ready:
-            if not branch.is_prefilling:
-                continue
-            start = branch.num_computed
-            chunk = self.limits.chunk_tokens
-            end = min(len(branch.tokens), branch.room, start - start % chunk + chunk)
-            if end - start > budget and has_chunk:
-                break
-            rows.append(Row(branch, start, end))
-            budget -= end - start
-            has_chunk = True
-            if budget <= 0:
-                break
-        return rows
+        """Rows of the next forward: all decodes that can run, then prefill chunks, the most wanted first."""
+        now_s = self._clock()
+        urgency = self._admission.pending.urgency
+        return choose_rows(self._holders, self.limits, lambda branch: urgency(branch).key(now_s, branch.order))
 
     def ran(self, rows: Sequence[Row]) -> None:
         """The forward of these rows has been launched: their positions count as computed."""
@@ -242,117 +223,131 @@ class Scheduler:
 
     # -- planning
 
-    def _relieve(self) -> None:
-        stuck = min((b for b in self._holding.values() if b.is_stuck), key=_order, default=None)
-        if stuck is None:
+    def _relieve(self, now_s: float) -> None:
+        """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
+        stuck = [branch for branch in self._holders if branch.is_stuck]
+        refused = self._admission.queue.find_refused() if self._holders else None
+        if stuck:
+            if len(self._holders) == 1:
+                self._free_for_the_last(stuck[0])
+            elif not self._cut(self.preemption.park_more(len(stuck))):
+                self._preempt(self._least_wanted(now_s), len(stuck))
+                self._admission.preempted()
+        elif refused is not None and refused.priority > min(b.priority for b in self._holders):
+            victim = self._least_wanted(now_s)
+            if self._admission.pending.urgency(victim).priority < refused.priority and victim.due_s > now_s:
+                self._preempt(victim, len(victim.block_table))
+                self._admission.freed()
+
+    def _free_for_the_last(self, stuck: Branch) -> None:
+        """Nobody else runs: free what others have parked and begin anew, since a COPY that must leave its source in place may
+        need the one block that an acquire does not; if that does not help, give up.
+        """
+        for branch in list(self.preemption.parked):
+            self._unpark(branch)
+        if stuck.num_computed_at_stall == stuck.num_computed:
+            num_needed = -(-(stuck.num_computed + 1) // self._block_size)
+            self._failures.append((stuck, OutOfBlocksError(num_needed, len(stuck.block_table))))
             return
-        victim = max(self._holding.values(), key=_order)
-        if len(self._holding) == 1:
-            if stuck.num_computed_at_stall == stuck.num_computed:
-                num_needed = -(-(stuck.num_computed + 1) // self._block_size)
-                self._failures.append((stuck, OutOfBlocksError(num_needed, len(stuck.block_table))))
+        stuck.num_computed_at_stall = stuck.num_computed
+        self._requeue(stuck)
+
+    def _least_wanted(self, now_s: float) -> Branch:
+        return self.preemption.choose(self._holders, self._admission.pending, now_s)
+
+    def _preempt(self, victim: Branch, num_blocks: int) -> None:
+        self._cut(self.preemption.park(victim, num_blocks) if victim.phase is Phase.RUNNING else None)
+        self._requeue(victim)
+
+    def _requeue(self, branch: Branch) -> None:
+        is_idle = branch.is_idle
+        self._holders.release(branch)
+        if is_idle:  # it is added again once there is something to run
+            branch.close(Phase.RESTING)
+        else:
+            branch.close(Phase.QUEUED)
+            self.add(branch)
+
+    def _give_way(self) -> None:
+        """Where all holders only wait for branches that are not admitted, as beams do, the latest gives up its blocks."""
+        is_waited_for = self.num_queued or self.num_pending
+        if is_waited_for and not self._sent and all(branch.is_idle for branch in self._holders):
+            latest = max(self._holders, key=lambda branch: branch.order, default=None)
+            if latest is not None:
+                self._preempt(latest, len(latest.block_table))
+                self._admission.gave_way()
+
+    def _cut(self, cut: Cut | None) -> bool:
+        if cut is not None:
+            self._holders.cut(cut)
+        return cut is not None
+
+    def _plan_admissions(self, sent: list[Sent], now_s: float) -> None:
+        num_ahead = sum(len(b.tokens) - b.num_computed for b in self._holders if b.is_prefilling)
+        while len(self._holders) < self.limits.max_running and num_ahead < self.limits.max_batch_tokens:
+            was_alone = not self._holders
+            head = self._admission.next(now_s, is_idle=was_alone)
+            if head is None:
                 return
-            stuck.num_computed_at_stall = stuck.num_computed
-        self.num_preemptions += 1
-        self._release(victim)
-        victim.close(Phase.QUEUED)
-        self.add(victim)
-        self._blocked = True
-
-    def _plan_reports(self, sent: list[_Sent]) -> None:
-        sent += [_Sent(report) for report in self._last_reports]
-        self._last_reports.clear()
-        for branch in self._holding.values():
-            if report := self._report(branch):
-                sent.append(_Sent(report, (branch,)))
-
-    def _report(self, branch: Branch) -> InsertOp | None:
-        if branch.phase is not Phase.RUNNING or branch.num_computed <= branch.num_reported:
-            return None
-        return InsertOp(branch.seq_id, branch.num_computed, branch.take_report())
-
-    def _plan_forks(self, sent: list[_Sent]) -> None:
-        for parent_seq_id, position, children in self._forks:
-            living = tuple(child for child in children if child.phase is Phase.OPENING)
-            if living:
-                seq_ids = tuple(child.seq_id for child in living)
-                sent.append(_Sent(ForkOp(parent_seq_id, position, len(living), 0, seq_ids), living))
-        self._forks.clear()
-
-    def _plan_room(self, branch: Branch, sent: list[_Sent]) -> None:
-        if branch.room_asked >= branch.max_room or branch.room_asked - len(branch.tokens) >= self._block_size:
-            return
-        ahead = branch.room_asked + 1 if branch.starved else len(branch.tokens) + self._block_size
-        room = min(branch.max_room, -(-ahead // self._block_size) * self._block_size)
-        branch.room_asked = room
-        branch.starved = False
-        sent.append(_Sent(ExtendOp(branch.seq_id, room), (branch,)))
-
-    def _plan_admissions(self, sent: list[_Sent]) -> None:
-        if self._blocked and self._holding:
-            return
-        self._blocked = False
-        num_ahead = sum(len(b.tokens) - b.num_computed for b in self._holding.values() if b.is_prefilling)
-        while self._queue and len(self._holding) < self.limits.max_running and num_ahead < self.limits.max_batch_tokens:
-            head = self._queue[0]
-            num_shared = self._find_shared(head)
-            if num_shared is None:
-                return
-            del self._queue[0]
-            was_alone = not self._holding
-            self._open(head, len(head.tokens))
-            head.num_computed = num_shared
-            num_ahead += len(head.tokens) - num_shared
-            op = AcquireOp(pack_tokens(head.tokens), 0, head.generation.namespace, head.seq_id)
-            sent.append(_Sent(op, (head,), was_alone))
-            self._plan_room(head, sent)
-
-    def _find_shared(self, head: Branch) -> int | None:
-        """Most tokens that a holder has computed of the head's history; None where it pays to wait for a prefill."""
-        tokens = head.tokens.tobytes()
-        most = 0
-        for holder in self._holding.values():
-            if holder.generation.namespace != head.generation.namespace or holder.tokens[0] != head.tokens[0]:
-                continue
-            theirs = holder.tokens.tobytes()
-            shared = common_prefix_bytes(theirs, 0, tokens, min(len(theirs), len(tokens))) // TOKEN_BYTES
-            computed = min(shared, holder.num_computed)
-            if holder.is_prefilling and shared - computed >= self._block_size:
-                return None
-            most = max(most, computed)
-        return most
+            terms = head.generation.terms
+            self._holders.open(head, len(head.tokens))
+            head.num_computed = min(head.num_matched, len(head.tokens) - 1)
+            num_ahead += len(head.tokens) - head.num_computed
+            op = AcquireOp(
+                pack_tokens(head.tokens),
+                self._admission.reserve(head),
+                head.generation.namespace,
+                head.seq_id,
+                waits=terms.shares_prefix,
+                shares=terms.shares_prefix,
+            )
+            sent.append(Sent(op, (head,), was_alone, self._admission.num_freed))
+            sent += self._holders.ask_for_room(head)
 
     # -- answers
 
-    def _opened(self, entry: _Sent, answers: Sequence[AcquireResult]) -> None:
-        for branch, answer in zip(entry.branches, answers, strict=True):
+    def _opened(self, entry: Sent, answers: Sequence[AcquireResult]) -> None:
+        if entry.parked is not None:
+            self.preemption.cut(entry.parked, answers[0])
+        for branch, answer in zip(entry.branches, answers, strict=False):
             if branch.seq_id != answer.seq_id:
                 continue  # it was cancelled meanwhile; its release is on the way
-            if self._queue and self._queue[0].order < branch.order:
-                self._release(branch)
-                branch.close(Phase.QUEUED)
-                self.add(branch)
-                continue
             branch.opened(answer)
-            branch.generation.admitted(branch.num_computed)
+            self._newly_opened.append(branch)
+            load = self.preemption.bring_back(branch)
+            if load is not None:
+                self._loads.append(load)
+            self._unpark(branch)
 
-    def _extended(self, entry: _Sent, answer: ExtendResult) -> None:
+    def _must_wait(self, entry: Sent, answer: Pending) -> None:
+        [branch], op = entry.branches, entry.op
+        assert isinstance(op, AcquireOp)
+        if branch.seq_id == op.seq_id:
+            self._holders.forget(branch)
+            branch.close(Phase.PENDING)
+            self._admission.pending.add(branch, answer.seq_id, answer.num_tokens)
+
+    def _matched(self, entry: Sent, answer: MatchResult) -> None:
+        [branch] = entry.branches
+        if branch.phase is Phase.QUEUED:
+            self._admission.queue.matched(branch, answer.num_tokens)
+
+    def _extended(self, entry: Sent, answer: ExtendResult) -> None:
         op, (branch,) = entry.op, entry.branches
         assert isinstance(op, ExtendOp)
         if branch.seq_id == op.seq_id:
             branch.extended(answer, op.num_tokens)
 
-    def _refused(self, entry: _Sent, error: RadixKVError) -> None:
+    def _refused(self, entry: Sent, error: RadixKVError) -> None:
         op = entry.op
         if isinstance(op, AcquireOp):
-            retry = isinstance(error, OutOfBlocksError) and not entry.was_alone
-            self._not_opened(entry.branches, (op.seq_id,), error, retry)
-        elif isinstance(op, ForkOp):  # what cannot be forked is acquired as a history of its own
-            self._not_opened(entry.branches, op.seq_ids or (), error, True)
+            self._not_acquired(entry, op, error)
+        elif isinstance(op, ForkOp):
+            self._not_forked(entry, op)
         elif isinstance(op, ReleaseOp):
             if isinstance(error, AbortedError):  # an op before it failed on the sequence, which is still open
-                self._releases.append(op)
-        else:
+                self._holders.release_sequence(op.seq_id)
+        elif isinstance(op, (ExtendOp, InsertOp)):
             for branch in entry.branches:
                 if branch.seq_id == op.seq_id:
                     self._refused_running(branch, op, error)
@@ -366,33 +361,39 @@ class Scheduler:
         elif isinstance(error, InvalidArgumentError):
             self._failures.append((branch, error))
         else:  # the cache does not know the sequence any more
-            self._release(branch)
-            branch.close(Phase.QUEUED)
+            self._requeue(branch)
+
+    def _not_acquired(self, entry: Sent, op: AcquireOp, error: RadixKVError) -> None:
+        [branch] = entry.branches
+        if branch.seq_id != op.seq_id:
+            return
+        self._holders.forget(branch)
+        branch.close(Phase.QUEUED)
+        if not isinstance(error, OutOfBlocksError):
+            self._failures.append((branch, error))
+        elif not entry.was_alone:
+            self._admission.refused(branch, entry.num_freed)
+        elif (
+            op.reserve or self.preemption.parked
+        ):  # nobody is to finish, so it asks for less, or gets what others parked
+            branch.is_reserving = False
+            for parked in list(self.preemption.parked):
+                self._unpark(parked)
             self.add(branch)
+        else:
+            self._failures.append((branch, error))
 
-    def _not_opened(
-        self, branches: Sequence[Branch], seq_ids: Sequence[int | None], error: RadixKVError, retry: bool
-    ) -> None:
-        self._blocked = self._blocked or isinstance(error, OutOfBlocksError)
-        for branch, seq_id in zip(branches, seq_ids, strict=True):
-            if branch.seq_id != seq_id:
-                continue
-            del self._holding[branch.seq_id]
-            branch.close(Phase.QUEUED)
-            if retry:
+    def _not_forked(self, entry: Sent, op: ForkOp) -> None:
+        """What cannot be forked is acquired as a history of its own."""
+        if entry.parked is not None and entry.parked.seq_id in (op.seq_ids or ()):
+            entry.parked.seq_id = 0
+        for branch, seq_id in zip(entry.branches, op.seq_ids or (), strict=False):
+            if branch.seq_id == seq_id:
+                self._holders.forget(branch)
+                branch.close(Phase.QUEUED)
                 self.add(branch)
-            else:
-                self._failures.append((branch, error))
 
-    # -- sequences
-
-    def _open(self, branch: Branch, num_tokens: int) -> None:
-        branch.open(self._next_seq_id, num_tokens)
-        self._holding[branch.seq_id] = branch
-        self._next_seq_id += 1
-
-    def _release(self, branch: Branch) -> None:
-        if report := self._report(branch):
-            self._last_reports.append(report)
-        self._releases.append(ReleaseOp(branch.seq_id))
-        del self._holding[branch.seq_id]
+    def _unpark(self, branch: Branch) -> None:
+        seq_id = self.preemption.unpark(branch)
+        if seq_id:
+            self._holders.release_sequence(seq_id)

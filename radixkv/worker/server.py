@@ -7,8 +7,9 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -20,7 +21,7 @@ from radixkv.service.status import status_of, trailing_metadata
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker import wire
-from radixkv.worker.request import GenerationStream, Generator
+from radixkv.worker.request import ForkParams, GenerateParams, GenerationStream, Generator
 
 __all__ = ["GenerationServer"]
 
@@ -29,6 +30,8 @@ MAX_STREAMS = 256
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _NUM_SPARE_THREADS = 8  # so that health and unary calls are answered while every stream is taken
 _GRACE_S = 2.0
+_MIN_TIMEOUT_S = 1e-3
+_MAX_TIMEOUT_S = 1e9  # grpc tells a number of centuries where a call has no deadline
 
 
 class GenerationServer:
@@ -103,6 +106,17 @@ class GenerationServer:
         self.stop()
 
 
+_Params = TypeVar("_Params", GenerateParams, ForkParams)
+
+
+def _within(context: grpc.ServicerContext, params: _Params) -> _Params:
+    """The parameters with the call's own deadline, where they name none."""
+    remaining_s = context.time_remaining()
+    if params.timeout_s is not None or remaining_s is None or remaining_s > _MAX_TIMEOUT_S:
+        return params
+    return replace(params, timeout_s=max(remaining_s, _MIN_TIMEOUT_S))
+
+
 class _Servicer(generation_pb2_grpc.GenerationServicer):
     """One thread per call. An error of radixkv ends the call with its status and details."""
 
@@ -122,14 +136,14 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:  # noqa: N802  # the wire's name
         try:
-            stream = self._generator.generate(wire.generate_from_proto(request))
+            stream = self._generator.generate(_within(context, wire.generate_from_proto(request)))
         except RadixKVError as error:
             _abort(context, error)
         yield from self._events(stream, context, pb.GenerateResponse)
 
     def ForkGeneration(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.ForkGenerationResponse]:  # noqa: N802
         try:
-            stream = self._generator.fork(wire.fork_from_proto(request))
+            stream = self._generator.fork(_within(context, wire.fork_from_proto(request)))
         except RadixKVError as error:
             _abort(context, error)
         yield from self._events(stream, context, pb.ForkGenerationResponse)
@@ -147,6 +161,18 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
     def Detokenize(self, request: Any, context: grpc.ServicerContext) -> pb.DetokenizeResponse:  # noqa: N802
         try:
             return pb.DetokenizeResponse(text=self._generator.detokenize(request.token_ids))
+        except RadixKVError as error:
+            _abort(context, error)
+
+    def SpellTokens(self, request: Any, context: grpc.ServicerContext) -> pb.SpellTokensResponse:  # noqa: N802
+        try:
+            return pb.SpellTokensResponse(spellings=self._generator.spell(request.token_ids))
+        except RadixKVError as error:
+            _abort(context, error)
+
+    def GetStats(self, request: Any, context: grpc.ServicerContext) -> pb.GetStatsResponse:  # noqa: ARG002, N802
+        try:
+            return wire.stats_to_proto(self._generator.stats())
         except RadixKVError as error:
             _abort(context, error)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -50,8 +50,22 @@ def generate(prompt: Sequence[int], max_tokens: int, eos: int | None = None) -> 
 
 @dataclass
 class HashPool:
+    """`slots` hold the KV, `host` what was saved of them, by host slot."""
+
     num_blocks: int
     block_size: int
+    slots: list[int] = field(default_factory=list)
+    host: dict[int, list[int]] = field(default_factory=dict)
+
+    def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        size = self.block_size
+        for block_id, slot in zip(block_ids, slots, strict=True):
+            self.host[slot] = self.slots[block_id * size : (block_id + 1) * size]
+
+    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        size = self.block_size
+        for slot, block_id in zip(slots, block_ids, strict=True):
+            self.slots[block_id * size : (block_id + 1) * size] = self.host.pop(slot)
 
 
 class HashRunner:
@@ -61,12 +75,12 @@ class HashRunner:
         self.vocab_size = VOCAB_SIZE
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset([EOS])
-        self.pool = HashPool(num_blocks, block_size)
+        self.pool = HashPool(num_blocks, block_size, [_GARBAGE] * (num_blocks * block_size))
         self.gate = threading.Event()
         self.gate.set()
         self.rows: list[tuple[int, int]] = []
         self._num_until_closed = 0
-        self._slots = [_GARBAGE] * (num_blocks * block_size)
+        self._slots = self.pool.slots
 
     def close_gate_after(self, num_forwards: int) -> None:
         """Let so many forwards pass, then hold the next one until the gate is set."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 import pytest
 from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from torch import Tensor
 
-from radixkv import InvalidArgumentError, PrefixCache, UnavailableError, UnknownSequenceError
-from radixkv.core.api import CacheStats
+from radixkv import DeadlineExceededError, InvalidArgumentError, PrefixCache, UnavailableError, UnknownSequenceError
+from radixkv.core.api import CacheStats, StepOp, StepResult
 from radixkv.worker.engine import Engine
 from radixkv.worker.model import ForwardRow
 from radixkv.worker.request import (
@@ -22,6 +23,7 @@ from radixkv.worker.request import (
     GenerateParams,
     GenerationStream,
     Prompt,
+    Started,
     UnknownGenerationError,
 )
 from radixkv.worker.sampling import SamplingParams
@@ -77,7 +79,7 @@ def test_a_request_that_can_never_be_served_is_refused_at_once(
     with pytest.raises(InvalidArgumentError) as refusal:
         engine.generate(params)
     assert refusal.value.argument == argument
-    assert engine.stats().num_generations == 0
+    assert engine.stats().engine.num_generations == 0
 
 
 def test_what_cannot_fit_is_told_with_prompt_max_tokens_and_pool(engine: Engine) -> None:
@@ -127,7 +129,7 @@ def test_a_dropped_stream_is_cancelled(engine: Engine) -> None:
     for _ in _start(engine, [1] * 9, _greedy(50)):
         break
     assert _stats(engine).num_sequences == 0
-    assert engine.stats().num_generations == 0
+    assert engine.stats().engine.num_generations == 0
 
 
 def test_closing_a_stream_wakes_a_consumer_that_waits(engine: Engine, runner: HashRunner) -> None:
@@ -154,30 +156,6 @@ def test_a_queued_request_can_be_cancelled(engine: Engine, runner: HashRunner) -
     assert _tokens(first) == generate([1] * 60, 4)
     assert _tokens(third) == generate([3] * 60, 4)
     assert _tokens(second) == []
-
-
-def test_requests_are_served_first_come_first_served(engine: Engine, runner: HashRunner) -> None:
-    """A small one does not overtake a large one that waits for blocks."""
-    runner.gate.clear()
-    finished: list[str] = []
-    streams = {
-        "first": _start(engine, [1] * 40, _greedy(20)),
-        "large": _start(engine, [2] * 60, _greedy(2)),
-        "small": _start(engine, [3] * 2, _greedy(1)),
-    }
-    threads = [
-        threading.Thread(target=lambda name, stream: (list(stream), finished.append(name)), args=item)
-        for item in streams.items()
-    ]
-    for thread in threads:
-        thread.start()
-    runner.gate.set()
-    for thread in threads:
-        thread.join(10)
-    small_end = next(index for index, row in enumerate(runner.rows) if row == (0, 2))
-    large_end = next(index for index, row in enumerate(runner.rows) if row == (0, 60))
-    assert large_end < small_end
-    assert sorted(finished) == ["first", "large", "small"]
 
 
 def test_a_fork_needs_a_known_generation_a_branch_and_a_position_of_its_history(engine: Engine) -> None:
@@ -207,7 +185,7 @@ def test_the_least_recently_used_finished_generation_is_forgotten(engine: Engine
         if number == 2:
             list(engine.fork(ForkParams(generation_id=ids[0], sampling=_greedy(1))))
             # The fork was remembered too: with room for three, the second generation is gone.
-    assert engine.stats().num_remembered == 3
+    assert engine.stats().engine.num_remembered == 3
     with pytest.raises(UnknownSequenceError):
         engine.fork(ForkParams(generation_id=ids[1]))
 
@@ -248,14 +226,73 @@ def test_a_fault_of_the_model_ends_the_engine_and_is_told(caplog: pytest.LogCapt
     assert "the engine has stopped" in caplog.text
 
 
-def test_usage_tells_the_time_to_the_first_token() -> None:
-    times = iter(range(0, 1000, 10))
-    with Engine(
-        HashRunner(NUM_BLOCKS, BLOCK_SIZE), PrefixCache(NUM_BLOCKS, BLOCK_SIZE), clock=lambda: next(times)
-    ) as engine:
+def test_usage_tells_the_time_to_the_first_token(runner: HashRunner) -> None:
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    with Engine(runner, cache, clock=lambda: 10.0 * len(runner.rows)) as engine:
         *_, last = _start(engine, [1] * 9, _greedy(3))
     assert isinstance(last, Completed)
     assert last.usage.time_to_first_token_s == 10
+
+
+def test_a_generation_ends_with_an_error_when_its_time_is_over(runner: HashRunner) -> None:
+    now_s = [0.0]
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    with Engine(runner, cache, clock=lambda: now_s[0]) as engine:
+        runner.close_gate_after(2)
+        late = engine.generate(GenerateParams(token_ids=[1] * 9, sampling=_greedy(50), timeout_s=5))
+        events = iter(late)
+        assert isinstance(next(events), Started)
+        assert isinstance(next(events), Delta)
+        while runner.gate.is_set():
+            pass
+        now_s[0] = 5.0
+        runner.gate.set()
+        with pytest.raises(DeadlineExceededError, match="5 s"):
+            list(events)
+        assert _stats(engine).num_sequences == 0
+        assert engine.stats().engine.num_expired == 1
+        assert len(_tokens(_start(engine, [1] * 9, _greedy(3)))) == 3
+
+
+class SilentCache(PrefixCache):
+    """Answers no Step until it is told to."""
+
+    def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
+        self.steps: list[tuple[Future[list[StepResult]], list[StepResult]]] = getattr(self, "steps", [])
+        self.steps.append((Future(), self.step(ops)))
+        return self.steps[-1][0]
+
+    def answer(self) -> None:
+        for future, results in self.steps:
+            future.set_result(results)
+
+
+def test_the_time_of_one_that_waits_is_over_though_nothing_happens(runner: HashRunner) -> None:
+    cache = SilentCache(NUM_BLOCKS, BLOCK_SIZE)
+    with Engine(runner, cache) as engine:
+        waiting = engine.generate(GenerateParams(token_ids=[2] * 9, sampling=_greedy(50), timeout_s=0.01))
+        with pytest.raises(DeadlineExceededError):
+            list(waiting)
+        cache.answer()
+        cache.submit = PrefixCache.submit.__get__(cache)  # type: ignore[method-assign]  # it speaks from now on
+        assert _tokens(_start(engine, [2] * 9, _greedy(4))) == generate([2] * 9, 4)
+
+
+def test_stats_count_what_was_asked_found_computed_and_drawn(engine: Engine) -> None:
+    list(_start(engine, [1] * 20, _greedy(3)))
+    list(_start(engine, [1] * 20, _greedy(3)))
+    _start(engine, [1] * 20, _greedy(3)).close()
+    engine.call(lambda _holder: None)
+    stats, cache, _ = engine.stats()
+    assert (stats.num_finished, stats.num_cancelled, stats.num_failed) == (2, 1, 0)
+    assert stats.num_prompt_tokens >= 40
+    assert 19 <= stats.num_cached_tokens <= 38
+    assert stats.num_computed_tokens >= 20 + 2 + 1 + 2
+    assert stats.num_generated_tokens >= 6
+    assert stats.time_to_first_token.p99_s >= stats.time_to_first_token.p50_s > 0
+    assert stats.inter_token.p50_s > 0
+    assert cache is not None
+    assert cache.num_blocks == NUM_BLOCKS
 
 
 def test_tokenize_reads_token_ids_behind_a_history(engine: Engine) -> None:

@@ -12,10 +12,10 @@ import transformers as tf
 
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.worker.engine import Engine
+from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
 from radixkv.worker.request import Completed, Delta, ForkParams, GenerateParams, GenerationStream, Usage
 from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.scheduler import SchedulerLimits
 
 VOCAB_SIZE = 97
 MAX_LENGTH = 256
@@ -177,7 +177,7 @@ def test_many_requests_at_once_on_a_tiny_pool_get_the_tokens_of_transformers(mod
         for index, (stream, prompt) in enumerate(zip(streams, prompts, strict=True)):
             tokens, _ = _read(stream)
             assert tokens == dict.fromkeys(range(1 + index % 2), _expected(reference, prompt, 20))
-        assert engine.stats().num_preemptions > 0
+        assert engine.stats().engine.num_preemptions > 0
         engine.call(lambda holder: holder.check())
         assert engine.call(lambda holder: holder.stats()).num_sequences == 0
 
@@ -191,7 +191,7 @@ def test_sampled_branches_are_repeatable_and_differ_from_each_other(engine: Engi
     assert len({tuple(tokens) for tokens in first.values()}) == 3
     with _engine(model_folder, num_blocks=9) as tiny:  # preempted and computed again, the draws stay the same
         assert _run(tiny, prompt, sampling)[0] == first
-        assert tiny.stats().num_preemptions > 0
+        assert tiny.stats().engine.num_preemptions > 0
 
 
 def test_the_prompt_that_a_stream_tells_is_the_one_given(engine: Engine) -> None:

@@ -12,6 +12,7 @@ from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.engine import Engine
+from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.request import (
     BranchFinished,
     Completed,
@@ -23,7 +24,6 @@ from radixkv.worker.request import (
     Started,
 )
 from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.scheduler import SchedulerLimits
 
 POOLS = [(2, 1), (3, 2), (4, 4), (6, 4), (12, 4), (40, 4), (9, 16)]
 
@@ -62,7 +62,7 @@ def _check(stream: GenerationStream, sampling: SamplingParams) -> None:
     assert len(reasons) == sampling.n
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
     rng = random.Random(seed)
     num_blocks, block_size = POOLS[seed % len(POOLS)]
@@ -71,6 +71,9 @@ def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
         max_running=rng.choice([1, 3, 64]),
         max_batch_tokens=rng.choice([2, 8, 64]),
         chunk_tokens=rng.choice([1, 3, 8, 64]),
+        max_wait_s=rng.choice([0.0, 0.01, 10.0]),
+        preemption=rng.choice(["recompute", "swap", "swap"]),
+        swap_blocks=rng.choice([1, 2, 100]),
     )
     runner = HashRunner(num_blocks, block_size)
     with Engine(runner, PrefixCache(num_blocks, block_size), limits=limits) as engine:
@@ -87,21 +90,27 @@ def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
             elif action < 0.5 and generation_ids:
                 append = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 0, 1, 3]))]
                 sampling = _sampling(rng, max(1, capacity // 2))
-                params = ForkParams(
+                fork_params = ForkParams(
                     generation_id=rng.choice(generation_ids),
                     position=rng.choice([None, rng.randrange(1, 4)]),
                     token_ids=append or None,
                     sampling=sampling,
                 )
                 with contextlib.suppress(InvalidArgumentError):  # that position is not there, or that length not here
-                    open_streams.append((engine.fork(params), sampling))
+                    open_streams.append((engine.fork(fork_params), sampling))
             else:
                 kept = rng.choice(histories)
                 prompt = kept[: rng.randint(1, len(kept))]
                 prompt = (prompt + [rng.randrange(1, 3) for _ in range(rng.randrange(capacity))])[:capacity]
                 histories.append(prompt)
                 sampling = _sampling(rng, capacity + 1 - len(prompt))
-                stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+                params = GenerateParams(
+                    token_ids=prompt,
+                    sampling=sampling,
+                    priority=rng.choice([0, 0, -1, 5]),
+                    shares_prefix=rng.random() < 0.8,
+                )
+                stream = engine.generate(params)
                 open_streams.append((stream, sampling))
                 generation_ids.append(stream.generation_id)
         for stream, sampling in open_streams:
@@ -111,4 +120,4 @@ def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
         assert stats.num_sequences == 0
         assert stats.num_private_blocks == 0
         assert stats.num_promised_blocks == 0
-        assert engine.stats().num_generations == 0
+        assert engine.stats().engine.num_generations == 0

@@ -3,113 +3,23 @@
 from __future__ import annotations
 
 import random
-from array import array
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
+from desk import Desk, LateCache, greedy, take
+from hash_model import VOCAB_SIZE, HashRunner, generate
 
 from radixkv import PrefixCache, UnavailableError
-from radixkv.core.api import StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.worker.generation import Generation
-from radixkv.worker.request import BranchFinished, Delta, StreamItem
-from radixkv.worker.rounds import Origin, Rounds
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.scheduler import Scheduler, SchedulerLimits
-from radixkv.worker.stopping import StopRules
-
-
-class LateCache(PrefixCache):
-    """Applies a Step when it is submitted and answers it when told to. After `lose`, every answer is an error."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
-        self.waiting: deque[tuple[Future[list[StepResult]], list[StepResult]]] = deque()
-        self.is_lost = False
-
-    def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
-        if self.is_lost:
-            raise StaleIncarnationError("that incarnation has ended")
-        future: Future[list[StepResult]] = Future()
-        self.waiting.append((future, self.step(ops)))
-        return future
-
-    def answer(self) -> bool:
-        """Complete the oldest answer, if there is one."""
-        if self.waiting:
-            future, results = self.waiting.popleft()
-            future.set_result(results)
-            return True
-        return False
-
-    def lose(self) -> None:
-        self.is_lost = True
-        while self.waiting:
-            self.waiting.popleft()[0].set_exception(StaleIncarnationError("that incarnation has ended"))
-
-
-class Desk:
-    """A `Rounds` over a hash model, and the requests put to it."""
-
-    def __init__(self, cache: LateCache, runner: HashRunner, limits: SchedulerLimits, **options: Any) -> None:
-        self.runner = runner
-        self.scheduler = Scheduler(runner.pool.block_size, limits)
-        self.rounds = Rounds(
-            runner,
-            cache,
-            self.scheduler,
-            reattach=options.get("reattach"),
-            make_stop_rules=lambda sampling: StopRules([] if sampling.ignore_eos else [EOS], (), None),
-            clock=lambda: 0.0,
-            wake=lambda: None,
-            num_remembered=16,
-        )
-        self.generations: list[Generation] = []
-
-    def put(self, prompt: list[int], sampling: SamplingParams, origin: Origin | None = None) -> Generation:
-        items: SimpleQueue[StreamItem] = SimpleQueue()
-        number = len(self.generations)
-        generation = Generation(
-            str(number),
-            prompt=array("I", prompt),
-            arrival=number,
-            namespace="default",
-            sampling=sampling,
-            items=items,
-            submitted_s=0.0,
-        )
-        self.generations.append(generation)
-        self.rounds.add(generation, len(prompt) + sampling.max_tokens, origin)
-        return generation
-
-
-def _greedy(max_tokens: int, n: int = 1) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, n=n, ignore_eos=True)
-
-
-def _take(generation: Generation) -> dict[int, list[int]]:
-    """The tokens of an ended stream by branch; raises what ended it."""
-    tokens: dict[int, list[int]] = {branch: [] for branch in range(generation.sampling.n)}
-    while (item := generation.items.get(timeout=1)) is not None:
-        if isinstance(item, Exception):
-            raise item
-        if isinstance(item, Delta):
-            tokens[item.branch] += item.token_ids
-        else:
-            assert isinstance(item, BranchFinished) or item.usage.num_generated_tokens
-    return tokens
+from radixkv.worker.limits import SchedulerLimits
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
 def test_a_decode_never_waits_for_an_answer_that_comes_within_a_block(lag: int) -> None:
     cache = LateCache(64, 8)
     desk = Desk(cache, HashRunner(64, 8), SchedulerLimits())
-    generation = desk.put([1, 2, 3], _greedy(40))
+    generation = desk.put([1, 2, 3], greedy(40))
     desk.rounds.run()
     cache.answer()
     num_rounds = 0
@@ -119,17 +29,17 @@ def test_a_decode_never_waits_for_an_answer_that_comes_within_a_block(lag: int) 
         while len(cache.waiting) > lag:
             cache.answer()
     assert num_rounds == 40  # one for the prompt, one for every token but the last; none was idle
-    assert _take(generation) == {0: generate([1, 2, 3], 40)}
+    assert take(generation) == {0: generate([1, 2, 3], 40)}
 
 
 def test_decodes_run_on_while_a_new_request_waits_to_be_acquired() -> None:
     cache = LateCache(64, 8)
     desk = Desk(cache, HashRunner(64, 8), SchedulerLimits())
-    desk.put([1, 2, 3], _greedy(40))
+    desk.put([1, 2, 3], greedy(40))
     desk.rounds.run()
     cache.answer()
     desk.rounds.run()
-    desk.put([4, 5, 6], _greedy(2))
+    desk.put([4, 5, 6], greedy(2))
     num_before = len(desk.runner.rows)
     for _ in range(4):
         assert desk.rounds.run()
@@ -156,7 +66,7 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
     wanted: list[tuple[Generation, dict[int, list[int]]]] = []
     for _ in range(12):
         prompt = [rng.randrange(1, 3) for _ in range(rng.randint(1, capacity))]
-        sampling = _greedy(rng.randint(1, capacity + 1 - len(prompt)), rng.choice([1, 1, 3]))
+        sampling = greedy(rng.randint(1, capacity + 1 - len(prompt)), rng.choice([1, 1, 3]))
         expected = dict.fromkeys(range(sampling.n), generate(prompt, sampling.max_tokens))
         wanted.append((desk.put(prompt, sampling), expected))
         if rng.random() < 0.2:
@@ -168,7 +78,7 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
     while desk.rounds.generations:
         _advance(desk, lambda: current, rng)
     for generation, expected in wanted:
-        assert _take(generation) == expected
+        assert take(generation) == expected
     while desk.rounds.run() or current.answer():
         pass
     current.check()
@@ -187,7 +97,7 @@ def _advance(desk: Desk, cache: Callable[[], LateCache], rng: random.Random) -> 
 def test_without_a_way_to_reattach_a_lost_lease_ends_what_runs_with_its_error() -> None:
     cache = LateCache(16, 4)
     desk = Desk(cache, HashRunner(16, 4), SchedulerLimits())
-    running, queued = desk.put([1, 2], _greedy(20)), desk.put([3] * 60, _greedy(2))
+    running, queued = desk.put([1, 2], greedy(20)), desk.put([3] * 60, greedy(2))
     for _ in range(3):
         desk.rounds.run()
         cache.answer()
@@ -195,7 +105,7 @@ def test_without_a_way_to_reattach_a_lost_lease_ends_what_runs_with_its_error() 
     desk.rounds.run()
     for generation in (running, queued):
         with pytest.raises(StaleIncarnationError):
-            _take(generation)
+            take(generation)
     assert not desk.rounds.generations
 
 
@@ -210,25 +120,39 @@ def test_a_refused_reattachment_ends_what_runs_and_the_next_request_tries_again(
         return caches[-1]
 
     desk = Desk(caches[0], HashRunner(16, 4), SchedulerLimits(), reattach=reattach)
-    first = desk.put([1, 2], _greedy(20))
+    first = desk.put([1, 2], greedy(20))
     desk.rounds.run()
     caches[0].lose()
     desk.rounds.run()
     with pytest.raises(UnavailableError):
-        _take(first)
+        take(first)
     is_down = False
-    second = desk.put([1, 2], _greedy(20))
+    second = desk.put([1, 2], greedy(20))
     while desk.rounds.generations:
         desk.rounds.run()
         caches[-1].answer()
-    assert _take(second) == {0: generate([1, 2], 20)}
+    assert take(second) == {0: generate([1, 2], 20)}
+
+
+def test_nobody_overtakes_who_is_due_and_waits_for_blocks() -> None:
+    cache = PrefixCache(16, 4)
+    desk = Desk(cache, HashRunner(16, 4), SchedulerLimits(max_wait_s=0))
+    first = desk.put([1] * 40, greedy(20))
+    desk.rounds.run()
+    large = desk.put([2] * 60, greedy(2))
+    desk.rounds.run()
+    small = desk.put([3] * 2, greedy(1))
+    while desk.rounds.generations:
+        desk.rounds.run()
+    assert [len(take(generation)[0]) for generation in (first, large, small)] == [20, 2, 1]
+    assert desk.runner.rows.index((0, 60)) < desk.runner.rows.index((0, 2))
 
 
 def test_requests_that_share_a_prompt_compute_it_once_though_they_come_together() -> None:
     cache = LateCache(200, 4)
     desk = Desk(cache, HashRunner(200, 4), SchedulerLimits(max_batch_tokens=64, chunk_tokens=16))
     shared = [token % VOCAB_SIZE for token in range(50)]
-    generations = [desk.put([*shared, number], _greedy(1)) for number in range(10)]
+    generations = [desk.put([*shared, number], greedy(1)) for number in range(10)]
     while desk.rounds.generations:
         desk.rounds.run()
         while cache.answer():
@@ -242,11 +166,11 @@ def test_chunks_end_at_absolute_multiples_whatever_was_cached() -> None:
     cache = LateCache(64, 4)
     desk = Desk(cache, HashRunner(64, 4), SchedulerLimits(max_batch_tokens=64, chunk_tokens=16))
     prompt = [number % VOCAB_SIZE for number in range(60)]
-    desk.put(prompt[:21], _greedy(1))
+    desk.put(prompt[:21], greedy(1))
     while desk.rounds.generations:
         desk.rounds.run()
         cache.answer()
-    desk.put(prompt, _greedy(1))
+    desk.put(prompt, greedy(1))
     while desk.rounds.generations:
         desk.rounds.run()
         cache.answer()

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hash_model import VOCAB_SIZE, HashRunner, generate
 
 from radixkv import (
+    DeadlineExceededError,
     InvalidArgumentError,
     LimitError,
     PoolShape,
@@ -178,7 +179,7 @@ def test_a_client_that_goes_away_frees_its_blocks(client: GenerationClient, engi
 
 def _has_ended(engine: Engine) -> bool:
     """Each question is answered by the engine's thread, so this waits for rounds, not for time."""
-    return any(engine.stats().num_generations == 0 for _ in range(100_000))
+    return any(engine.stats().engine.num_generations == 0 for _ in range(100_000))
 
 
 def test_one_stream_too_many_is_refused_while_health_still_answers(
@@ -290,3 +291,46 @@ def test_what_runs_is_computed_again_when_the_cache_service_is_lost() -> None:
             assert engine.call(lambda holder: holder.stats()).num_sequences == 0
         assert len(holders) == 2
         holders[1].close()
+
+
+def test_stats_are_those_of_the_engine(engine: Engine, client: GenerationClient) -> None:
+    list(client.generate(GenerateParams(token_ids=[1, 2, 3], sampling=_greedy())))
+    told = client.stats()
+    assert told == engine.stats()
+    assert told.engine.num_finished == 1
+    assert told.engine.num_generated_tokens == 8
+    assert told.cache is not None
+    assert told.cache.num_blocks == NUM_BLOCKS
+
+
+def test_a_generation_ends_with_the_deadline_of_its_call(runner: HashRunner, client: GenerationClient) -> None:
+    runner.gate.clear()
+    prompt = pb.Prompt(token_ids=pack_tokens([1, 2, 3]))
+    request = pb.GenerateRequest(prompt=prompt, sampling=pb.SamplingParams(max_tokens=50))
+    with grpc.insecure_channel(client.address) as channel:
+        call = generation_pb2_grpc.GenerationStub(channel).Generate(request, timeout=0.05)  # type: ignore[no-untyped-call]  # generated
+        with pytest.raises(grpc.RpcError) as refusal:
+            list(call)
+    assert refusal.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    runner.gate.set()
+    while client.stats().engine.num_generations:
+        pass
+    assert client.stats().engine.num_finished == 0
+
+
+def test_a_generation_whose_own_time_is_over_says_so(runner: HashRunner) -> None:
+    now_s = [0.0]
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    with (
+        Engine(runner, cache, clock=lambda: now_s[0]) as engine,
+        GenerationServer(engine, "127.0.0.1:0") as server,
+        GenerationClient(server.address) as client,
+    ):
+        runner.gate.clear()
+        params = GenerateParams(token_ids=[1, 2, 3], sampling=_greedy(50), timeout_s=7)
+        stream = client.generate(params)
+        assert isinstance(next(stream), Started)
+        now_s[0] = 7.0
+        runner.gate.set()
+        with pytest.raises(DeadlineExceededError, match="7 s"):
+            list(stream)

@@ -1,0 +1,144 @@
+"""The branches that hold sequences, and what is to be said to the cache about these sequences with the next Step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from radixkv.core.api import ExtendOp, ForkOp, InsertOp, ReleaseOp, StepOp
+from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.preemption import Cut
+from radixkv.worker.swap import Parked
+
+__all__ = ["Holders", "Sent"]
+
+
+class Sent(NamedTuple):
+    """An op and whom its answer concerns. `was_alone`: nobody else held a sequence. `num_freed`: as `Admission` told then."""
+
+    op: StepOp
+    branches: tuple[Branch, ...] = ()
+    was_alone: bool = False
+    num_freed: int = 0
+    parked: Parked | None = None
+
+
+class _Fork(NamedTuple):
+    parent_seq_id: int
+    position: int
+    children: list[Branch]
+
+
+_order = attrgetter("order")
+
+
+class Holders:
+    """OPENING and RUNNING branches by sequence id. What `ops` tells is ordered so that each op finds what it needs.
+
+    Args:
+        block_size: token slots per block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._by_seq_id: dict[int, Branch] = {}
+        self._forks: list[_Fork] = []
+        self._cuts: list[Cut] = []
+        self._last_reports: list[InsertOp] = []
+        self._releases: list[ReleaseOp] = []
+        self._last_seq_id = 0
+
+    def __len__(self) -> int:
+        return len(self._by_seq_id)
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(list(self._by_seq_id.values()))
+
+    def new_seq_id(self) -> int:
+        """An id that no sequence of this pool has had."""
+        self._last_seq_id += 1
+        return self._last_seq_id
+
+    def open(self, branch: Branch, num_tokens: int) -> None:
+        """An acquire or fork of `num_tokens` positions goes out for a branch."""
+        branch.open(self.new_seq_id(), num_tokens)
+        self._by_seq_id[branch.seq_id] = branch
+
+    def fork(self, parent: Branch, position: int, children: Sequence[Branch]) -> None:
+        """Open children on a parent's first `position` tokens."""
+        for child in children:
+            self.open(child, position)
+            child.num_computed = min(position, len(child.tokens) - 1)
+        self._forks.append(_Fork(parent.seq_id, position, list(children)))
+
+    def cut(self, cut: Cut) -> None:
+        """Cut a sequence short; see `Cut`. One that a branch holds is released with that branch."""
+        self._cuts.append(cut)
+        if cut.seq_id not in self._by_seq_id:
+            self.release_sequence(cut.seq_id)
+
+    def release(self, branch: Branch) -> None:
+        """A branch gives up its sequence; what it computed is reported before."""
+        if report := _report(branch):
+            self._last_reports.append(report)
+        self.release_sequence(branch.seq_id)
+        self.forget(branch)
+
+    def release_sequence(self, seq_id: int) -> None:
+        """Release a sequence that no branch holds."""
+        self._releases.append(ReleaseOp(seq_id))
+
+    def forget(self, branch: Branch) -> None:
+        """A branch's sequence was never opened."""
+        del self._by_seq_id[branch.seq_id]
+
+    def clear(self) -> None:
+        """Every sequence is gone, and there is nothing to be said about any."""
+        for outstanding in (self._by_seq_id, self._forks, self._cuts, self._last_reports, self._releases):
+            outstanding.clear()
+
+    # -- what is to be said
+
+    def take_ops(self, reserve: Callable[[Branch], int]) -> list[Sent]:
+        """Reports, forks, releases, asks for room. O(holders). `reserve`: tokens to reserve for a child."""
+        sent = [Sent(report) for report in self._last_reports]
+        for branch in self._by_seq_id.values():
+            if report := _report(branch):
+                sent.append(Sent(report, (branch,)))
+        sent += self._take_forks(reserve)
+        sent += [Sent(release) for release in self._releases]
+        self._last_reports.clear()
+        self._releases.clear()
+        for branch in sorted(self._by_seq_id.values(), key=_order):
+            sent += self.ask_for_room(branch)
+        return sent
+
+    def _take_forks(self, reserve: Callable[[Branch], int]) -> Iterator[Sent]:
+        for parent_seq_id, position, children in self._forks:
+            living = tuple(child for child in children if child.phase is Phase.OPENING)
+            if living:
+                seq_ids = tuple(child.seq_id for child in living)
+                yield Sent(ForkOp(parent_seq_id, position, len(living), reserve(living[0]), seq_ids), living)
+        self._forks.clear()
+        for cut in self._cuts:
+            if cut.position:
+                op = ForkOp(cut.seq_id, cut.position, 1, 0, (cut.parked.seq_id,))
+                yield Sent(op, parked=cut.parked)
+        self._cuts.clear()
+
+    def ask_for_room(self, branch: Branch) -> list[Sent]:
+        """Room up to the end of the block after the next, where less than a block of it is left or under way."""
+        if branch.room_asked >= branch.max_room or branch.room_asked - len(branch.tokens) >= self._block_size:
+            return []
+        ahead = branch.room_asked + 1 if branch.starved else len(branch.tokens) + self._block_size
+        room = min(branch.max_room, -(-ahead // self._block_size) * self._block_size)
+        branch.room_asked = room
+        branch.starved = False
+        return [Sent(ExtendOp(branch.seq_id, room), (branch,))]
+
+
+def _report(branch: Branch) -> InsertOp | None:
+    if branch.phase is not Phase.RUNNING or branch.num_computed <= branch.num_reported:
+        return None
+    return InsertOp(branch.seq_id, branch.num_computed, branch.take_report())

@@ -1,0 +1,28 @@
+"""The bounds of scheduling, told once and passed down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SchedulerLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of a round.
+
+    max_running: sequences held at once by admission (forks of one generation may exceed it).
+    max_batch_tokens: positions per forward, decodes and prefill chunks together; all decodes run, and one chunk at least. It
+        bounds the time between two tokens of a branch: by default that of a chunk and 64 decodes.
+    chunk_tokens: prefill chunks end at multiples of it.
+    max_wait_s: who has waited for so long is overtaken by nobody any more.
+    preemption: ``"recompute"`` or ``"swap"``.
+    swap_blocks: host slots for swapped blocks; where they are full, a branch is recomputed.
+    """
+
+    max_running: int = 64
+    max_batch_tokens: int = 320
+    chunk_tokens: int = 256
+    max_wait_s: float = 10.0
+    preemption: str = "recompute"
+    swap_blocks: int = 0

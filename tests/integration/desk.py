@@ -1,0 +1,116 @@
+"""Rounds driven by hand over a hash model: deterministic, without a thread."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from hash_model import EOS, VOCAB_SIZE, HashRunner
+
+from radixkv import PrefixCache
+from radixkv.core.api import Notice, StepOp, StepResult
+from radixkv.core.errors import StaleIncarnationError
+from radixkv.worker.generation import Generation, Terms
+from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.reply import ReplyRules
+from radixkv.worker.request import BranchFinished, Delta, StreamItem
+from radixkv.worker.rounds import Origin, Rounds
+from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.scheduler import Scheduler
+
+__all__ = ["Desk", "LateCache", "greedy", "take"]
+
+
+class LateCache(PrefixCache):
+    """Applies a Step when it is submitted; answers it, and tells what it brought about, when told to.
+
+    After `lose`, every answer is an error.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self.waiting: deque[tuple[Future[list[StepResult]], list[StepResult], list[Notice]]] = deque()
+        self.told: list[Notice] = []
+        self.is_lost = False
+
+    def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
+        if self.is_lost:
+            raise StaleIncarnationError("that incarnation has ended")
+        future: Future[list[StepResult]] = Future()
+        self.waiting.append((future, self.step(ops), super().take_notices()))
+        return future
+
+    def take_notices(self) -> list[Notice]:
+        told, self.told = self.told, []
+        return told
+
+    def answer(self) -> bool:
+        """Complete the oldest answer, if there is one."""
+        if self.waiting:
+            future, results, notices = self.waiting.popleft()
+            future.set_result(results)
+            self.told += notices
+            return True
+        return False
+
+    def lose(self) -> None:
+        self.is_lost = True
+        while self.waiting:
+            self.waiting.popleft()[0].set_exception(StaleIncarnationError("that incarnation has ended"))
+
+
+class Desk:
+    """A `Rounds` over a hash model, and the requests put to it."""
+
+    def __init__(self, cache: PrefixCache, runner: HashRunner, limits: SchedulerLimits, **options: Any) -> None:
+        self.runner = runner
+        self.max_wait_s = limits.max_wait_s
+        self.scheduler = Scheduler(runner.pool.block_size, limits, clock=lambda: 0.0)
+        self.rounds = Rounds(
+            runner,
+            cache,
+            self.scheduler,
+            reattach=options.get("reattach"),
+            clock=lambda: 0.0,
+            wake=lambda: None,
+            num_remembered=16,
+        )
+        self.generations: list[Generation] = []
+
+    def put(self, prompt: list[int], sampling: SamplingParams, origin: Origin | None = None) -> Generation:
+        items: SimpleQueue[StreamItem] = SimpleQueue()
+        number = len(self.generations)
+        generation = Generation(
+            str(number),
+            prompt=array("I", prompt),
+            arrival=number,
+            namespace="default",
+            rules=ReplyRules(sampling, vocab_size=VOCAB_SIZE, stop_token_ids=() if sampling.ignore_eos else (EOS,)),
+            items=items,
+            submitted_s=0.0,
+            terms=Terms(due_s=self.max_wait_s),
+        )
+        self.generations.append(generation)
+        self.rounds.add(generation, len(prompt) + sampling.max_tokens, origin)
+        return generation
+
+
+def greedy(max_tokens: int, n: int = 1) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, n=n, ignore_eos=True)
+
+
+def take(generation: Generation) -> dict[int, list[int]]:
+    """The tokens of an ended stream by branch; raises what ended it."""
+    tokens: dict[int, list[int]] = {branch: [] for branch in range(generation.sampling.n)}
+    while (item := generation.items.get(timeout=1)) is not None:
+        if isinstance(item, Exception):
+            raise item
+        if isinstance(item, Delta):
+            tokens[item.branch] += item.token_ids
+        else:
+            assert isinstance(item, BranchFinished) or item.usage.num_generated_tokens
+    return tokens
