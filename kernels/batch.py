@@ -35,15 +35,18 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """An uninitialised tensor of `shape`; the next `take` of the same name and dtype reuses its memory."""
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """An uninitialised tensor of `shape`, in `dtype` or else like's; the next `take` of the same name and dtype reuses its
+        memory.
+        """
         size = 1
         for length in shape:
             size *= length
-        buffer = self._buffers.get((name, like.dtype))
+        dtype = dtype or like.dtype
+        buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < size or buffer.device != like.device:
-            buffer = like.new_empty(size)
-            self._buffers[name, like.dtype] = buffer
+            buffer = like.new_empty(size, dtype=dtype)
+            self._buffers[name, dtype] = buffer
         return buffer[:size].view(shape)
 
 

@@ -2,8 +2,13 @@
 
 What decides the speed here, each measured:
 - The gather is a copy of whole blocks (`index_select(out=)`) into scratch that fits the second-level cache, so that attention
-  reads what the gather has just written. Batches are cut into groups of at most `_SCRATCH_BYTES`.
+  reads what the gather has just written. Batches are cut into groups by `SCRATCH_BYTES`.
 - Blocks of one sequence that follow one another in the pool, as in a chat that never branched, are read where they lie.
+- Leading blocks that several sequences share are gathered once, and attended by the queries of all of them as one matrix. Each
+  row then has a state, output and log-sum-exp (base e), for each part of its context; states merge exactly, in fp32 at least:
+
+      lse = log(exp(lse_a) + exp(lse_b))        out = out_a exp(lse_a - lse) + out_b exp(lse_b - lse)
+
 - A decode row packs its G query heads as G queries of one kv head; expanding K and V to all query heads is many times slower.
 - A group pads its sequences to the longest. Keys past a sequence's end are masked, and zeroed in the scratch, since what
   other sequences keep there may be NaN and 0 * NaN is NaN. Sequences much shorter than the longest form their own group.
@@ -16,239 +21,165 @@ Dtypes: q and caches alike. Soft caps, sinks and values of another width than ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from radixkv.kernels.batch import AttentionBatch
+from radixkv.kernels.batch import AttentionBatch, Scratch
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.torch_plan import FEW_QUERIES, QUERY_TILE, Blocks, Cascade, Chunk, Group, plan_step
 
 __all__ = ["attend_on_cpu"]
 
-QUERY_TILE = 256
-"""Query tiles cover positions [i * QUERY_TILE, (i + 1) * QUERY_TILE)."""
 
-_FEW_QUERIES = 64
-"""Up to so many queries of a chunk, a kv head's G query heads are packed into one matrix, as a short turn's suffix over a long
-history is bound by reading K and V: 0.75 ms in place of 1.21 for 33 queries over 552 keys of 9/3/64 in bf16.
-"""
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The caches [num_blocks, block_size, Hkv, D or Dv] of one layer, what it computes, and where it may gather."""
 
-_SCRATCH_BYTES = 2 << 20
-_PADDING_TOKENS = 64
+    k_cache: Tensor
+    v_cache: Tensor
+    spec: AttentionSpec
+    scratch: Scratch
 
+    def gather(self, blocks: Blocks, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """K and V [n * block_size, Hkv, .] of the named blocks, in scratch with rows `hidden` zeroed, or where they lie."""
+        return self._gather(self.k_cache, "keys", blocks, hidden), self._gather(self.v_cache, "values", blocks, hidden)
 
-class _Blocks(NamedTuple):
-    """Block ids [n] to gather, and the first of them where they ascend without a gap, else -1."""
-
-    ids: Tensor
-    run: int
-
-    @classmethod
-    def of(cls, ids: npt.NDArray[np.int32]) -> _Blocks:
-        return cls(torch.from_numpy(ids), int(ids[0]) if bool((np.diff(ids) == 1).all()) else -1)
+    def _gather(self, cache: Tensor, name: str, blocks: Blocks, hidden: Tensor | None) -> Tensor:
+        num_blocks = blocks.ids.shape[0]
+        if blocks.run >= 0 and hidden is None:
+            return cache[blocks.run : blocks.run + num_blocks].view(-1, *cache.shape[2:])
+        gathered = self.scratch.take(name, (num_blocks, *cache.shape[1:]), cache)
+        torch.index_select(cache, 0, blocks.ids, out=gathered)
+        rows = gathered.view(-1, *cache.shape[2:])
+        return rows if hidden is None else rows.index_fill_(0, hidden, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeGroup:
-    """Sequences of similar length that are gathered and attended together.
+class _State:
+    """What query rows have attended to so far: `out` [R, Hq, Dv], and `lse` [R, Hq], None where nothing will be merged in."""
 
-    `tokens`: [g] their query rows. `blocks`: g * n of them, padded with block 0. `first`, `last`: the gathered positions
-    to attend, first > 0 only where g = 1. `hidden`: flat gathered rows that some sequence must not see, `seen`: [g, last].
-    """
+    out: Tensor
+    lse: Tensor | None
 
-    tokens: Tensor
-    blocks: _Blocks
-    first: int
-    last: int
-    hidden: Tensor | None = None
-    seen: Tensor | None = None
-
-
-class _Tile(NamedTuple):
-    """Queries that are attended together: the rows `tokens` [M], positions descending, over gathered keys [low, high).
-
-    `mask`: additive, [G, M, high - low] where the query heads of a kv head are packed into one matrix, else [1, M, high - low];
-    None where the one query sees all of them.
-    """
-
-    tokens: Tensor
-    low: int
-    high: int
-    mask: Tensor | None
-
-
-class _Chunk(NamedTuple):
-    """New queries of one sequence, cut into tiles, over the blocks that they see."""
-
-    blocks: _Blocks
-    tiles: list[_Tile]
+    def merge(self, low: int, high: int, out: Tensor, lse: Tensor) -> None:
+        """Rows [low, high) have attended to further keys, with `out` [high - low, Hq, Dv] and `lse` [high - low, Hq]."""
+        assert self.lse is not None
+        ours = self.lse[low:high]
+        self.out[low:high].lerp_(out.to(self.out.dtype), torch.sigmoid(lse - ours)[..., None])
+        torch.logaddexp(ours, lse, out=ours)
 
 
 def attend_on_cpu(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec, out: Tensor
 ) -> None:
     """Fills `out` [T, Hq, Dv]. Token-major caches; arguments as checked by `paged_attention`."""
-    _decode(q, k_cache, v_cache, batch, spec, out)
-    _prefill(q, k_cache, v_cache, batch, spec, out)
-
-
-def _decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec, out: Tensor
-) -> None:
     num_kv_heads, head_dim = k_cache.shape[2:]
     token_bytes = num_kv_heads * (head_dim + v_cache.shape[3]) * k_cache.element_size()
-    key = ("decode", spec.sliding_window, token_bytes)
-    groups = batch.plans.get(key)
-    if groups is None:
-        groups = batch.plans[key] = list(_plan_decode(batch, spec, token_bytes))
+    plan = plan_step(q, batch, spec, q.shape[1] // num_kv_heads, token_bytes)
+    layer = _Layer(k_cache, v_cache, spec, batch.scratch)
+    _attend_groups(q, layer, plan.groups, _State(out, None))
+    _attend_chunks(q, layer, plan.chunks, out)
+    if plan.cascade is not None:
+        _attend_cascade(q, layer, plan.cascade, out)
+
+
+def _attend_cascade(q: Tensor, layer: _Layer, cascade: Cascade, out: Tensor) -> None:
+    """What is a row's own first, then the runs that it shares."""
+    queries = q.index_select(0, cascade.tokens)
+    exact = torch.promote_types(q.dtype, torch.float32)
+    merged = layer.scratch.take("merged", (queries.shape[0], *out.shape[1:]), q, exact)
+    state = _State(merged, layer.scratch.take("lse", queries.shape[:2], q, exact))
+    _attend_groups(queries, layer, cascade.rest, state)
+    spec = replace(layer.spec, sinks=None)  # a sink counts once, and the rest has it
+    for low, high, blocks in cascade.runs:
+        keys, values = (x.transpose(0, 1)[None] for x in layer.gather(blocks))
+        for start in range(low, high, QUERY_TILE):  # which bounds the scores that the plain path keeps
+            end = min(high, start + QUERY_TILE)
+            packed = _by_kv_head(queries[start:end], 1, keys.shape[1])
+            attended, lse = _attend_with_lse(packed, keys, values, None, spec)
+            state.merge(start, end, _by_row(attended), _by_row(lse))
+    out.index_copy_(0, cascade.tokens, merged.to(out.dtype))
+
+
+def _attend_groups(q: Tensor, layer: _Layer, groups: list[Group], state: _State) -> None:
     for group in groups:
-        size = len(group.tokens)
-        keys = _gather(k_cache, group.blocks, "keys", batch, group.hidden).view(size, -1, num_kv_heads, head_dim)
-        values = _gather(v_cache, group.blocks, "values", batch, group.hidden).view(*keys.shape[:3], -1)
-        queries = q.index_select(0, group.tokens).view(size, num_kv_heads, -1, 1, head_dim)
-        mask = None
-        if group.seen is not None:
-            mask = q.new_zeros(group.seen.shape).masked_fill_(~group.seen, -torch.inf)[:, None, None, None]
-        attended = _attend(
-            queries,
-            keys[:, group.first : group.last].transpose(1, 2),
-            values[:, group.first : group.last].transpose(1, 2),
-            mask,
-            spec,
+        span = slice(group.first, group.last)
+        keys, values = (
+            x.view(group.size, -1, *x.shape[1:])[:, span].transpose(1, 2)
+            for x in layer.gather(group.blocks, group.hidden)
         )
-        out.index_copy_(0, group.tokens, attended.view(size, q.shape[1], -1))
+        queries = _by_kv_head(q.index_select(0, group.tokens), group.size, keys.shape[1])
+        if state.lse is None:
+            state.out.index_copy_(0, group.tokens, _by_row(_attend(queries, keys, values, group.mask, layer.spec)))
+        else:
+            attended, lse = _attend_with_lse(queries, keys, values, group.mask, layer.spec)
+            state.out.index_copy_(0, group.tokens, _by_row(attended).to(state.out.dtype))
+            state.lse.index_copy_(0, group.tokens, _by_row(lse))
 
 
-def _plan_decode(batch: AttentionBatch, spec: AttentionSpec, token_bytes: int) -> Iterator[_DecodeGroup]:
-    """Longest first, so that each group is padded to its first member."""
-    block_size = batch.block_size
-    spans = []  # (keys in the gathered blocks, of which hidden before the window, first block, sequence)
-    for row in batch.host_decode_rows:
-        context = batch.host_context_lens[row]
-        first_seen = spec.first_visible(context - 1)
-        first_block = first_seen // block_size
-        base = first_block * block_size
-        spans.append((context - base, first_seen - base, first_block, row))
-    spans.sort(reverse=True)
-    start = 0
-    while start < len(spans):
-        longest = spans[start][0]
-        num_blocks = -(-longest // block_size)
-        room = max(1, _SCRATCH_BYTES // (num_blocks * block_size * token_bytes))
-        shortest = longest - max(_PADDING_TOKENS, longest // 8)
-        end = start + 1
-        while end < min(start + room, len(spans)) and spans[end][0] >= shortest:
-            end += 1
-        yield _group(batch, spans[start:end], num_blocks)
-        start = end
-
-
-def _group(batch: AttentionBatch, spans: list[tuple[int, int, int, int]], num_blocks: int) -> _DecodeGroup:
-    longest, lead = spans[0][:2]
-    tables = np.zeros((len(spans), num_blocks), dtype=np.int32)
-    for index, (num_keys, _, first_block, row) in enumerate(spans):
-        own = -(-num_keys // batch.block_size)
-        tables[index, :own] = batch.host_tables[row, first_block : first_block + own]
-    blocks = _Blocks.of(tables.reshape(-1))
-    tokens = torch.tensor([batch.host_query_starts[row] for *_, row in spans])
-    if len(spans) == 1:
-        return _DecodeGroup(tokens, blocks, lead, longest)
-    ends, leads = torch.tensor([span[:2] for span in spans]).T[..., None]
-    position = torch.arange(num_blocks * batch.block_size)
-    seen = (position >= leads) & (position < ends)
-    if bool(seen[:, :longest].all()):
-        return _DecodeGroup(tokens, blocks, 0, longest)
-    return _DecodeGroup(tokens, blocks, 0, longest, (~seen).view(-1).nonzero().view(-1), seen[:, :longest])
-
-
-def _prefill(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec, out: Tensor
-) -> None:
-    num_heads, num_kv_heads, head_dim = q.shape[1], *k_cache.shape[2:]
-    group = num_heads // num_kv_heads
-    key = ("prefill", spec.sliding_window, group, q.dtype)
-    chunks = batch.plans.get(key)
-    if chunks is None:
-        chunks = batch.plans[key] = [_plan_chunk(q, batch, spec, row, group) for row in batch.host_prefill_rows]
+def _attend_chunks(q: Tensor, layer: _Layer, chunks: list[Chunk], out: Tensor) -> None:
     for blocks, tiles in chunks:
-        keys = _gather(k_cache, blocks, "keys", batch).transpose(0, 1)
-        values = _gather(v_cache, blocks, "values", batch).transpose(0, 1)
+        keys, values = (x.transpose(0, 1)[None] for x in layer.gather(blocks))
         for tokens, low, high, mask in tiles:
-            queries = q.index_select(0, tokens).view(-1, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-            attended = _attend(queries[None], keys[None, :, low:high], values[None, :, low:high], mask, spec)
-            out.index_copy_(0, tokens, attended[0].permute(2, 0, 1, 3).reshape(len(tokens), num_heads, -1))
+            queries = _by_kv_head(q.index_select(0, tokens), 1, keys.shape[1])
+            attended = _attend(queries, keys[:, :, low:high], values[:, :, low:high], mask, layer.spec)
+            out.index_copy_(0, tokens, _by_row(attended))
 
 
-def _plan_chunk(like: Tensor, batch: AttentionBatch, spec: AttentionSpec, row: int, group: int) -> _Chunk:
-    """A sequence's new queries; tiles begin at absolute multiples of `QUERY_TILE`."""
-    first_token, last_token = batch.host_query_starts[row : row + 2]
-    chunk_end = batch.host_context_lens[row]
-    start = chunk_end - (last_token - first_token)
-    shift = first_token - start
-    first_block = spec.first_visible(start) // batch.block_size
-    base = first_block * batch.block_size
-    tiles = []
-    while start < chunk_end:
-        end = min(chunk_end, (start // QUERY_TILE + 1) * QUERY_TILE)
-        low = spec.first_visible(start)
-        mask = _diagonal_mask(like, start, end, low, spec.sliding_window)[None] if end - start > 1 else None
-        if mask is not None and end - start <= _FEW_QUERIES:
-            mask = mask.expand(group, -1, -1).contiguous()
-        tiles.append(_Tile(torch.arange(end - 1, start - 1, -1) + shift, low - base, end - base, mask))
-        start = end
-    return _Chunk(_Blocks.of(batch.host_tables[row, first_block : -(-chunk_end // batch.block_size)]), tiles)
+def _by_kv_head(rows: Tensor, size: int, num_kv_heads: int) -> Tensor:
+    """[N * M, Hq, D] -> [N, Hkv, G, M, D]."""
+    return rows.view(size, rows.shape[0] // size, num_kv_heads, -1, rows.shape[2]).permute(0, 2, 3, 1, 4)
 
 
-def _diagonal_mask(like: Tensor, start: int, end: int, low: int, sliding_window: int | None) -> Tensor:
-    """Additive mask [end - start, end - low] of queries end-1 ... start (descending) over keys low ... end-1."""
-    num_queries, num_keys = end - start, end - low
-    # element d of the diagonal stands for key - query = low - (end - 1) + d
-    diagonal = like.new_zeros(num_queries + num_keys - 1)
-    diagonal[num_keys:] = -torch.inf
-    if sliding_window is not None:
-        diagonal[: max(0, num_keys - sliding_window)] = -torch.inf
-    return diagonal.as_strided((num_queries, num_keys), (1, 1))
-
-
-def _gather(cache: Tensor, blocks: _Blocks, name: str, batch: AttentionBatch, hidden: Tensor | None = None) -> Tensor:
-    """[n * block_size, Hkv, D] of the named blocks, in scratch with rows `hidden` zeroed, or in place where they lie."""
-    num_blocks = len(blocks.ids)
-    if blocks.run >= 0 and hidden is None:
-        return cache[blocks.run : blocks.run + num_blocks].view(-1, *cache.shape[2:])
-    gathered = batch.scratch.take(name, (num_blocks, *cache.shape[1:]), cache)
-    torch.index_select(cache, 0, blocks.ids, out=gathered)
-    rows = gathered.view(-1, *cache.shape[2:])
-    return rows if hidden is None else rows.index_fill_(0, hidden, 0.0)
+def _by_row(x: Tensor) -> Tensor:
+    """[N, Hkv, G, M, ...] -> [N * M, Hq, ...]."""
+    return x.movedim(3, 1).flatten(2, 3).flatten(0, 1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
     """[N, Hkv, G, M, Dv] of queries [N, Hkv, G, M, D] over keys [N, Hkv, L, D]; mask broadcasts to [N, Hkv, G, M, L].
 
-    Either M = 1 (decode) or N = 1 (prefill).
+    N is 1 where M is above `FEW_QUERIES`; up to there a mask has all of G, or M = 1.
     """
-    if spec.softcap is not None or spec.sinks is not None or k.shape[-1] != v.shape[-1]:
-        return _attend_plainly(q, k, v, mask, spec)
-    num_sequences, num_kv_heads, group, num_queries = q.shape[:4]
-    if num_queries == 1:
-        mask = None if mask is None else mask.view(num_sequences, 1, 1, -1)
-        attended = functional.scaled_dot_product_attention(q[..., 0, :], k, v, attn_mask=mask, scale=spec.scale)
-        return attended[..., None, :]
-    if mask is not None and num_queries <= _FEW_QUERIES:
-        packed = q[0].reshape(1, num_kv_heads, group * num_queries, -1)
-        attended = functional.scaled_dot_product_attention(packed, k, v, attn_mask=mask.flatten(0, 1), scale=spec.scale)
-        return attended.view(1, num_kv_heads, group, num_queries, -1)
+    if _is_plain(k, v, spec):
+        return _attend_plainly(q, k, v, mask, spec)[0]
+    num_kv_heads, group, num_queries = q.shape[1:4]
+    if num_queries <= FEW_QUERIES:
+        packed_mask = None if mask is None else mask.flatten(2, 3)
+        attended = functional.scaled_dot_product_attention(
+            q.flatten(2, 3), k, v, attn_mask=packed_mask, scale=spec.scale
+        )
+        return attended.view(*q.shape[:4], -1)
     keys, values = (x[0, :, None].expand(num_kv_heads, group, -1, -1) for x in (k, v))
-    attended = functional.scaled_dot_product_attention(q[0], keys, values, attn_mask=mask, scale=spec.scale)
+    # The mask has 4 dimensions: torch leaves its fast kernel for one of 3, and prefill attention takes 6 times as long.
+    attended = functional.scaled_dot_product_attention(
+        q[0], keys, values, attn_mask=None if mask is None else mask[0], scale=spec.scale
+    )
     return attended[None]
 
 
-def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+def _attend_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """As `_attend`, and log-sum-exp [N, Hkv, G, M]; any N and M, with a mask of M = 1 or of all G."""
+    if _is_plain(k, v, spec):
+        return _attend_plainly(q, k, v, mask, spec)
+    packed_mask = None if mask is None else mask.flatten(2, 3)
+    # the implementation of `scaled_dot_product_attention` on a CPU, which keeps the log-sum-exp to itself
+    attended, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q.flatten(2, 3), k, v, attn_mask=packed_mask, scale=spec.scale
+    )
+    return attended.view(*q.shape[:4], -1), lse.view(q.shape[:4])
+
+
+def _is_plain(k: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
+    return spec.softcap is not None or spec.sinks is not None or k.shape[-1] != v.shape[-1]
+
+
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     exact = torch.promote_types(q.dtype, torch.float32)
     num_sequences, num_kv_heads, group, num_queries, head_dim = q.shape
     packed = q.reshape(num_sequences, num_kv_heads, group * num_queries, head_dim).to(exact)
@@ -262,4 +193,5 @@ def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: 
     if spec.sinks is not None:
         normaliser = torch.logaddexp(normaliser, spec.sinks.to(exact).view(num_kv_heads, group, 1, 1))
     weights = scores.sub_(normaliser).exp_().flatten(2, 3)
-    return (weights @ v.to(exact)).view(num_sequences, num_kv_heads, group, num_queries, -1).to(q.dtype)
+    attended = (weights @ v.to(exact)).view(num_sequences, num_kv_heads, group, num_queries, -1).to(q.dtype)
+    return attended, normaliser[..., 0]

@@ -74,7 +74,6 @@ def make_case(
     Blocks are shuffled, or with `consecutive` in the order of the pool.
     """
     order = random.Random(seed)
-    generator = torch.Generator().manual_seed(seed)
     size = shape.block_size
     counts = [-(-context // size) for _, context in lens]
     free = list(range(sum(counts) + shared_blocks + 3))
@@ -84,17 +83,65 @@ def make_case(
     else:
         order.shuffle(free)
     shared = [free.pop() for _ in range(shared_blocks)]
-    k_cache = torch.full((num_blocks, size, shape.num_kv_heads, shape.head_dim), torch.nan, dtype=dtype)
-    v_cache = torch.full((num_blocks, size, shape.num_kv_heads, shape.v_head_dim), torch.nan, dtype=dtype)
     tables = []
     for (_, context), count in zip(lens, counts, strict=True):
         common = min(shared_blocks, context // size)
-        table = shared[:common] + [free.pop() for _ in range(count - common)]
+        tables.append(array("i", shared[:common] + [free.pop() for _ in range(count - common)]))
+    return fill_case(lens, tables, num_blocks, shape, dtype, seed=seed)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A sequence that begins with the first `shared_blocks` whole blocks of sequence `parent`, and has `own_tokens` more.
+
+    The last `num_queries` of its tokens are new.
+    """
+
+    parent: int
+    shared_blocks: int
+    own_tokens: int
+    num_queries: int = 1
+
+
+def make_forked_case(
+    forks: list[Fork], shape: Shape, dtype: torch.dtype = torch.float32, *, seed: int = 0
+) -> PagedCase:
+    """Sequences that fork from one another; a fork of itself begins a tree. Blocks are shuffled."""
+    size = shape.block_size
+    num_blocks = sum(fork.shared_blocks + -(-fork.own_tokens // size) for fork in forks) + 3
+    free = list(range(num_blocks))
+    random.Random(seed).shuffle(free)
+    tables: list[array[int]] = []
+    lens = []
+    for index, fork in enumerate(forks):
+        shared = [free.pop() for _ in range(fork.shared_blocks)]
+        if fork.parent != index:
+            shared = list(tables[fork.parent][: min(fork.shared_blocks, lens[fork.parent][1] // size)])
+        tables.append(array("i", shared + [free.pop() for _ in range(-(-fork.own_tokens // size))]))
+        context = len(shared) * size + fork.own_tokens
+        lens.append((min(fork.num_queries, context), context))
+    return fill_case(lens, tables, num_blocks, shape, dtype, seed=seed)
+
+
+def fill_case(
+    lens: list[tuple[int, int]],
+    tables: list[array[int]],
+    num_blocks: int,
+    shape: Shape,
+    dtype: torch.dtype,
+    *,
+    seed: int,
+) -> PagedCase:
+    """Random queries, and random K and V in the slots that the tables hold; NaN in all others."""
+    generator = torch.Generator().manual_seed(seed)
+    size = shape.block_size
+    k_cache = torch.full((num_blocks, size, shape.num_kv_heads, shape.head_dim), torch.nan, dtype=dtype)
+    v_cache = torch.full((num_blocks, size, shape.num_kv_heads, shape.v_head_dim), torch.nan, dtype=dtype)
+    for (_, context), table in zip(lens, tables, strict=True):
         for index, block in enumerate(table):
             filled = min(size, context - index * size)
             for cache in (k_cache, v_cache):
                 cache[block, :filled] = torch.randn(cache[block, :filled].shape, generator=generator).to(dtype)
-        tables.append(array("i", table))
     q = torch.randn(sum(n for n, _ in lens), shape.num_heads, shape.head_dim, generator=generator).to(dtype)
     return PagedCase(q, k_cache, v_cache, [n for n, _ in lens], [c for _, c in lens], tables, shape)
 

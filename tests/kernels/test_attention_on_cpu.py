@@ -11,7 +11,7 @@ from paged_cases import PagedCase, Shape, assert_agrees, make_case, spec_of
 from torch.nn import functional
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import Scratch, allocate_kv, paged_attention, plan_attention, torch_attention
+from radixkv.kernels import Scratch, allocate_kv, paged_attention, plan_attention, torch_plan
 from radixkv.kernels.decode import decode_reference
 from radixkv.kernels.prefill import prefill_reference
 
@@ -132,7 +132,7 @@ def test_reading_leaves_the_cache_as_it_was() -> None:
 
 @pytest.mark.parametrize("scratch_bytes", [1, 200_000, 1 << 30])
 def test_any_cut_into_groups_gives_the_same_answer(scratch_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_attention, "_SCRATCH_BYTES", scratch_bytes)
+    monkeypatch.setattr(torch_plan, "SCRATCH_BYTES", scratch_bytes)
     shape = SHAPES[0]
     case = make_case([(1, 1 + 7 * index) for index in range(30)], shape)
     assert_agrees(case.on_cpu(), case.expected(spec_of(shape)))
