@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import pty
+import json
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from terminal import Terminal
 
 from radixkv import PoolShape, connect
 from radixkv.cli import main
 from radixkv.service import ServiceConfig, ServiceThread
 
 RADIXKV = str(Path(sys.executable).parent / "radixkv")
-PATIENCE_S = 60
-
-
-class Terminal:
-    """A process at a pseudo-terminal, driven as a person would."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._master, slave = pty.openpty()
-        environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
-        )
-        os.close(slave)
-        self._seen = ""
-
-    def type(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def wait_for(self, pattern: str) -> str:
-        """Read until the pattern has come since the last wait; the match."""
-        deadline = time.monotonic() + PATIENCE_S
-        while (match := re.search(pattern, self._seen)) is None:
-            assert time.monotonic() < deadline, f"{pattern!r} did not come; there is:\n{self._seen}"
-            readable, _, _ = select.select([self._master], [], [], 1.0)
-            if readable:
-                self._seen += os.read(self._master, 65536).decode(errors="replace")
-        self._seen = self._seen[match.end() :]
-        return match[0]
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._master)
 
 
 @pytest.mark.usefixtures("default_model")
 def test_up_at_a_terminal_chats_branches_stops_a_reply_and_leaves_cleanly() -> None:
-    addresses = ["--listen", "127.0.0.1:0", "--service-listen", "127.0.0.1:0"]
+    addresses = ["--listen", "127.0.0.1:0", "--service-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     terminal = Terminal([RADIXKV, "up", *addresses, "--num-blocks", "256", "--temperature", "0", "--max-tokens", "400"])
     try:
         terminal.wait_for(r"generation\s+127\.0\.0\.1:\d+")
@@ -128,6 +92,18 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFi
         (["serve", "--listen", "127.0.0.1:0", "--lease-ttl", "0"], "lease_ttl_s"),
         (["stats", "--service", "127.0.0.1:1"], "cannot be reached"),
         (["chat", "--worker", "127.0.0.1:1"], "cannot be reached"),
+        (["top", "--worker", "127.0.0.1:1"], "cannot be reached"),
+        (["top", "--interval", "0"], "--interval is 0.0; it must be from 0.05"),
+        (["plan", "no-such-model"], "no model 'no-such-model': give a folder, a config.json"),
+        (["plan", "llama-3-8b", "--memory", "much"], "--memory is 'much'; it must be a size such as 512MiB"),
+        (["plan", "llama-3-8b", "--memory", "16GiB"], "nothing is left for KV: give more memory"),
+        (["plan", "llama-3-8b", "--memory", "80GiB", "--tp", "3"], "tp is 3; it must be a divisor of"),
+        (["worker", "--kv-memory", "lots"], "--kv-memory is 'lots'; it must be a size"),
+        (["worker", "--max-num-seqs", "0"], "--max-num-seqs is 0; it must be at least 1"),
+        (["worker", "--max-wait", "-1"], "--max-wait is -1.0; it must be at least 0"),
+        (["worker", "--utilisation", "1.5"], "utilisation is 1.5; it must be above 0 and at most 1"),
+        (["worker", "--swap-space", "1GiB"], "with --preemption swap only"),
+        (["worker", "--num-blocks", "64", "--kv-memory", "1GiB"], "give one of them"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_status_1(
@@ -155,12 +131,12 @@ def test_stats_of_a_service_without_a_pool_says_how_to_start_one(capsys: pytest.
     assert f"radixkv worker --service {service.addresses[0]}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats"])
+@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats", "top", "plan"])
 def test_help_tells_the_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
-    assert "(default 127.0.0.1:5005" in capsys.readouterr().out or command == "chat"
+    assert "(default 127.0.0.1:5005" in capsys.readouterr().out or command in ("chat", "plan")
 
 
 def test_importing_radixkv_serving_a_cache_and_chatting_with_a_worker_need_no_torch() -> None:
@@ -175,3 +151,56 @@ def test_importing_radixkv_serving_a_cache_and_chatting_with_a_worker_need_no_to
     )
     finished = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert finished.returncode == 0
+
+
+def test_a_plan_is_printed_for_people_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "Llama-3-8B", "--memory", "24GiB"]) == 0
+    table = capsys.readouterr().out
+    for line in (
+        r"parameters +8,030,261,248 \(8\.03B\)",
+        r"KV per token +131,072 bytes \(128 KiB\) in bfloat16",
+        r"KV of 4,096 tokens +512 MiB",
+        r"sequences of 8,192 +5 at once",
+    ):
+        assert re.search(f"^{line}$", table, re.MULTILINE), table
+    assert main(["plan", "Llama-3-8B", "--memory", "24GiB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["num_parameters"], plan["kv_bytes_per_token"], plan["num_full_sequences"]) == (8030261248, 131072, 5)
+    assert plan["num_blocks"] == plan["kv_bytes"] // plan["kv_bytes_per_block"]
+
+
+def test_a_plan_says_where_this_worker_keeps_more_than_it_must(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "deepseek-v3"]) == 0
+    assert "note: this version's worker keeps KV expanded to every head, 4,997,120 bytes" in capsys.readouterr().out
+    assert main(["plan", "deepseek-v3", "--kv-layout", "stored"]) == 0
+    out = capsys.readouterr().out
+    assert "4,997,120 bytes" in out
+    assert "note" not in out
+
+
+def test_the_models_that_can_be_planned_by_name_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--list"]) == 0
+    names = capsys.readouterr().out.split()
+    assert {"llama-3-70b", "deepseek-v3", "smollm2-135m"} < set(names)
+    for name in names:
+        assert main(["plan", name]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--num-blocks", "0", "'0' is neither auto nor a number of at least 1"),
+        ("--num-blocks", "many", "'many' is neither auto"),
+        ("--block-size", "12", "choose from"),
+        ("--preemption", "drop", "choose from"),
+    ],
+)
+def test_a_flag_outside_its_bound_is_a_usage_error_that_says_what_may_be_given(
+    flag: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["worker", flag, value])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert f"argument {flag}: " in error
+    assert message in error

@@ -1,0 +1,5 @@
+"""The command line: one module per command, each with `add(commands)`. Flags are parsed here and nowhere else."""
+
+from radixkv.cli.program import main
+
+__all__ = ["main"]

@@ -1,0 +1,70 @@
+"""`radixkv chat`: a branching chat in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cli.flags import add_command, say
+from radixkv.cli.model_flags import add_model_flags, describe, worker_config
+
+if TYPE_CHECKING:
+    from radixkv.chat.terminal import ChatOptions
+    from radixkv.worker.request import Generator
+
+__all__ = ["add", "add_chat_flags", "run_chat"]
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    chat = add_command(commands, "chat", _run, "chat in this terminal, with a model in this process or with a worker")
+    chat.add_argument("--worker", metavar="ADDRESS", help="a running worker; without it the model is loaded here")
+    add_model_flags(chat)
+    add_chat_flags(chat)
+
+
+def add_chat_flags(command: argparse.ArgumentParser) -> None:
+    """How replies are sampled."""
+    flags = command.add_argument_group("chat")
+    flags.add_argument("--system", metavar="TEXT", help="system prompt (default: what the model's template brings)")
+    flags.add_argument("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default %(default)s)")
+    flags.add_argument("--top-p", type=float, default=0.95, metavar="P", help="nucleus (default %(default)s)")
+    flags.add_argument(
+        "--max-tokens", type=int, default=512, metavar="N", help="longest reply in tokens (default %(default)s)"
+    )
+    flags.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.worker:
+        from radixkv.worker.generation_client import GenerationClient
+
+        with GenerationClient(options.worker) as client:
+            run_chat(client, options)
+        return 0
+    config = worker_config(options, None, None)
+    from radixkv.worker.run import Worker
+
+    with Worker(config) as worker:
+        say(describe(worker))
+        run_chat(worker.engine, options)
+    return 0
+
+
+def run_chat(generator: Generator, options: argparse.Namespace) -> None:
+    """Chat until the person leaves."""
+    from radixkv.chat import terminal
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    terminal.run_chat(generator, _chat_options(options))
+
+
+def _chat_options(options: argparse.Namespace) -> ChatOptions:
+    from radixkv.chat.terminal import ChatOptions
+    from radixkv.worker.sampling import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=options.temperature, top_p=options.top_p, max_tokens=options.max_tokens, seed=options.seed
+    )
+    return ChatOptions(sampling, options.system)

@@ -1,0 +1,205 @@
+"""`radixkv gateway`: the OpenAI API in front of a worker; and the same beside a worker of this process."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
+
+if TYPE_CHECKING:
+    from radixkv.gateway.config import GatewayConfig
+    from radixkv.gateway.server import GatewayServer
+    from radixkv.worker.request import Generator
+    from radixkv.worker.run import Worker
+
+__all__ = ["DEFAULT_HTTP_ADDRESS", "Front", "add", "add_gateway_flags", "make_gateway"]
+
+DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    gateway = add_command(commands, "gateway", _run, "serve the OpenAI API over HTTP, in front of a worker")
+    gateway.add_argument(
+        "--worker", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="a running worker (default %(default)s)"
+    )
+    gateway.add_argument(
+        "--listen",
+        dest="http",
+        metavar="ADDRESS",
+        default=DEFAULT_HTTP_ADDRESS,
+        help="host:port (default %(default)s)",
+    )
+    add_gateway_flags(gateway)
+
+
+def add_gateway_flags(command: argparse.ArgumentParser) -> None:
+    """Who may call and how much, what is kept, how it ends."""
+    flags = command.add_argument_group("HTTP")
+    flags.add_argument(
+        "--keys", type=Path, metavar="FILE", help="TOML of API keys and their tenants; without it anybody may call"
+    )
+    flags.add_argument(
+        "--allow-anonymous",
+        action="store_true",
+        help="without --keys, listen where other machines can reach it too",
+    )
+    flags.add_argument(
+        "--model-name", metavar="NAME", help="what the model is called (default: as the worker calls it)"
+    )
+    flags.add_argument(
+        "--state",
+        metavar="FILE",
+        help="SQLite file of stored responses and of the token ids of replies, or none: they end with the process "
+        "(default: a file of yours, in RADIXKV_STATE or your platform's state folder)",
+    )
+    flags.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this origin call, * for any; may be given several times",
+    )
+    flags.add_argument("--requests-per-minute", type=int, metavar="N", help="per tenant (default: no limit)")
+    flags.add_argument("--tokens-per-minute", type=int, metavar="N", help="per tenant (default: no limit)")
+    flags.add_argument(
+        "--max-concurrent", type=int, metavar="N", help="requests at once per tenant (default: no limit)"
+    )
+    flags.add_argument(
+        "--max-body-mib", type=float, default=4.0, metavar="MIB", help="largest request (default %(default)s)"
+    )
+    flags.add_argument(
+        "--reply-tokens",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="longest reply to a chat that names no length (default %(default)s)",
+    )
+    flags.add_argument(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long streams may go on once it is told to stop (default %(default)s)",
+    )
+    flags.add_argument("--log-requests", action="store_true", help="one line per request on standard error")
+
+
+def make_gateway(generator: Generator, options: argparse.Namespace) -> GatewayServer:
+    """The gateway that the flags ask for, to be entered.
+
+    Raises:
+        InvalidArgumentError: a flag is outside its bound, or the keys file cannot be read.
+    """
+    from radixkv.gateway.server import GatewayServer
+
+    if options.log_requests:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log = logging.getLogger("radixkv.gateway")
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    return GatewayServer(generator, _gateway_config(options))
+
+
+class Front:
+    """The gateway that the flags ask for, beside a worker of this process; nothing where they ask for none.
+
+    Args:
+        options: the flags.
+        is_optional: without the packages that it needs, go on and say so.
+
+    Raises:
+        UnavailableError: its address is in use; told here, before the long work of loading a model.
+    """
+
+    def __init__(self, options: argparse.Namespace, *, is_optional: bool = False) -> None:
+        self._options = options
+        self._url = ""
+        self._is_served = bool(options.http)
+        if self._is_served and is_optional and find_spec("fastapi") is None:
+            say("No OpenAI API over HTTP: that needs pip install 'radixkv[gateway]'.")
+            self._is_served = False
+        if self._is_served:
+            import radixkv.gateway.server  # noqa: F401  # so that a missing package is told at once
+            from radixkv.service.addresses import parse_address
+
+            parse_address(options.http).require_free()
+
+    @contextmanager
+    def beside(self, worker: Worker) -> Iterator[None]:
+        """Serves while it is entered."""
+        if not self._is_served:
+            yield
+            return
+        with make_gateway(worker.engine, self._options) as server:
+            self._url = server.url
+            yield
+
+    @property
+    def line(self) -> str:
+        """Where it is reached, to be said below the worker's addresses."""
+        return f"\n  OpenAI API     {self._url}" if self._url else ""
+
+
+def _state_file(chosen: str | None) -> Path | None:
+    """The file that was asked for, or the user's own; None where that one serves another gateway already."""
+    if chosen is not None:
+        return None if chosen == "none" else Path(chosen)
+    import platformdirs
+
+    from radixkv.gateway.database import is_in_use
+
+    folder = Path(os.environ.get("RADIXKV_STATE") or platformdirs.user_state_path("radixkv"))
+    path = folder / "gateway.sqlite"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_in_use(path):
+            return path
+        reason = "it serves another gateway"
+    except OSError as error:
+        reason = str(error.strerror)
+    say(f"Stored responses end with this process: {path} cannot be used, {reason}. Another file: --state FILE")
+    return None
+
+
+def _gateway_config(options: argparse.Namespace) -> GatewayConfig:
+    from radixkv.gateway.config import GatewayConfig, TenantLimits
+
+    return GatewayConfig(
+        listen=options.http,
+        keys_file=options.keys,
+        allow_anonymous=options.allow_anonymous,
+        model_name=options.model_name,
+        max_tokens=options.reply_tokens,
+        limits=TenantLimits(
+            requests_per_minute=options.requests_per_minute,
+            tokens_per_minute=options.tokens_per_minute,
+            max_concurrent=options.max_concurrent,
+        ),
+        max_body_bytes=int(options.max_body_mib * 2**20),
+        cors_origins=tuple(options.cors),
+        drain_s=options.drain,
+        log_requests=options.log_requests,
+        state_file=_state_file(options.state),
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from radixkv.cli.waiting import until_stopped
+    from radixkv.worker.generation_client import GenerationClient
+
+    with GenerationClient(options.worker) as client:
+        model = client.model()  # before anything listens: without a worker there is nothing to serve
+        with make_gateway(client, options) as server:
+            say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
+            until_stopped()
+    return 0

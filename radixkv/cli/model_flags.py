@@ -1,0 +1,199 @@
+"""The flags of a model and its pool, which every command that loads a model has, and the `WorkerConfig` they make."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.planner.fit import BLOCK_SIZES
+from radixkv.planner.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from radixkv.worker.limits import SchedulerLimits
+    from radixkv.worker.run import Worker, WorkerConfig
+
+__all__ = ["add_model_flags", "describe", "worker_config"]
+
+_AUTO = "auto"
+
+
+def add_model_flags(command: argparse.ArgumentParser) -> None:
+    """Which model, where, how large its pool is, and how much runs at once."""
+    _add_model(command)
+    _add_memory(command)
+    _add_scheduling(command)
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    flags = command.add_argument_group("model")
+    flags.add_argument(
+        "--model",
+        default="default",
+        metavar="NAME",
+        help="a Hugging Face id or a folder; default: SmolLM2-135M-Instruct, fetched on first use (93 MB)",
+    )
+    flags.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="of weights and KV; auto takes what is fast here (default %(default)s)",
+    )
+    flags.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="default %(default)s")
+    flags.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="TOKENS",
+        help="longest sequence, prompt and reply together; the pool must hold one (default: what the model allows and "
+        "the pool holds)",
+    )
+
+
+def _add_memory(command: argparse.ArgumentParser) -> None:
+    flags = command.add_argument_group(
+        "memory",
+        "The pool holds the KV of what runs and of what may be reused. By default it takes what the device has left: on a "
+        "GPU --utilisation of its memory, less weights and a forward's activations; on a CPU, which is everybody's, a "
+        "quarter of what is available and 2 GiB at most. It never takes more than --max-num-seqs sequences of "
+        "--max-model-len tokens could use. `radixkv plan` tells sizes without loading a model.",
+    )
+    flags.add_argument(
+        "--num-blocks",
+        type=_num_blocks,
+        default=_AUTO,
+        metavar="N",
+        help="KV blocks in the pool, or auto: as many as the memory gives (default %(default)s)",
+    )
+    flags.add_argument(
+        "--block-size",
+        type=int,
+        default=16,
+        choices=BLOCK_SIZES,
+        help="tokens per block: small ones waste less at the end of a branch, large ones move faster (default %(default)s)",
+    )
+    flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
+    flags.add_argument(
+        "--utilisation",
+        type=float,
+        default=0.90,
+        metavar="SHARE",
+        help="share of the device's memory to take in all (default %(default)s)",
+    )
+    flags.add_argument(
+        "--swap-space",
+        metavar="SIZE",
+        help="host memory for preempted branches, with --preemption swap (default 4GiB, at most a quarter of what is free)",
+    )
+    flags.add_argument(
+        "--pool", default="default", metavar="NAME", help="the pool's name at the service (default %(default)s)"
+    )
+
+
+def _add_scheduling(command: argparse.ArgumentParser) -> None:
+    flags = command.add_argument_group("scheduling and sharing")
+    flags.add_argument(
+        "--max-num-seqs", type=int, default=64, metavar="N", help="branches that run at once (default %(default)s)"
+    )
+    flags.add_argument(
+        "--max-batch-tokens",
+        type=int,
+        default=320,
+        metavar="TOKENS",
+        help="positions per forward, decodes and prompt chunks together: more computes prompts faster, fewer keeps the gaps "
+        "between the tokens of running replies short (default %(default)s)",
+    )
+    flags.add_argument(
+        "--max-wait",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="a request that has waited for so long is overtaken by nobody any more, however much of another's prompt is "
+        "cached (default %(default)s)",
+    )
+    flags.add_argument(
+        "--preemption",
+        default="recompute",
+        choices=["recompute", "swap"],
+        help="what a branch that must give up its blocks does: forget them and compute what is not cached again, or wait in "
+        "--swap-space (default %(default)s)",
+    )
+    flags.add_argument(
+        "--no-prefix-sharing",
+        action="store_true",
+        help="no request reuses what another has computed; for comparison, or where even timing must tell nothing",
+    )
+    flags.add_argument(
+        "--no-prefix-sharing-for",
+        metavar="NAMESPACE",
+        action="append",
+        default=[],
+        help="the same within one namespace; may be given several times",
+    )
+
+
+def _num_blocks(text: str) -> int | None:
+    """argparse names the flag and quotes the text in front of the message."""
+    if text == _AUTO:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {_AUTO} nor a number of at least 1")
+    return int(text)
+
+
+def worker_config(options: argparse.Namespace, service: str | None, listen: str | None) -> WorkerConfig:
+    """What the flags ask of a worker. Call it before anything imports torch: it sets how torch's threads wait."""
+    from radixkv.worker.threads import configure_threads
+
+    configure_threads()
+    from radixkv.worker.run import WorkerConfig
+
+    return WorkerConfig(
+        model=options.model,
+        service=service,
+        listen=listen,
+        num_blocks=options.num_blocks,
+        block_size=options.block_size,
+        utilisation=options.utilisation,
+        kv_bytes=_size(options.kv_memory, "--kv-memory"),
+        swap_bytes=_size(options.swap_space, "--swap-space"),
+        dtype=options.dtype,
+        device=options.device,
+        max_model_len=options.max_model_len,
+        pool_name=options.pool,
+        limits=_limits(options),
+        share_prefixes=not options.no_prefix_sharing,
+        unshared_namespaces=frozenset(options.no_prefix_sharing_for),
+    )
+
+
+def _limits(options: argparse.Namespace) -> SchedulerLimits:
+    from radixkv.worker.limits import SchedulerLimits
+
+    for flag, value in (("--max-num-seqs", options.max_num_seqs), ("--max-batch-tokens", options.max_batch_tokens)):
+        if value < 1:
+            raise InvalidArgumentError(flag, value, "at least 1")
+    if not 0 <= options.max_wait < float("inf"):
+        raise InvalidArgumentError("--max-wait", options.max_wait, "at least 0 and finite")
+    usual = SchedulerLimits()
+    return replace(
+        usual,
+        max_running=options.max_num_seqs,
+        max_batch_tokens=options.max_batch_tokens,
+        chunk_tokens=min(usual.chunk_tokens, options.max_batch_tokens),
+        max_wait_s=options.max_wait,
+        preemption=options.preemption,
+    )
+
+
+def _size(text: str | None, flag: str) -> int | None:
+    return None if text is None else parse_bytes(text, flag)
+
+
+def describe(worker: Worker) -> str:
+    """What a worker serves, and where its memory goes, in a line each."""
+    model, pool = worker.engine.model(), worker.runner.pool
+    return (
+        f"{model.name} on {worker.runner.device} in {worker.runner.dtype}: {model.max_length:,} tokens of context, "
+        f"{pool.num_blocks:,} blocks of {pool.block_size} tokens\n  memory         {worker.plan}"
+    )

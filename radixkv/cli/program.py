@@ -1,0 +1,75 @@
+"""The program: its commands, and what a person is told when one cannot be carried out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from radixkv.cli import chat, gateway, plan, serve, stats, top, up, worker
+from radixkv.core.errors import RadixKVError
+
+__all__ = ["main"]
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+COMMANDS = (up, serve, worker, gateway, chat, top, stats, plan)
+"""In the order in which the help lists them."""
+
+GATEWAY_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic", "starlette")
+
+EPILOG = """\
+examples:
+  radixkv up                                     service, worker and a chat, in one process
+  radixkv up --model Qwen/Qwen2.5-0.5B-Instruct  the same with another model (a Hugging Face id or a folder)
+  radixkv serve --listen unix:/run/radixkv.sock  the cache service alone; it needs no torch
+  radixkv worker --service 127.0.0.1:50051       a decode worker for that service
+  radixkv chat --worker 127.0.0.1:50052          chat with a worker that runs elsewhere
+  radixkv gateway --worker 127.0.0.1:50052       the OpenAI API over HTTP for that worker
+  radixkv top --worker 127.0.0.1:50052           load, rates, latencies and the pool of a worker, live
+  radixkv plan llama-3-8b --memory 24GiB         where the memory would go, and how many sequences fit
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. Errors that radixkv raises on purpose are one line on standard error."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except RadixKVError as error:
+        print(f"radixkv: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("radixkv"):
+            raise
+        extra = "gateway" if error.name in GATEWAY_PACKAGES else "worker"
+        print(
+            f"radixkv: {error.name} is not installed, which this command needs: pip install 'radixkv[{extra}]'",
+            file=sys.stderr,
+        )
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    from importlib.metadata import version
+
+    parser = argparse.ArgumentParser(
+        prog="radixkv",
+        description="A radix tree of token prefixes over KV blocks, and a decode worker that makes branching nearly free.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"radixkv {version('radixkv')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(commands)
+    return parser

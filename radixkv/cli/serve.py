@@ -1,0 +1,47 @@
+"""`radixkv serve`: the cache service alone."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_command, say
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    serve = add_command(commands, "serve", _run, "start the cache service alone (needs no torch)")
+    serve.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        action="append",
+        help=f"host:port or unix:path; may be given several times (default {DEFAULT_SERVICE_ADDRESS})",
+    )
+    serve.add_argument(
+        "--lease-ttl",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="a worker that is silent for this long loses its pool (default %(default)s)",
+    )
+    serve.add_argument(
+        "--max-message-mib", type=float, default=16.0, metavar="MIB", help="largest message read (default %(default)s)"
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from radixkv.service import ServiceConfig, run_service
+
+    config = ServiceConfig(
+        addresses=tuple(options.listen or [DEFAULT_SERVICE_ADDRESS]),
+        lease_ttl_s=options.lease_ttl,
+        max_message_bytes=int(options.max_message_mib * 2**20),
+    )
+
+    def on_ready(addresses: tuple[str, ...]) -> None:
+        say(f"radixkv cache service on {' and '.join(addresses)}; Ctrl-C stops it")
+
+    run_service(config, on_ready)
+    return 0

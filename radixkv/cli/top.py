@@ -1,0 +1,94 @@
+"""`radixkv top`: a worker and its cache, live in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
+
+if TYPE_CHECKING:
+    from radixkv.cli.top_view import View
+    from radixkv.worker.generation_client import GenerationClient
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    top = add_command(commands, "top", _run, "show a running worker and its cache: load, rates, latencies, the pool")
+    top.add_argument(
+        "--worker", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="the worker (default %(default)s)"
+    )
+    top.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="between two readings (default %(default)s)"
+    )
+    top.add_argument("--once", action="store_true", help="print one reading as text, as also where this is no terminal")
+    top.add_argument("--json", action="store_true", help="print one reading as JSON")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from radixkv.worker.generation_client import GenerationClient
+
+    if not 0.05 <= options.interval <= 3600:
+        raise InvalidArgumentError("--interval", options.interval, "from 0.05 to 3600 seconds")
+    with GenerationClient(options.worker) as client:
+        watch = _Watch(client)
+        if options.json or options.once or not sys.stdout.isatty():
+            watch.read()
+            time.sleep(options.interval)  # rates are of an interval
+            view = watch.read()
+            say(json.dumps(view.as_dict(), indent=2) if options.json else "\n".join(view.lines()))
+        else:
+            _show(watch, options.interval)
+    return 0
+
+
+class _Watch:
+    """Reads a worker again and again, and keeps the last reading for the rates."""
+
+    def __init__(self, client: GenerationClient) -> None:
+        from radixkv.cli.top_view import Reading
+
+        self._client = client
+        self._model = client.model()
+        self._before: Reading | None = None
+
+    def read(self) -> View:
+        """The worker now.
+
+        Raises:
+            UnavailableError: it cannot be reached.
+        """
+        from radixkv.cli.top_view import Rates, Reading, View
+
+        now = Reading(time.monotonic(), self._client.stats())
+        rates = Rates.between(self._before, now) if self._before is not None else None
+        self._before = now
+        return View(self._client.address, self._model, now, rates)
+
+
+def _show(watch: _Watch, interval_s: float) -> None:
+    """Until Ctrl-C. A worker that goes away is waited for."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    view = watch.read()
+    try:
+        with Live(view.screen(), screen=True, auto_refresh=False) as live:
+            while True:
+                live.refresh()
+                time.sleep(interval_s)
+                try:
+                    view = watch.read()
+                    live.update(view.screen())
+                except UnavailableError as error:
+                    live.update(Group(Text(f"{error}; trying again", style="red"), view.screen()))
+    except KeyboardInterrupt:
+        pass  # the way to leave
+    say("\n".join(view.lines()))

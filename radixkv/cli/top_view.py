@@ -1,0 +1,211 @@
+"""What `radixkv top` shows: two readings of a worker's stats, the rates between them, and how they are written.
+
+Readings and rates are plain numbers; a screen, a plain text and JSON are three ways to write the same `View`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from radixkv.core.api import CacheStats
+    from radixkv.worker.request import ModelInfo
+    from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
+
+__all__ = ["Rates", "Reading", "View"]
+
+_BAR_WIDTH = 48
+
+
+class Reading(NamedTuple):
+    """A worker's stats at a moment, in seconds of any monotonic clock."""
+
+    time_s: float
+    stats: WorkerStats
+
+
+class Rates(NamedTuple):
+    """Per second between two readings. `hit_rate`: share of the prompt tokens that were found in the cache, None where there
+    were none.
+    """
+
+    prefill_tokens: float
+    decode_tokens: float
+    requests: float
+    preemptions: float
+    hit_rate: float | None
+
+    @classmethod
+    def between(cls, before: Reading, now: Reading) -> Rates | None:
+        """None where the worker was started anew between the two, or no time has passed."""
+        old, new = before.stats.engine, now.stats.engine
+        seconds = now.time_s - before.time_s
+        if seconds <= 0 or new.num_forwards < old.num_forwards or new.num_prompt_tokens < old.num_prompt_tokens:
+            return None
+        generated = new.num_generated_tokens - old.num_generated_tokens
+        computed = new.num_computed_tokens - old.num_computed_tokens
+        prompts = new.num_prompt_tokens - old.num_prompt_tokens
+        return cls(
+            prefill_tokens=max(0, computed - generated)
+            / seconds,  # a decode computes a position for each token it draws
+            decode_tokens=generated / seconds,
+            requests=(_num_ended(new) - _num_ended(old)) / seconds,
+            preemptions=(new.num_preemptions - old.num_preemptions) / seconds,
+            hit_rate=(new.num_cached_tokens - old.num_cached_tokens) / prompts if prompts else None,
+        )
+
+
+def _num_ended(engine: EngineStats) -> int:
+    return engine.num_finished + engine.num_cancelled + engine.num_failed + engine.num_expired
+
+
+class _Part(NamedTuple):
+    """A share of the pool: how many blocks, and what draws it."""
+
+    name: str
+    num_blocks: int
+    mark: str
+    colour: str
+
+
+class View(NamedTuple):
+    """All that is shown at a moment. `rates` is None before the second reading."""
+
+    address: str
+    model: ModelInfo
+    now: Reading
+    rates: Rates | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the stats as they are, nested, and the rates."""
+        engine, cache = self.now.stats.engine, self.now.stats.cache
+        return {
+            "worker": self.address,
+            "model": self.model.name,
+            "engine": {name: _plain(value) for name, value in engine._asdict().items()},
+            "cache": None if cache is None else cache._asdict(),
+            "rates_per_second": None if self.rates is None else self.rates._asdict(),
+        }
+
+    def lines(self) -> list[str]:
+        """As plain text."""
+        rows = [f"{label:<12} {value}" for label, value in self._rows()]
+        parts = self._parts()
+        if parts:
+            rows.insert(1, f"{'pool':<12} [{''.join(part.mark * width for part, width in _widths(parts))}]")
+            rows.insert(2, f"{'':<12} {self._legend(parts)}")
+        return [self._title(), *rows]
+
+    def screen(self) -> RenderableType:
+        """For a terminal, by rich."""
+        from rich import box
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for index, (label, value) in enumerate(self._rows()):
+            table.add_row(label, Text(value))
+            parts = self._parts()
+            if index == 0 and parts:
+                bar, legend = Text(), Text()
+                for part, width in _widths(parts):
+                    bar.append("█" * width, style=part.colour)
+                for part in parts:
+                    legend.append("■ ", style=part.colour).append(f"{part.name} {part.num_blocks:,}   ")
+                table.add_row("pool", bar)
+                table.add_row("", legend)
+                table.add_row("", Text(self._promised()))
+        return Panel(table, title=self._title(), subtitle="Ctrl-C leaves", box=box.ROUNDED)
+
+    def _title(self) -> str:
+        return f"{self.model.name} at {self.address}"
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        engine, cache = self.now.stats.engine, self.now.stats.cache
+        yield (
+            "branches",
+            f"{engine.num_running_branches:,} running, {engine.num_queued_branches:,} waiting, "
+            f"{engine.num_pending_branches:,} pending, {engine.num_parked_branches:,} swapped",
+        )
+        rates = self.rates
+        if rates is not None:
+            yield "tokens/s", f"{rates.prefill_tokens:,.0f} prefill, {rates.decode_tokens:,.0f} decode"
+        total = engine.num_cached_tokens / engine.num_prompt_tokens if engine.num_prompt_tokens else None
+        recent = f"{_percent(rates.hit_rate)} now, " if rates is not None else ""
+        yield "hit rate", f"{recent}{_percent(total)} since the start"
+        yield "first token", _spread(engine.time_to_first_token)
+        yield "inter-token", _spread(engine.inter_token)
+        yield "waited", _spread(engine.waited)
+        per_second = f" ({rates.preemptions:,.1f}/s)" if rates is not None and rates.preemptions else ""
+        yield (
+            "preemptions",
+            f"{engine.num_preemptions:,}{per_second}; blocks swapped out {engine.num_saved_blocks:,}, "
+            f"back {engine.num_loaded_blocks:,}",
+        )
+        ended = f" ({rates.requests:,.1f}/s ended)" if rates is not None else ""
+        yield (
+            "requests",
+            f"{engine.num_generations:,} now{ended}; {engine.num_finished:,} finished, {engine.num_cancelled:,} cancelled, "
+            f"{engine.num_failed:,} failed, {engine.num_expired:,} out of time",
+        )
+        if cache is None:
+            yield "cache", "cannot be reached"
+        else:
+            yield (
+                "cache",
+                f"{cache.num_nodes:,} nodes, {cache.num_sequences:,} sequences, {cache.num_forks:,} forks, "
+                f"{cache.num_evicted_blocks:,} blocks evicted",
+            )
+
+    def _parts(self) -> list[_Part]:
+        cache = self.now.stats.cache
+        return [] if cache is None else _parts(cache)
+
+    def _promised(self) -> str:
+        cache = self.now.stats.cache
+        return "" if cache is None else f"{cache.num_promised_blocks:,} promised, of {cache.num_blocks:,} in all"
+
+    def _legend(self, parts: list[_Part]) -> str:
+        return ", ".join(f"{part.mark} {part.name} {part.num_blocks:,}" for part in parts) + f"; {self._promised()}"
+
+
+def _parts(cache: CacheStats) -> list[_Part]:
+    return [
+        _Part("private", cache.num_private_blocks, "#", "red"),
+        _Part("cached, in use", cache.num_cached_blocks - cache.num_evictable_blocks, "=", "yellow"),
+        _Part("cached, evictable", cache.num_evictable_blocks, "-", "green"),
+        _Part("free", cache.num_free_blocks, ".", "bright_black"),
+    ]
+
+
+def _widths(parts: list[_Part]) -> list[tuple[_Part, int]]:
+    """Columns of each part of a bar; they add up to `_BAR_WIDTH`, and what is not empty has at least one."""
+    total = max(1, sum(part.num_blocks for part in parts))
+    widths = [max(1, round(_BAR_WIDTH * part.num_blocks / total)) if part.num_blocks else 0 for part in parts]
+    widest = max(range(len(parts)), key=lambda index: widths[index])
+    widths[widest] += _BAR_WIDTH - sum(widths)
+    return list(zip(parts, widths, strict=True))
+
+
+def _spread(seconds: Percentiles) -> str:
+    if not any(seconds):
+        return "none yet"
+    return f"p50 {_duration(seconds.p50_s)}, p90 {_duration(seconds.p90_s)}, p99 {_duration(seconds.p99_s)}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _plain(value: Any) -> Any:
+    return value._asdict() if hasattr(value, "_asdict") else value

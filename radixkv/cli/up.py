@@ -1,0 +1,68 @@
+"""`radixkv up`: service, worker and a chat in this process."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cli.chat import add_chat_flags, run_chat
+from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, DEFAULT_WORKER_ADDRESS, add_command, say
+from radixkv.cli.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
+from radixkv.cli.model_flags import add_model_flags, worker_config
+from radixkv.cli.worker import describe_addresses
+
+if TYPE_CHECKING:
+    from radixkv.worker.run import Worker
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    up = add_command(commands, "up", _run, "start service, worker and a chat in this process")
+    add_model_flags(up)
+    add_chat_flags(up)
+    up.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        default=DEFAULT_WORKER_ADDRESS,
+        help="where generation is served (default %(default)s)",
+    )
+    up.add_argument(
+        "--service-listen",
+        metavar="ADDRESS",
+        default=DEFAULT_SERVICE_ADDRESS,
+        help="where the cache service listens: host:port or unix:path (default %(default)s)",
+    )
+    up.add_argument(
+        "--http",
+        metavar="ADDRESS",
+        default=DEFAULT_HTTP_ADDRESS,
+        help="where the OpenAI API is served (default %(default)s)",
+    )
+    up.add_argument("--no-http", dest="http", action="store_const", const=None, help="serve no HTTP")
+    add_gateway_flags(up)
+    up.add_argument("--no-chat", action="store_true", help="serve only, also where there is a terminal")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from radixkv.service import ServiceConfig, ServiceThread
+
+    with ServiceThread(ServiceConfig(addresses=(options.service_listen,))) as service:
+        config = worker_config(options, service.addresses[0], options.listen)
+        from radixkv.worker.run import Worker, run_worker
+
+        front = Front(options, is_optional=True)
+        if options.no_chat or not sys.stdin.isatty():
+
+            def on_ready(worker: Worker) -> None:
+                say(describe_addresses(worker, service.addresses[0]) + front.line)
+                say(f"Chat from another terminal: radixkv chat --worker {worker.address}\nCtrl-C stops it.")
+
+            run_worker(config, on_ready, front.beside)
+        else:
+            with Worker(config) as worker, front.beside(worker):
+                say(describe_addresses(worker, service.addresses[0]) + front.line)
+                run_chat(worker.engine, options)
+    return 0

@@ -1,0 +1,163 @@
+"""What is shown of a worker follows from two readings of its stats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from radixkv.cli.top_view import Rates, Reading, View
+from radixkv.core.api import CacheStats
+from radixkv.worker.request import ModelInfo
+from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
+
+NONE = Percentiles()
+MODEL = ModelInfo("tiny", 100, 40, 4, (0,), has_chat_template=False)
+
+
+def engine(**changes: Any) -> EngineStats:
+    counts = dict.fromkeys(EngineStats._fields, 0) | {
+        "time_to_first_token": NONE,
+        "inter_token": NONE,
+        "waited": NONE,
+    }
+    return EngineStats(**(counts | changes))
+
+
+def cache(**changes: Any) -> CacheStats:
+    return CacheStats(**(dict.fromkeys(CacheStats._fields, 0) | {"num_blocks": 100, "num_free_blocks": 100} | changes))
+
+
+def reading(time_s: float, *, pool: CacheStats | None = None, **changes: Any) -> Reading:
+    return Reading(time_s, WorkerStats(engine(**changes), pool))
+
+
+def view(now: Reading, rates: Rates | None = None) -> View:
+    return View("host:1", MODEL, now, rates)
+
+
+def bar(shown: View) -> str:
+    (line,) = (line for line in shown.lines() if line.startswith("pool"))
+    return line.partition("[")[2].rstrip("]")
+
+
+def test_rates_are_of_the_interval() -> None:
+    before = reading(
+        10,
+        num_forwards=5,
+        num_computed_tokens=1000,
+        num_generated_tokens=100,
+        num_prompt_tokens=900,
+        num_cached_tokens=300,
+    )
+    now = reading(
+        12,
+        num_forwards=9,
+        num_computed_tokens=1500,
+        num_generated_tokens=140,
+        num_prompt_tokens=1700,
+        num_cached_tokens=500,
+        num_preemptions=6,
+        num_finished=3,
+        num_cancelled=1,
+    )
+    assert Rates.between(before, now) == Rates(
+        prefill_tokens=230, decode_tokens=20, requests=2, preemptions=3, hit_rate=200 / 800
+    )
+
+
+def test_without_new_prompts_there_is_no_hit_rate() -> None:
+    rates = Rates.between(reading(0, num_forwards=1), reading(1, num_forwards=2, num_generated_tokens=8))
+    assert rates is not None
+    assert rates.hit_rate is None
+    assert rates.prefill_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (reading(0, num_forwards=9), reading(1, num_forwards=2)),
+        (reading(0, num_prompt_tokens=9), reading(1, num_forwards=2)),
+        (reading(1), reading(1)),
+    ],
+)
+def test_a_worker_that_was_started_anew_has_no_rates_yet(before: Reading, now: Reading) -> None:
+    assert Rates.between(before, now) is None
+
+
+def test_the_pool_is_drawn_to_scale_and_adds_up() -> None:
+    pool = cache(num_free_blocks=50, num_cached_blocks=25, num_evictable_blocks=13, num_private_blocks=25)
+    drawn = bar(view(reading(0, pool=pool)))
+    assert drawn == "#" * 12 + "=" * 6 + "-" * 6 + "." * 24
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        cache(),
+        cache(num_free_blocks=0, num_private_blocks=100),
+        cache(
+            num_blocks=100_000,
+            num_free_blocks=99_997,
+            num_private_blocks=1,
+            num_cached_blocks=2,
+            num_evictable_blocks=1,
+        ),
+        cache(num_blocks=4, num_free_blocks=1, num_private_blocks=1, num_cached_blocks=2, num_evictable_blocks=1),
+    ],
+)
+def test_what_is_in_the_pool_is_seen_however_little_and_the_bar_keeps_its_width(pool: CacheStats) -> None:
+    drawn = bar(view(reading(0, pool=pool)))
+    assert len(drawn) == 48
+    assert ("#" in drawn) == bool(pool.num_private_blocks)
+    assert ("-" in drawn) == bool(pool.num_evictable_blocks)
+    assert ("." in drawn) == bool(pool.num_free_blocks)
+
+
+def screen(shown: View) -> str:
+    console = Console(width=120, color_system=None)
+    with console.capture() as capture:
+        console.print(shown.screen())
+    return capture.get()
+
+
+def test_screen_text_and_json_tell_the_same() -> None:
+    now = reading(
+        2,
+        pool=cache(num_promised_blocks=7),
+        num_running_branches=3,
+        num_queued_branches=21,
+        num_pending_branches=17,
+        num_parked_branches=5,
+        num_preemptions=11,
+        num_prompt_tokens=1000,
+        num_cached_tokens=625,
+        time_to_first_token=Percentiles(0.04, 0.5, 1.25),
+    )
+    shown = view(now, Rates(1234.4, 56.0, 1.0, 2.0, 0.5))
+    text = "\n".join(shown.lines())
+    for written in (text, screen(shown)):
+        for part in (
+            "tiny at host:1",
+            "3 running, 21 waiting, 17 pending, 5 swapped",
+            "1,234 prefill, 56 decode",
+            "50.0% now, 62.5% since the start",
+            "p50 40 ms, p90 500 ms, p99 1.25 s",
+            "11 (2.0/s)",
+            "7 promised, of 100 in all",
+        ):
+            assert part in written
+    as_dict = shown.as_dict()
+    assert as_dict["engine"]["num_pending_branches"] == 17
+    assert as_dict["engine"]["time_to_first_token"]["p99_s"] == 1.25
+    assert as_dict["cache"]["num_promised_blocks"] == 7
+    assert as_dict["rates_per_second"]["decode_tokens"] == 56.0
+
+
+def test_a_cache_that_cannot_be_asked_hides_nothing_else() -> None:
+    shown = view(reading(0, num_running_branches=2))
+    for written in ("\n".join(shown.lines()), screen(shown)):
+        assert "cannot be reached" in written
+        assert "2 running" in written
+    assert shown.as_dict()["cache"] is None
