@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import pytest
 
 from radixkv.worker.threads import configure_threads
 
 configure_threads()  # before any test imports torch
+os.environ["RADIXKV_STATE"] = tempfile.mkdtemp(prefix="radixkv-state-")  # what tests start keeps nothing of the user's
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,9 @@ MAX_GENERATIONS = 8192
 DRAIN_S = 5.0
 """How long a closing engine waits for the cache to take its last releases."""
 
+_LONGEST_WAIT_S = 3600.0
+"""How long an idle engine sleeps at a time."""
+
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
@@ -293,7 +296,7 @@ class Engine:
         """Waits for a message, or until a generation's time is over."""
         wait_s = self._rounds.next_deadline_s - self._clock()
         try:
-            return self._inbox.get(timeout=None if wait_s == math.inf else max(0.0, wait_s))
+            return self._inbox.get(timeout=min(max(0.0, wait_s), _LONGEST_WAIT_S))
         except Empty:
             return _wake
 

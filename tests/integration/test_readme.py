@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = ("radixkv up", "radixkv serve", "radixkv worker")
+HTTP = "http://127.0.0.1:8000"
 SCRIPT = "What is the capital of France?\n/regenerate\n/tree\n/quit\n"
 
 
@@ -58,7 +59,7 @@ def run_to_its_end(command: str) -> str:
 
 
 def test_the_python_example_does_what_its_asserts_say() -> None:
-    blocks = fenced("python")
+    blocks = [block for block in fenced("python") if HTTP not in block]
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
@@ -89,7 +90,7 @@ def test_the_service_commands_work_together_and_stop_cleanly() -> None:
 @pytest.mark.usefixtures("default_model")
 def test_up_serves_what_chat_reaches_and_stops_on_ctrl_c() -> None:
     (command,) = [command for command in commands() if command.startswith("radixkv up")]
-    server = start(f"{command} --listen 127.0.0.1:0 --service-listen 127.0.0.1:0 --num-blocks 256")
+    server = start(f"{command} --listen 127.0.0.1:0 --service-listen 127.0.0.1:0 --http 127.0.0.1:0 --num-blocks 256")
     output = wait_until_it_serves(server)
     try:
         address = re.search(r"generation\s+(\S+)", output)
@@ -100,6 +101,32 @@ def test_up_serves_what_chat_reaches_and_stops_on_ctrl_c() -> None:
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
+        server.communicate()
+
+
+@pytest.mark.usefixtures("default_model")
+def test_the_http_examples_work_against_what_up_serves(tmp_path: Path) -> None:
+    ports = "--listen 127.0.0.1:0 --service-listen 127.0.0.1:0 --http 127.0.0.1:0"
+    server = start(f"radixkv up {ports} --num-blocks 512 --state {tmp_path / 'state.sqlite'}")
+    output = wait_until_it_serves(server)
+    try:
+        http = re.search(r"OpenAI API\s+(http://\S+?)/v1", output)
+        assert http, output
+        blocks = [block for block in fenced("python") if HTTP in block]
+        assert blocks
+        for block in blocks:
+            exec(compile(block.replace(HTTP, http[1]), "README.md", "exec"), {})
+        lines = [command for command in commands() if command.startswith("curl")]
+        assert lines
+        for line in lines:
+            done = subprocess.run(
+                line.replace(HTTP, http[1]), shell=True, capture_output=True, text=True, timeout=100, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert done.stdout
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=60) == 0
         server.communicate()
 
 

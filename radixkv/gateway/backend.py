@@ -1,0 +1,280 @@
+"""The worker as a coroutine sees it: nothing here blocks the event loop, and no stream holds a thread.
+
+engine's thread                     event loop
+put, put, put -> queues             _Doorbell rings once per burst, whatever the number of streams -> EventStream wakes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from radixkv.core.errors import RadixKVError
+from radixkv.core.tokens import TokensLike
+from radixkv.worker.request import (
+    EventQueue,
+    ForkParams,
+    GenerateParams,
+    GenerationEvent,
+    GenerationStream,
+    Generator,
+    ModelInfo,
+    Prompt,
+    Usage,
+)
+
+__all__ = ["Backend", "EventStream", "Watch"]
+
+MODEL_TTL_S = 30.0
+"""How long what is known of the model is taken for true."""
+
+_NUM_THREADS = 8
+"""For calls that encode text or cross a network; they are short."""
+
+_Result = TypeVar("_Result")
+
+Watch = Callable[[Sequence[GenerationEvent]], None]
+"""Is shown every burst of events just before its consumer sees it."""
+
+
+class EventStream(AsyncIterator[GenerationEvent]):
+    """Events of one generation, in order, for one coroutine. The first is `Started`.
+
+        async with await backend.generate(params) as stream:
+            async for event in stream: ...
+
+    Iterating raises the `RadixKVError` that ended the generation, if one did. Leaving the context, `aclose`, or dropping the
+    stream cancels what still runs.
+    """
+
+    def __init__(self, stream: GenerationStream, bell: _Doorbell, watch: Watch | None = None) -> None:
+        self._stream = stream
+        self._watch = watch
+        self._failure: Exception | None = None
+        self._events: deque[GenerationEvent] = deque()
+        self._news = asyncio.Event()
+        stream.listen(partial(bell.ring, self._news))
+
+    @property
+    def generation_id(self) -> str:
+        """For `ForkParams`."""
+        return self._stream.generation_id
+
+    @property
+    def usage(self) -> Usage | None:
+        """What it cost, once it has completed."""
+        return self._stream.usage
+
+    async def take(self) -> list[GenerationEvent]:
+        """All events that are there, at least one; empty at the end."""
+        if self._events:
+            events = list(self._events)
+            self._events.clear()
+            return events
+        while not self._stream.has_ended:
+            self._news.clear()
+            taken = self._stream.take()
+            if taken:
+                if self._watch is not None:
+                    self._watch(taken)
+                return taken
+            if self._stream.has_ended:
+                break
+            await self._news.wait()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return []
+
+    async def __anext__(self) -> GenerationEvent:
+        if not self._events:
+            self._events.extend(await self.take())
+        if not self._events:
+            raise StopAsyncIteration
+        return self._events.popleft()
+
+    def close(self) -> None:
+        """Cancel what still runs; harmless when repeated."""
+        self._stream.close()
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Cancel what still runs; the consumer sees `error` behind what it has taken already."""
+        if not self._stream.has_ended:
+            self._failure = error
+            self.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        self.close()
+
+    async def __aenter__(self) -> EventStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Backend:
+    """A generator for coroutines: an `Engine` in this process, or a `GenerationClient`, which stays the caller's to close.
+
+    Every call raises what the generator would. One event loop uses it.
+
+    Args:
+        generator: what answers.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, generator: Generator, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.generator = generator
+        self._clock = clock
+        self._info: ModelInfo | None = None
+        self._asked_s = 0.0
+        self._spelled: dict[int, bytes] = {}  # as many as the vocabulary at most
+        self._bell: _Doorbell | None = None
+        self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="radixkv-gateway")
+
+    async def model(self) -> ModelInfo:
+        """What is served; asked for again now and then, since a worker may be replaced by one with another model."""
+        now_s = self._clock()
+        if self._info is None or now_s - self._asked_s > MODEL_TTL_S:
+            info = await self._call(self.generator.model)
+            if info != self._info:
+                self._spelled.clear()
+            self._info, self._asked_s = info, now_s
+        return self._info
+
+    async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
+        """Continue a prompt. Returns once it was accepted."""
+        return self._listen(await self._start(partial(self.generator.generate, params)), watch)
+
+    async def fork(self, params: ForkParams, watch: Watch | None = None) -> EventStream:
+        """Continue a running or remembered generation. Returns once it was accepted."""
+        return self._listen(await self._start(partial(self.generator.fork, params)), watch)
+
+    async def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
+        """Packed token ids of `history` with the prompt appended."""
+        return await self._call(partial(self.generator.tokenize, prompt, history))
+
+    async def detokenize(self, token_ids: TokensLike) -> str:
+        """Text of token ids, special tokens left out."""
+        return await self._call(partial(self.generator.detokenize, token_ids))
+
+    async def spell(self, token_ids: Collection[int]) -> dict[int, bytes]:
+        """The bytes of text that each token stands for; special tokens by name. Each is asked for once."""
+        missing = [token_id for token_id in token_ids if token_id not in self._spelled]
+        if missing:
+            spelled = await self._call(partial(self.generator.spell, missing))
+            self._spelled.update(zip(missing, spelled, strict=True))
+        return {token_id: self._spelled[token_id] for token_id in token_ids}
+
+    async def is_alive(self) -> bool:
+        """Whether the worker answers."""
+        alive: bool | None = getattr(self.generator, "is_alive", None)
+        if alive is not None:
+            return alive
+        try:
+            await self._call(self.generator.model)
+        except RadixKVError:
+            return False
+        return True
+
+    async def stats(self) -> Any:
+        """Gauges and counters of the worker; None where it tells none now."""
+        stats: Callable[[], Any] | None = getattr(self.generator, "stats", None)
+        try:
+            return None if stats is None else await self._call(stats)
+        except RadixKVError:
+            return None
+
+    def fail_all(self, error: Exception) -> None:
+        """End every stream that runs; its consumer sees `error`. On the loop."""
+        for stream in list(self._streams):
+            stream.fail(error)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, function: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def _start(self, start: Callable[[], GenerationStream]) -> GenerationStream:
+        """Start a generation; where the asker is cancelled meanwhile, it is closed as soon as it is there."""
+        future = self._threads.submit(start)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_close_unwanted)
+            raise
+
+    def _listen(self, stream: GenerationStream, watch: Watch | None) -> EventStream:
+        loop = asyncio.get_running_loop()
+        if self._bell is None or self._bell.loop is not loop:
+            self._bell = _Doorbell(loop)
+        if not stream.listen(_ignore):
+            stream = _pumped(stream)
+        events = EventStream(stream, self._bell, watch)
+        self._streams.add(events)
+        return events
+
+
+class _Doorbell:
+    """Wakes coroutines from other threads with one call into the loop per burst."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[asyncio.Event] = deque()
+        self._has_rung = False
+
+    def ring(self, news: asyncio.Event) -> None:
+        """Have `news` set on the loop, soon. From any thread; after the loop's end it does nothing."""
+        self._waiting.append(news)
+        if self._has_rung:
+            return  # set before the loop looks: what is appended before it looks is seen by it
+        self._has_rung = True
+        try:
+            self.loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            self._waiting.clear()
+
+    def _answer(self) -> None:
+        self._has_rung = False
+        while self._waiting:
+            self._waiting.popleft().set()
+
+
+def _pumped(stream: GenerationStream) -> GenerationStream:
+    """A stream that can only be iterated, as one that can be listened to, at the price of a thread."""
+    queue = EventQueue()
+
+    def pump() -> None:
+        try:
+            for event in stream:
+                queue.put(event)
+            queue.put(None)
+        except Exception as error:  # the consumer's to handle, whatever it is
+            queue.put(error)
+
+    threading.Thread(target=pump, name="radixkv-gateway-stream", daemon=True).start()
+    return GenerationStream(stream.generation_id, queue, stream.close)
+
+
+def _close_unwanted(future: Any) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
+def _ignore() -> None:
+    """Only to learn whether a stream can be listened to."""

@@ -1,0 +1,117 @@
+"""Chunks of a streamed chat completion, as bytes.
+
+Most chunks differ from each other in a few characters of text, so what is around them is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring
+from typing import Any
+
+from radixkv.core.tokens import unpack_tokens
+from radixkv.gateway.replies import Growth, Reply
+from radixkv.gateway.sse import dump_json
+
+__all__ = ["ChatChunks"]
+
+
+class ChatChunks:
+    """Writes the chunks of one answer.
+
+    Args:
+        completion_id, created, model, fingerprint: what every chunk tells.
+        tells_usage: a last chunk has the usage, all others say that they have none.
+        tells_token_ids: chunks tell the ids of their tokens.
+    """
+
+    def __init__(
+        self,
+        completion_id: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        *,
+        tells_usage: bool,
+        tells_token_ids: bool,
+    ) -> None:
+        common = dump_json(
+            {
+                "id": completion_id,
+                "object": "chat.completion.chunk",
+                "created": created,
+                "model": model,
+                "system_fingerprint": fingerprint,
+            }
+        )
+        self._head = f"data: {common[:-1]}"
+        self._tail = ',"usage":null}\n\n' if tells_usage else "}\n\n"
+        self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._tells_usage = tells_usage
+        self._tells_token_ids = tells_token_ids
+        self._num_calls: dict[int, int] = {}
+
+    def opened(self, index: int, prompt: bytes) -> bytes:
+        """A choice begins."""
+        extra = {"prompt_token_ids": list(unpack_tokens(prompt))} if self._tells_token_ids and index == 0 else {}
+        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None, top=extra)
+
+    def grown(
+        self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None, token_ids: Sequence[int]
+    ) -> bytes:
+        """A choice has grown; no bytes where there is nothing to tell."""
+        if growth.calls:
+            return self._called(reply, growth, logprobs, token_ids)
+        if logprobs or (self._tells_token_ids and token_ids):
+            return self._chunk(reply.index, {"content": growth.text}, logprobs, None, token_ids)
+        if not growth.text:
+            return b""
+        text = encode_basestring(growth.text)
+        return f'{self._head},"choices":[{{"index":{reply.index},"delta":{{"content":{text}{self._text_tail}'.encode()
+
+    def _called(
+        self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None, token_ids: Sequence[int]
+    ) -> bytes:
+        first = self._num_calls.get(reply.index, 0)
+        self._num_calls[reply.index] = first + len(growth.calls)
+        calls = [
+            {
+                "index": number,
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(growth.calls, first)
+        ]
+        delta: dict[str, Any] = {"content": growth.text} if growth.text else {}
+        return self._chunk(reply.index, {**delta, "tool_calls": calls}, logprobs, None, token_ids)
+
+    def finished(self, reply: Reply) -> bytes:
+        """A choice has ended."""
+        return self._chunk(reply.index, {}, None, reply.finish_reason)
+
+    def completed(self, usage: Mapping[str, Any]) -> bytes:
+        """All have; no bytes unless the usage is to be told."""
+        if not self._tells_usage:
+            return b""
+        return f'{self._head},"choices":[],"usage":{dump_json(usage)}}}\n\n'.encode()
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        logprobs: list[dict[str, Any]] | None,
+        finish_reason: str | None,
+        token_ids: Sequence[int] = (),
+        top: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": delta,
+            "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
+            "finish_reason": finish_reason,
+        }
+        if self._tells_token_ids and token_ids:
+            choice["token_ids"] = list(token_ids)
+        extra = f",{dump_json(top)[1:-1]}" if top else ""
+        return f'{self._head}{extra},"choices":[{dump_json(choice)}]{self._tail}'.encode()

@@ -1,0 +1,85 @@
+"""Chunks of streamed completions, as bytes; see `chat_chunks` for why they are put together by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring
+from typing import Any
+
+from radixkv.core.tokens import unpack_tokens
+from radixkv.gateway.replies import Reply
+from radixkv.gateway.sse import dump_json
+
+__all__ = ["CompletionChunks"]
+
+
+class CompletionChunks:
+    """Writes the chunks of one answer.
+
+    Args:
+        completion_id, created, model, fingerprint: what every chunk tells.
+        tells_usage: a last chunk has the usage, all others say that they have none.
+        tells_token_ids: chunks tell the ids of their tokens.
+    """
+
+    def __init__(
+        self,
+        completion_id: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        *,
+        tells_usage: bool,
+        tells_token_ids: bool,
+    ) -> None:
+        common = dump_json(
+            {
+                "id": completion_id,
+                "object": "text_completion",
+                "created": created,
+                "model": model,
+                "system_fingerprint": fingerprint,
+            }
+        )
+        self._head = f'data: {common[:-1]},"choices":['
+        self._tail = '],"usage":null}\n\n' if tells_usage else "]}\n\n"
+        self._tells_usage = tells_usage
+        self._tells_token_ids = tells_token_ids
+
+    def opened(self, index: int, echo: str, prompt: bytes) -> bytes:
+        """A choice begins; no bytes unless the prompt is to be told."""
+        if self._tells_token_ids:
+            return self._chunk(index, echo, None, None, {"prompt_token_ids": list(unpack_tokens(prompt))})
+        return self._chunk(index, echo, None, None) if echo else b""
+
+    def grown(self, index: int, text: str, logprobs: Mapping[str, Any] | None, token_ids: Sequence[int]) -> bytes:
+        """A choice has grown; no bytes where there is nothing to tell."""
+        if logprobs or self._tells_token_ids:
+            extra = {"token_ids": list(token_ids)} if self._tells_token_ids else None
+            return self._chunk(index, text, logprobs, None, extra)
+        if not text:
+            return b""
+        quoted = encode_basestring(text)
+        choice = f'{{"index":{index},"text":{quoted},"logprobs":null,"finish_reason":null}}'
+        return f"{self._head}{choice}{self._tail}".encode()
+
+    def finished(self, reply: Reply, text: str) -> bytes:
+        """A choice has ended, with this text last."""
+        return self._chunk(reply.index, text, None, reply.finish_reason)
+
+    def completed(self, usage: Mapping[str, Any]) -> bytes:
+        """All have; no bytes unless the usage is to be told."""
+        if not self._tells_usage:
+            return b""
+        return f'{self._head}],"usage":{dump_json(usage)}}}\n\n'.encode()
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: Mapping[str, Any] | None,
+        finish_reason: str | None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason, **(extra or {})}
+        return f"{self._head}{dump_json(choice)}{self._tail}".encode()

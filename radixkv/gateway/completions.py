@@ -1,0 +1,278 @@
+"""`POST /v1/completions`: one or many prompts, as text or token ids, each continued in one or many ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from radixkv.core.tokens import unpack_tokens
+from radixkv.gateway.answers import Completion, streamed_or
+from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.completion_chunks import CompletionChunks
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import CurrentExchange, Exchange
+from radixkv.gateway.logprobs import completion_logprobs
+from radixkv.gateway.models import ServedModel, served_model
+from radixkv.gateway.options import GenerationOptions, Whole
+from radixkv.gateway.replies import Reply, usage_body
+from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
+from radixkv.worker.request import (
+    BranchFinished,
+    Completed,
+    Delta,
+    GenerateParams,
+    GenerationEvent,
+    Started,
+    Usage,
+)
+from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
+
+__all__ = ["CompletionRequest", "router"]
+
+router = APIRouter(tags=["completions"])
+
+MAX_PROMPTS = 1024
+MAX_CHOICES = 4096
+_DEFAULT_MAX_TOKENS = 16
+
+TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
+Prompt = (
+    str
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenId], Field(min_length=1)]
+    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
+
+class CompletionRequest(GenerationOptions):
+    """Body of a completion."""
+
+    prompt: Prompt
+    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a request means."""
+
+    completion_id: str
+    created: int
+    model: ServedModel
+    sampling: SamplingParams
+    prompts: Sequence[str | list[int]]
+    body: CompletionRequest
+    end_ids: frozenset[int]
+
+    def new_replies(self) -> list[Reply]:
+        return [Reply(index, (), self.end_ids) for index in range(len(self.prompts) * self.sampling.n)]
+
+
+@router.post("/v1/completions", response_model=None, responses=streamed_or(Completion))
+async def create_completion(body: CompletionRequest, request: Request, exchange: CurrentExchange) -> Response:
+    """Continuations of each prompt, at once or as they come."""
+    backend: Backend = request.app.state.backend
+    plan = await _make_plan(body, request)
+    streams = await _start_all(plan, exchange, backend)
+    if body.stream:
+        return EventStreamResponse(_stream_chunks(plan, streams, backend))
+    return JSONResponse(await until_disconnected(request, _collect(plan, streams, backend)))
+
+
+async def _make_plan(body: CompletionRequest, request: Request) -> _Plan:
+    model = await served_model(request, body.model)
+    if body.suffix:
+        raise ApiError(400, "suffix is not served here: leave it out", code="unsupported_parameter", param="suffix")
+    if body.echo and body.logprobs is not None:
+        message = "echo is served without logprobs only: leave one of them out"
+        raise ApiError(400, message, code="unsupported_parameter", param="echo")
+    prompts = _prompts(body.prompt)
+    num_choices = len(prompts) * (body.n or 1)
+    if num_choices > MAX_CHOICES:
+        message = (
+            f"{len(prompts)} prompts and {body.n} choices of each are {num_choices}; at most {MAX_CHOICES} are served"
+        )
+        raise ApiError(400, message, code="invalid_value", param="n")
+    sampling = body.sampling(model.info, max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+    ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
+    return _Plan(
+        completion_id=f"cmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=model,
+        sampling=sampling,
+        prompts=prompts,
+        body=body,
+        end_ids=frozenset(ends),
+    )
+
+
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> list[EventStream]:
+    """A generation per prompt; all or none."""
+    assert exchange.tenant is not None
+    namespace = exchange.tenant.namespace
+    streams: list[EventStream] = []
+    try:
+        for prompt in plan.prompts:
+            params = GenerateParams(
+                text=prompt if isinstance(prompt, str) else None,
+                token_ids=None if isinstance(prompt, str) else prompt,
+                sampling=plan.sampling,
+                namespace=namespace,
+                priority=plan.body.priority or 0,
+                timeout_s=plan.body.timeout,
+                request_id=exchange.request_id,
+            )
+            streams.append(await exchange.generate(backend, params))
+    except BaseException:
+        for stream in streams:
+            stream.close()
+        raise
+    return streams
+
+
+async def _echoes(plan: _Plan, backend: Backend) -> list[str]:
+    """What stands in front of each prompt's continuations."""
+    if not plan.body.echo:
+        return [""] * len(plan.prompts)
+    return [p if isinstance(p, str) else await backend.detokenize(p) for p in plan.prompts]
+
+
+async def _collect(plan: _Plan, streams: list[EventStream], backend: Backend) -> dict[str, Any]:
+    replies = plan.new_replies()
+    prompts: list[bytes] = [b""] * len(streams)
+    usages: list[Usage] = []
+    async with contextlib.aclosing(_merged(streams)) as merged:
+        async for number, events in merged:
+            for event in events:
+                match event:
+                    case Delta():
+                        replies[number * plan.sampling.n + event.branch].push(event)
+                    case BranchFinished():
+                        replies[number * plan.sampling.n + event.branch].finish(event)
+                    case Started():
+                        prompts[number] = event.prompt
+                    case Completed():
+                        usages.append(event.usage)
+    echoes = await _echoes(plan, backend)
+    choices = []
+    for reply in replies:
+        number = reply.index // plan.sampling.n
+        choices.append(await _choice(plan, reply, echoes[number], prompts[number], backend))
+    return {
+        "id": plan.completion_id,
+        "object": "text_completion",
+        "created": plan.created,
+        "model": plan.model.name,
+        "choices": choices,
+        "usage": _sum(usages),
+        "system_fingerprint": plan.model.fingerprint,
+    }
+
+
+async def _choice(plan: _Plan, reply: Reply, echo: str, prompt: bytes, backend: Backend) -> dict[str, Any]:
+    logprobs = None
+    if plan.sampling.logprobs is not None:
+        logprobs = await completion_logprobs(backend, reply.logprobs, 0)
+    choice = {
+        "index": reply.index,
+        "text": echo + reply.text,
+        "logprobs": logprobs,
+        "finish_reason": reply.finish_reason,
+    }
+    if plan.body.return_token_ids:
+        choice |= {"token_ids": reply.token_ids, "prompt_token_ids": list(unpack_tokens(prompt))}
+    return choice
+
+
+async def _stream_chunks(plan: _Plan, streams: list[EventStream], backend: Backend) -> AsyncIterator[bytes]:
+    chunks = CompletionChunks(
+        plan.completion_id,
+        plan.created,
+        plan.model.name,
+        plan.model.fingerprint,
+        tells_usage=plan.body.includes_usage,
+        tells_token_ids=bool(plan.body.return_token_ids),
+    )
+    replies = plan.new_replies()
+    offsets = [0] * len(replies)
+    usages: list[Usage] = []
+    wants_logprobs = plan.sampling.logprobs is not None
+    async with contextlib.aclosing(_merged(streams)) as merged:
+        echoes = await _echoes(plan, backend)
+        async for number, events in merged:
+            pieces: list[bytes] = []
+            own = replies[number * plan.sampling.n : (number + 1) * plan.sampling.n]
+            for event in events:
+                match event:
+                    case Delta():
+                        reply = own[event.branch]
+                        growth = reply.push(event)
+                        logprobs = None
+                        if wants_logprobs and growth.logprobs:
+                            logprobs = await completion_logprobs(backend, growth.logprobs, offsets[reply.index])
+                            offsets[reply.index] += sum(map(len, logprobs["tokens"]))
+                        pieces.append(chunks.grown(reply.index, growth.text, logprobs, event.token_ids))
+                    case BranchFinished():
+                        reply = own[event.branch]
+                        pieces.append(chunks.finished(reply, reply.finish(event).text))
+                    case Started():
+                        pieces += [chunks.opened(reply.index, echoes[number], event.prompt) for reply in own]
+                    case Completed():
+                        usages.append(event.usage)
+            yield b"".join(pieces)
+        yield chunks.completed(_sum(usages)) + DONE
+
+
+async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, list[GenerationEvent]]]:
+    """Bursts of all streams as they come, with the number of the stream. All are closed at the end, however it comes.
+
+    Raises:
+        Exception: what ended one of them.
+    """
+    bursts: asyncio.Queue[tuple[int, list[GenerationEvent] | BaseException]] = asyncio.Queue()
+
+    async def read(number: int, stream: EventStream) -> None:
+        try:
+            while events := await stream.take():
+                bursts.put_nowait((number, events))
+            bursts.put_nowait((number, []))
+        except Exception as error:  # whatever it is, it is raised below
+            bursts.put_nowait((number, error))
+
+    readers = [asyncio.ensure_future(read(number, stream)) for number, stream in enumerate(streams)]
+    num_open = len(streams)
+    try:
+        while num_open:
+            number, burst = await bursts.get()
+            if isinstance(burst, BaseException):
+                raise burst
+            if burst:
+                yield number, burst
+            else:
+                num_open -= 1
+    finally:
+        for reader, stream in zip(readers, streams, strict=True):
+            reader.cancel()
+            stream.close()
+
+
+def _sum(usages: Sequence[Usage]) -> Mapping[str, Any]:
+    totals = [sum(column) for column in zip(*usages, strict=True)] if usages else [0] * len(Usage._fields)
+    return usage_body(Usage(*totals))

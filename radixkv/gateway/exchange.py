@@ -1,0 +1,173 @@
+"""One HTTP request under way: whose it is, what it has cost, and where that is counted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.auth import CurrentTenant, Tenant
+from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.limits import Limiter, Slot
+from radixkv.gateway.metrics import Metrics
+from radixkv.worker.request import Completed, Delta, GenerateParams, GenerationEvent, Started
+
+__all__ = ["EXCHANGE", "CurrentExchange", "Exchange", "current_exchange"]
+
+EXCHANGE = "radixkv.exchange"
+"""Where the middleware leaves it in the request's scope."""
+
+TOO_LONG_FOR_POOL = "prompt + max_tokens"
+"""What the worker names where prompt and reply together exceed its pool."""
+
+_LOG = logging.getLogger("radixkv.gateway")
+
+
+class Exchange:
+    """What is known of a request, from its first byte to the last of its answer. The middleware makes and ends it.
+
+    Attributes:
+        request_id: the caller's `x-request-id`, or ours.
+        tenant: on whose behalf; None until the caller is known.
+        num_prompt_tokens, num_cached_tokens, num_generated_tokens: of all its generations so far.
+    """
+
+    __slots__ = (
+        "_metrics",
+        "_slot",
+        "num_cached_tokens",
+        "num_generated_tokens",
+        "num_prompt_tokens",
+        "request_id",
+        "started_s",
+        "tenant",
+    )
+
+    def __init__(self, request_id: str, metrics: Metrics) -> None:
+        self.request_id = request_id
+        self.started_s = time.perf_counter()
+        self.tenant: Tenant | None = None
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
+        self._metrics = metrics
+        self._slot: Slot | None = None
+
+    def admit(self, tenant: Tenant, limiter: Limiter) -> None:
+        """The caller is known: count the request against its limits.
+
+        Raises:
+            ApiError: 429: a limit is reached.
+        """
+        self.tenant = tenant
+        self._slot = limiter.admit(tenant)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers that tell the rate limits."""
+        return self._slot.headers if self._slot else {}
+
+    async def generate(self, backend: Backend, params: GenerateParams, *, may_shorten: bool = False) -> EventStream:
+        """Generate on behalf of this request: its tokens are counted, charged and timed as the consumer takes them.
+
+        Args:
+            backend: the worker.
+            params: what to generate.
+            may_shorten: the caller has named no length, so a reply that would not fit the pool may be bound to half of it,
+                and again, rather than refused.
+        """
+        while True:
+            try:
+                return await backend.generate(params, _Meter(self, self._metrics).watch)
+            except InvalidArgumentError as error:
+                max_tokens = params.sampling.max_tokens // 2
+                if not may_shorten or error.argument != TOO_LONG_FOR_POOL or max_tokens < 1:
+                    raise
+                params = replace(params, sampling=replace(params.sampling, max_tokens=max_tokens))
+
+    def charge(self, num_tokens: int) -> None:
+        """Draw tokens from the tenant's limit."""
+        if self._slot is not None:
+            self._slot.charge(num_tokens)
+
+    def end(self, method: str, route: str, status: int, *, log: bool) -> None:
+        """The last byte of the answer is sent, or the caller is gone."""
+        if self._slot is not None:
+            self._slot.close()
+        duration_s = time.perf_counter() - self.started_s
+        self._metrics.answered(route, status, duration_s)
+        if log:
+            _LOG.info(
+                "%s %s %s %s status=%d prompt=%d cached=%d generated=%d ms=%.1f",
+                self.request_id,
+                self.tenant.name if self.tenant else "-",
+                method,
+                route,
+                status,
+                self.num_prompt_tokens,
+                self.num_cached_tokens,
+                self.num_generated_tokens,
+                duration_s * 1000,
+            )
+
+
+class _Meter:
+    """Counts and times one generation."""
+
+    __slots__ = ("_exchange", "_last_s", "_metrics", "_num_generated", "_num_prompt")
+
+    def __init__(self, exchange: Exchange, metrics: Metrics) -> None:
+        self._exchange = exchange
+        self._metrics = metrics
+        self._num_prompt = self._num_generated = 0
+        self._last_s: float | None = None
+
+    def watch(self, events: Sequence[GenerationEvent]) -> None:
+        exchange = self._exchange
+        num_new = 0
+        for event in events:
+            if isinstance(event, Delta):
+                num_new += len(event.token_ids)
+            elif isinstance(event, Started):
+                self._num_prompt = len(event.prompt) // 4
+                exchange.num_prompt_tokens += self._num_prompt
+                exchange.charge(self._num_prompt)
+                self._metrics.prompted(self._num_prompt)
+            elif isinstance(event, Completed):
+                usage = event.usage
+                num_unseen = usage.num_generated_tokens - self._num_generated - num_new  # drafts that were not answered
+                num_new += max(0, num_unseen)
+                exchange.num_cached_tokens += usage.num_cached_tokens
+                exchange.charge(-usage.num_cached_tokens)
+                self._metrics.found(usage.num_cached_tokens)
+        if num_new:
+            self._generated(num_new)
+
+    def _generated(self, num_new: int) -> None:
+        now_s = time.perf_counter()
+        if self._last_s is None:
+            self._metrics.first_token(now_s - self._exchange.started_s)
+        else:
+            self._metrics.next_tokens(now_s - self._last_s)
+        self._last_s = now_s
+        self._num_generated += num_new
+        self._exchange.num_generated_tokens += num_new
+        self._exchange.charge(num_new)
+        self._metrics.generated(num_new)
+
+
+async def current_exchange(request: Request, tenant: CurrentTenant) -> Exchange:
+    """Dependency of every route that costs something: the caller is known and within its limits.
+
+    Raises:
+        ApiError: 401, 429.
+    """
+    exchange: Exchange = request.scope[EXCHANGE]
+    exchange.admit(tenant, request.app.state.limiter)
+    return exchange
+
+
+CurrentExchange = Annotated[Exchange, Depends(current_exchange)]

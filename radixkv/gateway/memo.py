@@ -1,0 +1,286 @@
+"""The bounded memo under stable transcripts: token ids of conversations, each entry a delta over the entry it goes on from.
+
+    prompt of turn 1 <- reply a <- prompt of turn 2 <- reply
+                     <- reply b (regenerated)
+
+Recency: using an entry uses its whole path, the root last. So a parent is never older than its children, and what is least
+recently used has none: forgetting it leaves nothing dangling.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.gateway.database import Database
+
+__all__ = ["Memo", "MemoLimits", "Remembered"]
+
+_COLUMNS = "key, namespace, parent, tokens, num_reply, decoded, created_s"
+_SELECT = f"SELECT {_COLUMNS} FROM transcripts ORDER BY number"
+_INSERT = f"REPLACE INTO transcripts ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_DELETE = "DELETE FROM transcripts WHERE key = ?"
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoLimits:
+    """How much is remembered.
+
+    Attributes:
+        max_tokens: of one namespace; a token is 4 bytes.
+        max_entries: of one namespace; two per reply, of some 500 bytes besides their tokens.
+        max_total_tokens, max_total_entries: of all namespaces together; the one that holds most gives way.
+        ttl_s: how long an entry is held after it was made, in seconds, and all that goes on from it with it.
+    """
+
+    max_tokens: int = 4_000_000
+    max_entries: int = 50_000
+    max_total_tokens: int = 16_000_000
+    max_total_entries: int = 200_000
+    ttl_s: float = 30 * 24 * 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_entries", "max_total_tokens", "max_total_entries"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(name, getattr(self, name), "at least 1")
+        if not self.ttl_s > 0:
+            raise InvalidArgumentError("ttl_s", self.ttl_s, "above 0")
+
+
+class Remembered:
+    """The ids of a conversation up to some point.
+
+    Attributes:
+        key: names the conversation.
+        parent: the entry it goes on from: all its ids come first; None where there is none.
+        tokens: packed ids behind the parent's.
+        num_reply: bytes at the end of `tokens` that were sampled; 0 where a prompt ends here.
+        decoded: digest of the reply's text as the worker decodes it; empty until that is known.
+        is_verified: whether the reply was generated, or decoded again, in this process.
+        created_s: when it was made, in seconds since 1970.
+    """
+
+    __slots__ = ("created_s", "decoded", "is_verified", "key", "namespace", "num_reply", "parent", "tokens")
+
+    def __init__(
+        self, namespace: str, key: bytes, parent: Remembered | None, tokens: bytes, num_reply: int, created_s: float
+    ) -> None:
+        self.namespace = namespace
+        self.key = key
+        self.parent = parent
+        self.tokens = tokens
+        self.num_reply = num_reply
+        self.created_s = created_s
+        self.decoded = b""
+        self.is_verified = True
+
+    @property
+    def reply(self) -> bytes:
+        """The sampled ids, packed."""
+        return self.tokens[len(self.tokens) - self.num_reply :]
+
+    def path(self) -> Iterator[Remembered]:
+        """This entry, its parent, and so on to the first."""
+        entry: Remembered | None = self
+        while entry is not None:
+            yield entry
+            entry = entry.parent
+
+    def all_tokens(self) -> bytes:
+        """Packed ids from the beginning of the conversation. O(them)."""
+        return b"".join([entry.tokens for entry in self.path()][::-1])
+
+
+class _Row(NamedTuple):
+    key: bytes
+    namespace: str
+    parent: bytes | None
+    tokens: bytes
+    num_reply: int
+    decoded: bytes
+    created_s: float
+
+
+class _Namespace:
+    """Entries of one namespace, least recently used first."""
+
+    __slots__ = ("entries", "num_tokens")
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[bytes, Remembered] = OrderedDict()
+        self.num_tokens = 0
+
+
+class Memo:
+    """All entries. One thread uses it; the database follows behind.
+
+    Args:
+        database: where a copy lies; what it holds is read back here.
+        limits: bounds.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, database: Database, limits: MemoLimits, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._limits = limits
+        self._clock = clock
+        self._namespaces: dict[str, _Namespace] = {}
+        self._num_tokens = self._num_entries = 0
+        self._load()
+
+    def __len__(self) -> int:
+        return self._num_entries
+
+    @property
+    def num_tokens(self) -> int:
+        """Token ids held, all namespaces together."""
+        return self._num_tokens
+
+    def find(self, namespace: str, key: bytes) -> Remembered | None:
+        """The entry of that key, if there is one. O(1); uses nothing."""
+        held = self._namespaces.get(namespace)
+        return held.entries.get(key) if held is not None else None
+
+    def use(self, entry: Remembered) -> None:
+        """The entry and its whole path are the most recently used now. O(path)."""
+        held = self._namespaces.get(entry.namespace)
+        for part in entry.path():
+            if held is not None and held.entries.get(part.key) is part:
+                held.entries.move_to_end(part.key)
+
+    def put(
+        self, namespace: str, key: bytes, prompt: bytes, reply: bytes, parent: Remembered | None
+    ) -> Remembered | None:
+        """Hold the ids `prompt` + `reply` under a key, which counts as used; what was held under it before stays.
+
+        The parent's ids are shared where the prompt begins with them. Returns the entry; None where it is larger than
+        all that may be held.
+        """
+        held = self._namespaces.setdefault(namespace, _Namespace())
+        entry = held.entries.get(key)
+        if entry is None:
+            shared = self._shared(held, prompt, parent)
+            entry = Remembered(
+                namespace, key, parent if shared else None, prompt[shared:] + reply, len(reply), self._clock()
+            )
+            if len(entry.tokens) // TOKEN_BYTES > self._limits.max_tokens:
+                return None
+            self._insert(held, entry)
+            if not reply:
+                self.save(entry)
+        self.use(entry)
+        self._shrink(held)
+        return entry if held.entries.get(key) is entry else None
+
+    def save(self, entry: Remembered) -> None:
+        """Have an entry written to the database, behind all that was said to it before."""
+        held = self._namespaces.get(entry.namespace)
+        if held is None or held.entries.get(entry.key) is not entry:
+            return  # forgotten meanwhile
+        parent = entry.parent.key if entry.parent is not None else None
+        row = (entry.key, entry.namespace, parent, entry.tokens, entry.num_reply, entry.decoded, entry.created_s)
+        self._tell(lambda connection: connection.execute(_INSERT, row))
+
+    def forget(self, entry: Remembered) -> None:
+        """Drop an entry, all that go on from it, and a prompt that nothing else replies to. O(entries of the namespace)."""
+        held = self._namespaces.get(entry.namespace)
+        if held is None:
+            return
+        self._drop(held, {entry.key})
+        stem = entry.parent
+        if stem is not None and not stem.num_reply and not any(e.parent is stem for e in held.entries.values()):
+            self._drop(held, {stem.key})
+
+    def sweep(self) -> int:
+        """Drop what has expired, and what goes on from it; how many entries those were. O(entries)."""
+        oldest_s = self._clock() - self._limits.ttl_s
+        before = self._num_entries
+        for held in self._namespaces.values():
+            self._drop(held, {entry.key for entry in held.entries.values() if entry.created_s <= oldest_s})
+        return before - self._num_entries
+
+    def _drop(self, held: _Namespace, keys: set[bytes]) -> None:
+        """Remove the entries of these keys and all that go on from them."""
+        if not keys:
+            return
+        for entry in [e for e in held.entries.values() if any(part.key in keys for part in e.path())]:
+            self._remove(held, entry)
+
+    def _shared(self, held: _Namespace, prompt: bytes, parent: Remembered | None) -> int:
+        if parent is None or held.entries.get(parent.key) is not parent:
+            return 0
+        kept = parent.all_tokens()
+        return len(kept) if prompt.startswith(kept) else 0
+
+    def _insert(self, held: _Namespace, entry: Remembered) -> None:
+        held.entries[entry.key] = entry
+        held.num_tokens += len(entry.tokens) // TOKEN_BYTES
+        self._num_tokens += len(entry.tokens) // TOKEN_BYTES
+        self._num_entries += 1
+
+    def _remove(self, held: _Namespace, entry: Remembered) -> None:
+        del held.entries[entry.key]
+        held.num_tokens -= len(entry.tokens) // TOKEN_BYTES
+        self._num_tokens -= len(entry.tokens) // TOKEN_BYTES
+        self._num_entries -= 1
+        self._tell(lambda connection: connection.execute(_DELETE, (entry.key,)))
+
+    def _shrink(self, held: _Namespace) -> None:
+        limits = self._limits
+        while held.num_tokens > limits.max_tokens or len(held.entries) > limits.max_entries:
+            self._remove(held, next(iter(held.entries.values())))
+        while self._num_tokens > limits.max_total_tokens or self._num_entries > limits.max_total_entries:
+            by_tokens = self._num_tokens > limits.max_total_tokens
+            largest = max(self._namespaces.values(), key=lambda n: n.num_tokens if by_tokens else len(n.entries))
+            self._remove(largest, next(iter(largest.entries.values())))
+
+    def _tell(self, job: Callable[[sqlite3.Connection], Any]) -> None:
+        try:
+            self._database.submit(job)
+        except UnavailableError:
+            _LOG.debug("the database is closed: what is remembered now ends with the process")
+
+    def _load(self) -> None:
+        """Read back what the database holds; what went on from an entry that is missing is left out."""
+        found = self._database.submit(lambda connection: connection.execute(_SELECT).fetchall()).result()
+        rows = {row[0]: _Row(*row) for row in found}
+        for key in rows:
+            entry = self._restore(rows, key)
+            if entry is not None:
+                self.use(entry)
+        self.sweep()
+        for held in self._namespaces.values():
+            self._shrink(held)
+
+    def _restore(self, rows: dict[bytes, _Row], key: bytes) -> Remembered | None:
+        """Insert the entry of a row, its path before it.
+
+        A reply is written once its text is known, which can be behind a child's row. O(path).
+        """
+        path: list[_Row] = []
+        parent: Remembered | None = None
+        next_key: bytes | None = key
+        while next_key is not None and parent is None:
+            row = rows.get(next_key)
+            if row is None or len(path) > len(rows):
+                self._tell(lambda connection: connection.execute(_DELETE, (key,)))
+                return None
+            parent = self.find(row.namespace, row.key)
+            if parent is None:
+                path.append(row)
+                next_key = row.parent
+        for row in reversed(path):
+            entry = Remembered(row.namespace, row.key, parent, row.tokens, row.num_reply, row.created_s)
+            entry.decoded, entry.is_verified = row.decoded, False
+            self._insert(self._namespaces.setdefault(row.namespace, _Namespace()), entry)
+            parent = entry
+        return parent

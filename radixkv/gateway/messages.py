@@ -1,0 +1,107 @@
+"""The turns of a chat, from the API's form to the one that chat templates take.
+
+{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}   ->  {"role": "system", "content": "Be brief."}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.options import ApiModel, check_plain
+from radixkv.worker.text import Message
+
+__all__ = ["ChatMessage", "ContentPart", "FunctionCall", "ToolCall", "template_messages", "unsupported_part"]
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+class FunctionCall(ApiModel):
+    """A function and its arguments, as the model wrote them: JSON in a text."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str = ""
+
+
+class ToolCall(ApiModel):
+    """A call that an earlier reply has made."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+
+class ContentPart(ApiModel):
+    """A piece of a message; this server reads text."""
+
+    type: Annotated[str, Field(min_length=1)]
+    text: str | None = None
+
+
+class ChatMessage(ApiModel):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """All turns as the template takes them.
+
+    Raises:
+        ApiError: 400: there is none, or one holds what is no text.
+    """
+    return [_template_message(message, f"messages.{index}") for index, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, param: str) -> Message:
+    turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _text(message, param)}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [_template_call(call, f"{param}.tool_calls") for call in message.tool_calls]
+    return turn
+
+
+def _text(message: ChatMessage, param: str) -> str:
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise ApiError(400, f"{param}.content is missing", code="missing_value", param=f"{param}.content")
+        return message.refusal or ""
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type not in _TEXT_PARTS or part.text is None:
+            raise unsupported_part(part.type, f"{param}.content.{index}")
+    return "".join(part.text or "" for part in content)
+
+
+def unsupported_part(kind: str, param: str) -> ApiError:
+    """The refusal of a part of a message that is no text."""
+    message = f"{param} is of type {kind!r}; this model reads text parts only: {{'type': 'text', 'text': ...}}"
+    return ApiError(400, message, code="unsupported_content_type", param=param)
+
+
+def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
+    """Templates want arguments as an object; what is none stays the text that it is."""
+    arguments: Any = call.function.arguments
+    try:
+        parsed = json.loads(call.function.arguments)
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    except (ValueError, RecursionError):
+        pass
+    check_plain(arguments, param)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})

@@ -1,0 +1,182 @@
+"""What happens around every request: an id, a bound on its size and on their number, an orderly end, one line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixkv.gateway.auth import TENANT, KeyRing, authenticate
+from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.errors import RETRY_AFTER_S, ApiError, error_response
+from radixkv.gateway.exchange import EXCHANGE, Exchange
+from radixkv.gateway.metrics import Metrics
+
+__all__ = ["Gate", "GatewayMiddleware"]
+
+ALWAYS_ANSWERED = ("/health", "/metrics")
+"""Paths that are also answered while the server is full or drains, and never logged."""
+
+API_PREFIX = "/v1/"
+"""Below it a caller must be known."""
+
+_LOG = logging.getLogger(__name__)
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """How many requests are under way, and whether further ones may enter. The event loop owns it."""
+
+    def __init__(self, max_requests: int) -> None:
+        self.is_draining = False
+        self.num_running = 0
+        self._max_requests = max_requests
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def refusal(self) -> ApiError | None:
+        """Why no further request may enter now; None if it may."""
+        headers = {"Retry-After": str(RETRY_AFTER_S)}
+        if self.is_draining:
+            return ApiError(503, "the server is stopping", type="server_error", code="draining", headers=headers)
+        if self.num_running >= self._max_requests:
+            message = f"{self._max_requests} requests run already; try again later"
+            return ApiError(503, message, type="server_error", code="overloaded", headers=headers)
+        return None
+
+    def enter(self) -> None:
+        """A request begins."""
+        self.num_running += 1
+        self._is_empty.clear()
+
+    def leave(self) -> None:
+        """It has ended."""
+        self.num_running -= 1
+        if not self.num_running:
+            self._is_empty.set()
+
+    async def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until none runs; False if some still do after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class GatewayMiddleware:
+    """Wraps the application; plain ASGI, so that nothing stands between a stream and the socket."""
+
+    def __init__(self, app: ASGIApp, config: GatewayConfig, keys: KeyRing, gate: Gate, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._config = config
+        self._gate = gate
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_watched = scope["path"] not in ALWAYS_ANSWERED
+        exchange = Exchange(_request_id(scope), self._metrics)
+        scope[EXCHANGE] = exchange
+        answer = _Answer(send, exchange)
+        refusal = self._refusal(scope) if is_watched else None
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, answer.send)
+            self._end(scope, exchange, answer.status)
+            return
+        if not is_watched:
+            await self._serve(scope, receive, answer)
+            return
+        self._gate.enter()
+        try:
+            await self._serve(scope, _Bounded(receive, self._config.max_body_bytes).receive, answer)
+        finally:
+            self._gate.leave()
+            self._end(scope, exchange, answer.status)
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """Let the application answer; a fault of ours is logged and answered as one."""
+        try:
+            await self._app(scope, receive, answer.send)
+        except Exception as fault:
+            _LOG.error("%s %s failed", scope["method"], scope["path"], exc_info=fault)
+            if not answer.has_begun:
+                await error_response(ApiError.of(fault))(scope, receive, answer.send)
+
+    def _end(self, scope: Scope, exchange: Exchange, status: int) -> None:
+        route = scope.get("route")
+        path = route.path if isinstance(route, Route) else "other"  # what callers make up is no label
+        exchange.tenant = scope.get(TENANT)
+        exchange.end(scope["method"], path, status, log=self._config.log_requests)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        """Why a request is answered without a look at its body; None if it is not."""
+        try:
+            if scope["path"].startswith(API_PREFIX):
+                authenticate(scope, self._keys)
+        except ApiError as error:
+            return error
+        return self._gate.refusal() or self._too_large(scope)
+
+    def _too_large(self, scope: Scope) -> ApiError | None:
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        is_too_large = length.isdigit() and int(length) > self._config.max_body_bytes
+        return _oversize(self._config.max_body_bytes) if is_too_large else None
+
+
+def _oversize(bound: int) -> ApiError:
+    return ApiError(413, f"the body must be at most {bound:,} bytes", code="request_too_large")
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return str(value, "ascii")
+    return f"req_{uuid.uuid4().hex}"
+
+
+class _Bounded:
+    """A request's body, which may also come in pieces whose sum nobody announced."""
+
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._max_bytes:
+            error = _oversize(self._max_bytes)
+            raise HTTPException(error.status, error.message)
+        return message
+
+
+class _Answer:
+    """What is sent back: remembers the status, adds our headers."""
+
+    def __init__(self, send: Send, exchange: Exchange) -> None:
+        self._send = send
+        self._exchange = exchange
+        self.status = 499  # the caller was gone before an answer began
+        self.has_begun = False
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.has_begun = True
+            names = {name for name, _ in message["headers"]}
+            own = {"x-request-id": self._exchange.request_id, **self._exchange.headers}
+            extra = [(k.encode(), v.encode()) for k, v in own.items() if k.encode() not in names]
+            message = {**message, "headers": [*message["headers"], *extra]}
+        await self._send(message)

@@ -1,0 +1,95 @@
+"""Replies as they grow, branch by branch, from the worker's events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from radixkv.gateway.tools import CallParser, FunctionCalled
+from radixkv.worker.request import BranchFinished, Delta, FinishReason, Usage
+from radixkv.worker.sampling import SampledToken
+from radixkv.worker.text import Message
+
+__all__ = ["Growth", "Reply", "usage_body"]
+
+
+class Growth(NamedTuple):
+    """What an event has added to a reply: text to be shown, calls, and log probabilities of its tokens."""
+
+    text: str
+    calls: list[FunctionCalled]
+    logprobs: tuple[SampledToken, ...] = ()
+
+
+class Reply:
+    """One branch.
+
+    Args:
+        index: among the choices.
+        names: functions whose calls are looked for.
+        end_ids: tokens that end a reply and stand for no text of it.
+
+    Attributes:
+        text: what is shown of it. raw: all its text, calls among it. token_ids: all that was sampled.
+        calls: of functions. reason, stop: how it ended, None while it runs.
+    """
+
+    __slots__ = ("_end_ids", "_parser", "calls", "index", "logprobs", "raw", "reason", "stop", "text", "token_ids")
+
+    def __init__(self, index: int, names: Collection[str], end_ids: Collection[int]) -> None:
+        self.index = index
+        self.text = ""
+        self.raw = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[SampledToken] = []
+        self.calls: list[FunctionCalled] = []
+        self.reason: FinishReason | None = None
+        self.stop: str | int | None = None
+        self._parser = CallParser(names)
+        self._end_ids = end_ids
+
+    def push(self, delta: Delta) -> Growth:
+        """Take in further tokens."""
+        self.token_ids += delta.token_ids
+        self.raw += delta.text
+        shown = tuple(token for token in delta.logprobs if token.token_id not in self._end_ids)
+        self.logprobs += shown
+        return self._grow(*self._parser.push(delta.text), shown)
+
+    def finish(self, event: BranchFinished) -> Growth:
+        """Take in the end."""
+        self.reason = event.reason
+        self.stop = event.stop
+        return self._grow(*self._parser.flush(), ())
+
+    def _grow(self, text: str, calls: list[FunctionCalled], logprobs: tuple[SampledToken, ...]) -> Growth:
+        self.text += text
+        self.calls += calls
+        return Growth(text, calls, logprobs)
+
+    @property
+    def finish_reason(self) -> str:
+        """In the API's words."""
+        if self.calls and self.reason is FinishReason.STOP:
+            return "tool_calls"
+        return self.reason.value if self.reason is not None else "stop"
+
+    def as_message(self) -> Message:
+        """As a client will send it back, in the form that chat templates take."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.calls
+            ]
+        return message
+
+
+def usage_body(usage: Usage) -> Mapping[str, Any]:
+    """`usage` of an answer."""
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_generated_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+    }

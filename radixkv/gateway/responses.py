@@ -1,0 +1,225 @@
+"""`/v1/responses`: conversations that the server keeps, every stored response a point to go on from.
+
+POST   /v1/responses                     previous_response_id: behind any stored one
+GET    /v1/responses/{id}                also its events again: ?stream=true&starting_after=N
+POST   /v1/responses/{id}/cancel
+DELETE /v1/responses/{id}
+GET    /v1/responses/{id}/input_items    everything that it is a reply to
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from radixkv.gateway.answers import streamed_or
+from radixkv.gateway.auth import Tenant, current_tenant
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import Exchange, current_exchange
+from radixkv.gateway.models import served_model
+from radixkv.gateway.replies import Reply
+from radixkv.gateway.responses_answers import DeletedResponse, ItemList, ResponseObject
+from radixkv.gateway.responses_items import assistant_turn
+from radixkv.gateway.responses_plan import Plan, conversation_of, make_plan, start
+from radixkv.gateway.responses_run import Run, Runs
+from radixkv.gateway.responses_schema import ResponseRequest
+from radixkv.gateway.sse import EventStreamResponse, until_disconnected
+from radixkv.gateway.store import ResponseStore, StoredResponse, UnknownResponseError
+from radixkv.gateway.transcripts import Transcripts
+
+__all__ = ["router"]
+
+Caller = Annotated[Tenant, Depends(current_tenant)]
+Admitted = Annotated[Exchange, Depends(current_exchange)]
+
+router = APIRouter(tags=["responses"])
+
+
+def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "description": "The answer"}}
+
+
+@router.post("/v1/responses", response_model=None, responses=streamed_or(ResponseObject))
+async def create_response(body: ResponseRequest, request: Request, exchange: Admitted) -> Response:
+    """The model's reply to the input, behind a stored conversation or on its own."""
+    state = request.app.state
+    runs: Runs = state.runs
+    assert exchange.tenant is not None
+    if body.background:
+        runs.check_room(exchange.tenant.namespace, exchange.tenant.limits.max_concurrent)
+    plan = await make_plan(
+        body,
+        exchange.tenant.namespace,
+        model := await served_model(request, body.model),
+        store=state.store,
+        transcripts=state.transcripts,
+        max_tokens=min(state.config.max_tokens, model.info.max_length),
+    )
+    run = await _begin(plan, request, exchange)
+    if body.stream:
+        return EventStreamResponse(run.follow() if run.is_background else run.follow_to_end())
+    if run.is_background:
+        return JSONResponse(run.body)
+    return JSONResponse(await _finished(run, request))
+
+
+async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
+    """Start the generation; a response that is to be stored is in the store before anybody learns of it."""
+    state = request.app.state
+    store: ResponseStore = state.store
+    stream = await start(plan, exchange, state.backend)
+    try:
+        if plan.request.stores:
+            await store.begin(plan.namespace, plan.body, plan.items, plan.request.previous_response_id)
+    except BaseException:
+        stream.close()
+        raise
+
+    async def on_end(body: dict[str, Any], reply: Reply, prompt: bytes) -> None:
+        await _keep(plan, body, reply, prompt, store, state.transcripts)
+
+    run = Run(
+        plan.body,
+        plan.namespace,
+        stream,
+        plan.new_reply(),
+        state.backend,
+        on_end=on_end,
+        keeps_events=bool(plan.request.stream),
+    )
+    state.runs.add(run)
+    return run
+
+
+async def _keep(
+    plan: Plan, body: dict[str, Any], reply: Reply, prompt: bytes, store: ResponseStore, transcripts: Transcripts
+) -> None:
+    """Keep what has ended: its exact ids for what will go on from it, here or as a chat completion, and itself."""
+    tokens = b""
+    if body["status"] in ("completed", "incomplete"):
+        exact = await transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
+        turn = assistant_turn(body["output"])
+        if exact is not None:
+            tokens = prompt + exact
+            if turn is not None:
+                await transcripts.remember(plan.transcript, turn, prompt, exact, text=reply.raw)
+    if plan.request.stores:
+        await store.finish(body, tokens, plan.transcript.model)
+
+
+async def _finished(run: Run, request: Request) -> dict[str, Any]:
+    """The whole answer, once it is there.
+
+    Raises:
+        ApiError: the generation failed. The stored response says so too.
+    """
+    try:
+        body = await until_disconnected(request, run.wait())
+    finally:
+        run.stop()
+    if run.failure is not None:
+        raise run.failure
+    return body
+
+
+@router.get("/v1/responses/{response_id}", response_model=None, responses=streamed_or(ResponseObject))
+async def retrieve_response(
+    response_id: str,
+    request: Request,
+    tenant: Caller,
+    stream: Annotated[bool, Query(description="Its events again, of one made with background and stream.")] = False,
+    starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events behind this number.")] = None,
+) -> Response:
+    """A stored response, or one under way."""
+    runs: Runs = request.app.state.runs
+    if not stream:
+        run = runs.find(tenant.namespace, response_id)
+        body = run.body if run is not None else (await _stored(request, tenant, response_id)).body
+        return JSONResponse(body)
+    run = runs.find(tenant.namespace, response_id, finished=True)
+    if run is None:
+        await _stored(request, tenant, response_id)
+    if run is None or not (run.is_background and run.keeps_events):
+        message = "its events are not kept; stream a response made with background and stream, while it is recent"
+        raise ApiError(400, message, code="not_streamable", param="stream")
+    return EventStreamResponse(run.follow(0 if starting_after is None else starting_after + 1))
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_model=None, responses=_answer(ResponseObject))
+async def cancel_response(response_id: str, request: Request, tenant: Caller) -> Response:
+    """End a response that is under way; what it has written so far stays."""
+    run = request.app.state.runs.find(tenant.namespace, response_id)
+    if run is not None:
+        run.stop()
+        return JSONResponse(await run.wait())
+    stored = await _stored(request, tenant, response_id)
+    if stored.status != "cancelled":
+        message = f"the response is {stored.status} already; it cannot be cancelled any more"
+        raise ApiError(400, message, code="invalid_value", param="response_id")
+    return JSONResponse(stored.body)
+
+
+@router.delete("/v1/responses/{response_id}", response_model=None, responses=_answer(DeletedResponse))
+async def delete_response(response_id: str, request: Request, tenant: Caller) -> Response:
+    """Remove a response. Those that go on from it stay, with what was said before."""
+    state = request.app.state
+    run = state.runs.find(tenant.namespace, response_id)
+    if run is not None:
+        run.stop()
+        await run.wait()
+    try:
+        context = await state.store.context(tenant.namespace, response_id)
+        await state.store.delete(tenant.namespace, response_id)
+    except UnknownResponseError as error:
+        raise _not_found(error) from None
+    state.runs.forget(response_id)
+    await state.transcripts.forget(tenant.namespace, *conversation_of(context))
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items", response_model=None, responses=_answer(ItemList))
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    tenant: Caller,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(max_length=512, description="Items behind the one of this id.")] = None,
+) -> Response:
+    """Everything that a response is a reply to: its input, and the conversation that it goes on from."""
+    try:
+        items = await request.app.state.store.input_items(tenant.namespace, response_id)
+    except UnknownResponseError as error:
+        raise _not_found(error) from None
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        index = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        if index is None:
+            raise ApiError(404, f"item with id {after!r} not found", code="not_found", param="after")
+        items = items[index + 1 :]
+    page = items[:limit]
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else "",
+            "last_id": page[-1]["id"] if page else "",
+            "has_more": len(items) > len(page),
+        }
+    )
+
+
+async def _stored(request: Request, tenant: Tenant, response_id: str) -> StoredResponse:
+    store: ResponseStore = request.app.state.store
+    try:
+        return await store.get(tenant.namespace, response_id)
+    except UnknownResponseError as error:
+        raise _not_found(error) from None
+
+
+def _not_found(error: UnknownResponseError) -> ApiError:
+    return ApiError(404, f"response with id {error.response_id!r} not found", code="not_found", param="response_id")

@@ -1,0 +1,143 @@
+"""What answers of the Responses API look like, for the API's own description of itself; they are put together elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from radixkv.gateway.answers import TokenLogprob
+
+__all__ = ["DeletedResponse", "ItemList", "ResponseObject"]
+
+Progress = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(BaseModel):
+    """Text of a user, or of who wrote the system message."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(BaseModel):
+    """Text of the model. `annotations`: none."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenLogprob]
+
+
+class InputMessage(BaseModel):
+    """A turn that was given."""
+
+    id: str
+    type: Literal["message"]
+    status: Progress
+    role: Literal["user", "system", "developer"]
+    content: list[InputText]
+
+
+class OutputMessage(BaseModel):
+    """A turn of the model."""
+
+    id: str
+    type: Literal["message"]
+    status: Progress
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class FunctionCallItem(BaseModel):
+    """A call that the model makes. `arguments`: JSON in a text."""
+
+    id: str
+    type: Literal["function_call"]
+    status: Progress
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionOutputItem(BaseModel):
+    """What a call has answered."""
+
+    id: str
+    type: Literal["function_call_output"]
+    status: Progress
+    call_id: str
+    output: str
+
+
+class InputTokensDetails(BaseModel):
+    """How the input was read: found in the cache and not computed, or computed and left there."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    """Reasoning is not told apart."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    """What it cost."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(BaseModel):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded"]
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    """Why a reply is not whole."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(BaseModel):
+    """A response. Fields of the request that are not listed are told as they were given."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage | FunctionCallItem]
+    previous_response_id: str | None
+    usage: ResponseUsage | None
+
+
+class ItemList(BaseModel):
+    """A page of items."""
+
+    object: Literal["list"]
+    data: list[InputMessage | OutputMessage | FunctionCallItem | FunctionOutputItem]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+class DeletedResponse(BaseModel):
+    """It is gone."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]

@@ -1,0 +1,126 @@
+"""The output of one response as it grows, and the events that tell of it.
+
+response.created  [queued]  in_progress
+  output_item.added  content_part.added  output_text.delta ...  output_text.done  content_part.done  output_item.done
+  output_item.added  function_call_arguments.delta  .done  output_item.done
+response.completed | incomplete | failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from radixkv.gateway.responses_items import new_id
+from radixkv.gateway.tools import FunctionCalled
+
+__all__ = ["Output"]
+
+Emit = Callable[[str, dict[str, Any]], None]
+"""Takes the type of an event and its fields."""
+
+
+class Output:
+    """The output items of a response. One message is open at a time, calls are whole.
+
+    Args:
+        emit: is told every event; None where nobody listens.
+
+    Attributes:
+        items: the items so far; the open message among them grows.
+    """
+
+    def __init__(self, emit: Emit | None) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._emit = emit
+        self._message: dict[str, Any] | None = None
+        self._blank = ""
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def add_text(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> None:
+        """Further text of the message that is open, or of a new one."""
+        text = self._blank + text
+        if self._message is None and not text.strip() and not logprobs:
+            self._blank = text  # worth a message only if more follows that is no call
+            return
+        self._blank = ""
+        if self._message is None:
+            self._open_message()
+        elif not text and not logprobs:
+            return
+        self._texts.append(text)
+        self._logprobs += logprobs
+        self._tell("response.output_text.delta", self._place | {"delta": text, "logprobs": list(logprobs)})
+
+    def add_call(self, call: FunctionCalled) -> None:
+        """A function is called; what comes next is another item."""
+        self.close_message("completed")
+        self._blank = ""
+        item = {
+            "id": new_id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": call.call_id,
+            "name": call.name,
+            "arguments": "",
+        }
+        place = {"item_id": item["id"], "output_index": len(self.items)}
+        self._tell("response.output_item.added", {"output_index": len(self.items), "item": dict(item)})
+        self._tell("response.function_call_arguments.delta", place | {"delta": call.arguments})
+        done = place | {"name": call.name, "arguments": call.arguments}
+        self._tell("response.function_call_arguments.done", done)
+        item |= {"status": "completed", "arguments": call.arguments}
+        self.items.append(item)
+        self._tell("response.output_item.done", {"output_index": len(self.items) - 1, "item": dict(item)})
+
+    def finish(self, status: str) -> None:
+        """Nothing more comes. A reply without any text is an empty message.
+
+        Args:
+            status: of what is open still: ``"completed"`` or ``"incomplete"``.
+        """
+        if not self.items and self._message is None:
+            self._open_message()
+            blank, self._blank = self._blank, ""
+            self.add_text(blank)
+        self.close_message(status)
+
+    def close_message(self, status: str) -> None:
+        """The open message, if there is one, is whole."""
+        if self._message is None:
+            return
+        text = "".join(self._texts)
+        place, index = self._place, len(self.items)
+        self._tell("response.output_text.done", place | {"text": text, "logprobs": list(self._logprobs)})
+        part = _part(text, self._logprobs)
+        self._tell("response.content_part.done", place | {"part": part})
+        self._message |= {"status": status, "content": [part]}
+        self.items.append(self._message)
+        self._tell("response.output_item.done", {"output_index": index, "item": self._message})
+        self._message = None
+        self._texts, self._logprobs = [], []
+
+    def _open_message(self) -> None:
+        self._message = {
+            "id": new_id("msg"),
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+        self._tell("response.output_item.added", {"output_index": len(self.items), "item": dict(self._message)})
+        self._tell("response.content_part.added", self._place | {"part": _part("", [])})
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        assert self._message is not None, "text belongs to an open message"
+        return {"item_id": self._message["id"], "output_index": len(self.items), "content_index": 0}
+
+    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._emit is not None:
+            self._emit(kind, fields)
+
+
+def _part(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

@@ -1,0 +1,245 @@
+"""What a request to create a response means: its items, its place in a stored conversation, its prompt.
+
+previous response, same instructions and tools    its exact token ids, then the new items   nothing is tokenised again
+previous response, other instructions or tools    the conversation's items, rendered anew   replies by `Transcripts`
+none                                              the items given                           replies by `Transcripts`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.tokens import num_tokens
+from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import Exchange
+from radixkv.gateway.models import ServedModel
+from radixkv.gateway.replies import Reply
+from radixkv.gateway.responses_items import Item, new_id, read_input, to_messages
+from radixkv.gateway.responses_schema import NamedChoice, ResponseRequest
+from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
+from radixkv.gateway.tools import ToolPlan
+from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.worker.request import GenerateParams, Prompt
+from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.text import Message
+
+__all__ = ["Plan", "conversation_of", "make_plan", "start"]
+
+_ABOUT_INPUT = ("history", "messages", "prompt", "prompt + max_tokens")
+"""What the worker calls what the request calls `input`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that was understood.
+
+    Attributes:
+        body: the response object as it begins.
+        items: the request's own input.
+        transcript: how the conversation is put to the model.
+    """
+
+    request: ResponseRequest
+    namespace: str
+    model: ServedModel
+    body: dict[str, Any]
+    items: list[Item]
+    tools: ToolPlan
+    sampling: SamplingParams
+    transcript: Transcript
+
+    def new_reply(self) -> Reply:
+        """Reads the worker's events."""
+        ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
+        return Reply(0, self.tools.names, frozenset(ends))
+
+
+async def make_plan(
+    request: ResponseRequest,
+    namespace: str,
+    model: ServedModel,
+    *,
+    store: ResponseStore,
+    transcripts: Transcripts,
+    max_tokens: int,
+) -> Plan:
+    """Understand a request. Changes nothing.
+
+    Args:
+        max_tokens: of a response that names no bound.
+
+    Raises:
+        ApiError: 400 and 404, with the field that is at fault.
+    """
+    request.check()
+    if not model.info.has_chat_template:
+        message = f"the model {model.name!r} has no chat template; use /v1/completions"
+        raise ApiError(400, message, code="unsupported_model", param="model")
+    tools = request.tool_plan()
+    sampling = request.sampling(request.max_output_tokens or max_tokens, tools.grammar or request.grammar())
+    parent = await _read_parent(store, namespace, request.previous_response_id)
+    earlier = parent.items if parent is not None else []
+    items = read_input(request.input, earlier)
+    body = _new_body(request, model)
+    messages = to_messages([*earlier, *items], request.instructions)
+    transcript = await transcripts.read(namespace, messages, tools.tools)
+    if parent is not None:
+        transcript = _behind(parent, body, items, transcript)
+    return Plan(request, namespace, model, body, items, tools, sampling, transcript)
+
+
+async def _read_parent(store: ResponseStore, namespace: str, response_id: str | None) -> Context | None:
+    if response_id is None:
+        return None
+    try:
+        parent = await store.context(namespace, response_id)
+    except UnknownResponseError:
+        message = f"previous_response_id: response with id {response_id!r} not found"
+        raise ApiError(404, message, code="previous_response_not_found", param="previous_response_id") from None
+    if parent.response.status not in ("completed", "incomplete"):
+        message = f"previous response {response_id!r} is {parent.response.status}; go on from one that is completed"
+        raise ApiError(400, message, code="invalid_value", param="previous_response_id")
+    return parent
+
+
+def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transcript: Transcript) -> Transcript:
+    """The new items behind the parent's exact ids, where it is the same model and is told the same before them."""
+    before = parent.response.body
+    rest = to_messages(items)
+    is_same = transcript.model == parent.model and _told(before) == _told(body)
+    if not is_same or not transcript.model or not parent.tokens or rest[0]["role"] == "assistant":
+        return transcript
+    return transcript._replace(history=parent.tokens, rest=rest)
+
+
+def _told(body: dict[str, Any]) -> dict[str, Any]:
+    """What a model is told besides the items."""
+    return {
+        "model": body["model"],
+        "instructions": body["instructions"],
+        "tools": [] if body["tool_choice"] == "none" else body["tools"],
+    }
+
+
+def conversation_of(context: Context) -> tuple[list[Message], Sequence[Mapping[str, Any]]]:
+    """The turns up to a stored response's end, and the tools, as its model was told them."""
+    told = _told(context.response.body)
+    request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
+    return to_messages(context.items, told["instructions"]), request.tool_plan().tools
+
+
+def _new_body(request: ResponseRequest, model: ServedModel) -> dict[str, Any]:
+    choice = request.tool_choice
+    wanted = request.text.format if request.text and request.text.format else None
+    return {
+        "id": new_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "queued" if request.background else "in_progress",
+        "background": bool(request.background),
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata or {},
+        "model": model.name,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.stores,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": {"format": wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {"type": "text"}},
+        "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
+        "tools": [
+            tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
+            for tool in request.tools or ()
+        ],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": request.truncation or "disabled",
+        "usage": None,
+        "user": request.user,
+    }
+
+
+async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
+    """Begin to generate.
+
+    Raises:
+        ApiError: 400: the model does not take it, or it is too long.
+        RadixKVError: the worker cannot take it now.
+    """
+    try:
+        try:
+            return await _start_whole(plan, exchange, backend)
+        except InvalidArgumentError as error:
+            if plan.request.truncation != "auto" or ApiError.of(error).code != "context_length_exceeded":
+                raise
+            messages = await _shortened(plan, backend, error)
+            return await exchange.generate(backend, _params(plan, exchange, messages, b""))
+    except InvalidArgumentError as error:
+        refusal = ApiError.of(error)
+        if error.argument in _ABOUT_INPUT:
+            refusal.param = "input"
+        raise refusal from None
+
+
+async def _start_whole(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
+    transcript = plan.transcript
+    may_shorten = plan.request.max_output_tokens is None
+    if transcript.history:
+        try:
+            params = _params(plan, exchange, transcript.rest, transcript.history)
+            return await exchange.generate(backend, params, may_shorten=may_shorten)
+        except InvalidArgumentError as error:
+            if error.argument != "messages":  # the template cannot put these behind a reply
+                raise
+    params = _params(plan, exchange, transcript.messages, b"")
+    return await exchange.generate(backend, params, may_shorten=may_shorten)
+
+
+def _params(plan: Plan, exchange: Exchange, messages: Sequence[Message], history: bytes) -> GenerateParams:
+    return GenerateParams(
+        messages=messages,
+        history=history,
+        tools=plan.tools.tools,
+        sampling=plan.sampling,
+        namespace=plan.namespace,
+        priority=plan.request.priority or 0,
+        timeout_s=plan.request.timeout,
+        request_id=exchange.request_id,
+    )
+
+
+async def _shortened(plan: Plan, backend: Backend, error: InvalidArgumentError) -> list[Message]:
+    """The conversation without as many of its first turns as it takes to fit. O(log turns) tokenisations.
+
+    Instructions stay; what is left begins with a user's turn. Raises `error` where the last one alone is too long.
+    """
+    messages = plan.transcript.messages
+    num_instructions = 1 if plan.request.instructions is not None else 0
+    starts = [i for i in range(num_instructions + 1, len(messages)) if messages[i]["role"] == "user"]
+    num_wanted = plan.model.info.max_length - (plan.request.max_output_tokens or 1)
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        kept = [*messages[:num_instructions], *messages[starts[middle] :]]
+        tokens = await backend.tokenize(Prompt(messages=kept, tools=plan.tools.tools))
+        if num_tokens(tokens) <= num_wanted:
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(starts):
+        raise error
+    return [*messages[:num_instructions], *messages[starts[low] :]]

@@ -1,0 +1,293 @@
+"""One response under way: a task that turns the worker's events into output, and whoever follows it.
+
+    worker -> EventStream -> Run (a task) -> frames 0, 1, 2 ... -> any number of followers, from any frame on
+                                          -> the store, before the last frame
+
+A response that is not in the background ends with the request that asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
+from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.logprobs import chat_logprobs
+from radixkv.gateway.replies import Growth, Reply
+from radixkv.gateway.responses_output import Output
+from radixkv.gateway.sse import sse
+from radixkv.worker.request import BranchFinished, Completed, Delta, FinishReason, Started, Usage
+
+__all__ = ["Ending", "Run", "Runs"]
+
+MAX_BACKGROUND = 256
+"""Responses of all namespaces that may run in the background at once; of one of them half as many."""
+
+MAX_FINISHED = 64
+"""Responses of the background that have ended and whose events can still be followed."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class Ending(Protocol):
+    """What is done with a response that has ended, before anybody is told."""
+
+    def __call__(self, body: dict[str, Any], reply: Reply, prompt: bytes) -> Awaitable[None]: ...
+
+
+class Run:
+    """The generation of one response. The event loop owns it.
+
+    Args:
+        body: the response object; the run fills it in.
+        namespace: whose it is.
+        stream: the worker's events.
+        reply: reads them.
+        backend: spells tokens where log probabilities are wanted.
+        on_end: is awaited with the finished body before the last event is told.
+        keeps_events: somebody follows.
+
+    Attributes:
+        failure: why it failed, if it did.
+    """
+
+    def __init__(
+        self,
+        body: dict[str, Any],
+        namespace: str,
+        stream: EventStream,
+        reply: Reply,
+        backend: Backend,
+        *,
+        on_end: Ending,
+        keeps_events: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.body = body
+        self.namespace = namespace
+        self.is_background = bool(body["background"])
+        self.keeps_events = keeps_events
+        self._stream = stream
+        self._reply = reply
+        self._backend = backend
+        self._on_end = on_end
+        self._clock = clock
+        self._frames: list[bytes] = []
+        self._news = asyncio.Event()
+        self._output = Output(self._emit if keeps_events else None)
+        self._prompt = b""
+        self.failure: ApiError | None = None
+        self._has_ended = self._is_stopped = False
+        self._emit("response.created", self._snapshot())
+        if body["status"] == "queued":
+            self._emit("response.queued", self._snapshot())
+        self._task = asyncio.get_running_loop().create_task(self._work(), name=f"response {body['id']}")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the body is final and stored."""
+        return self._has_ended
+
+    async def wait(self) -> dict[str, Any]:
+        """The finished body. Waiting can be cancelled without ending the run."""
+        await asyncio.wait((self._task,))
+        return self.body
+
+    def stop(self) -> None:
+        """End it soon; what was written so far stays its output. Harmless when it has ended."""
+        self._is_stopped = True
+        self._stream.close()
+
+    def abort(self, error: RadixKVError) -> None:
+        """End it soon; it has failed. Harmless when it has ended."""
+        self._stream.fail(error)
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once the run has ended and nothing of it is left to do."""
+        self._task.add_done_callback(lambda _: callback())
+
+    async def follow(self, first: int = 0) -> AsyncGenerator[bytes, None]:
+        """Server-sent events from sequence number `first` on, as they come, until the last one."""
+        while True:
+            news = self._news
+            if first < len(self._frames):
+                pieces, first = b"".join(self._frames[first:]), len(self._frames)
+                yield pieces
+            elif self._has_ended:
+                return
+            else:
+                await news.wait()
+
+    def follow_to_end(self) -> AsyncIterator[bytes]:
+        """All events; the run is stopped when its follower leaves before the end."""
+        return _OnlyFollower(self)
+
+    # -- the task
+
+    async def _work(self) -> None:
+        try:
+            async with self._stream:
+                await self._read()
+        except (RadixKVError, ApiError) as error:
+            self._fail(ApiError.of(error))
+        except Exception as fault:
+            _LOG.exception("response %s failed", self.body["id"])
+            self._fail(ApiError.of(fault))
+        try:
+            await self._on_end(self.body, self._reply, self._prompt)
+        except RadixKVError as error:
+            _LOG.error("response %s is not stored: %s", self.body["id"], error)
+        self._tell_end()
+
+    async def _read(self) -> None:
+        self.body["status"] = "in_progress"
+        self._emit("response.in_progress", self._snapshot())
+        while events := await self._stream.take():
+            for event in events:
+                match event:
+                    case Started():
+                        self._prompt = event.prompt
+                    case Delta():
+                        await self._grow(self._reply.push(event))
+                    case BranchFinished():
+                        await self._grow(self._reply.finish(event))
+                    case Completed():
+                        self.body["usage"] = _usage(event.usage)
+            self._ring()
+        reason = self._reply.reason
+        if reason is None and self._is_stopped:
+            self._end("cancelled")
+        elif reason is None:
+            raise RadixKVError("the generation ended without an end")
+        elif reason is FinishReason.LENGTH:
+            self.body["incomplete_details"] = {"reason": "max_output_tokens"}
+            self._end("incomplete")
+        else:
+            self._end("completed")
+
+    async def _grow(self, growth: Growth) -> None:
+        logprobs: list[dict[str, Any]] = []
+        if growth.logprobs:
+            logprobs = await chat_logprobs(self._backend, growth.logprobs)
+        self._output.add_text(growth.text, logprobs)
+        for call in growth.calls:
+            self._output.add_call(call)
+
+    def _end(self, status: str) -> None:
+        self._output.finish("completed" if status == "completed" else "incomplete")
+        self.body["status"] = status
+        self.body["output"] = self._output.items
+        if status == "completed":
+            self.body["completed_at"] = int(self._clock())
+
+    def _fail(self, error: ApiError) -> None:
+        self.failure = error
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        self._output.close_message("incomplete")
+        self.body |= {
+            "status": "failed",
+            "output": self._output.items,
+            "error": {"code": code, "message": error.message},
+        }
+
+    def _tell_end(self) -> None:
+        status = self.body["status"]
+        # The protocol has no event for a cancelled response: its follower asked for it, or sees the status.
+        self._emit(f"response.{'incomplete' if status == 'cancelled' else status}", self._snapshot())
+        self._has_ended = True
+        self._ring()
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {"response": self.body}
+
+    def _emit(self, kind: str, fields: dict[str, Any]) -> None:
+        if self.keeps_events:
+            self._frames.append(sse({"type": kind, "sequence_number": len(self._frames), **fields}, kind))
+
+    def _ring(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class _OnlyFollower(AsyncIterator[bytes]):
+    """Follows a run for its only reader: closed, or dropped unread, it stops the run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._frames = run.follow()
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._frames)
+
+    async def aclose(self) -> None:
+        self._run.stop()
+        await self._frames.aclose()
+
+    def __del__(self) -> None:
+        self._run.stop()
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    num_written = usage.num_prompt_tokens - usage.num_cached_tokens
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": num_written},
+        "output_tokens": usage.num_generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.num_prompt_tokens + usage.num_generated_tokens,
+    }
+
+
+class Runs:
+    """The responses under way, and the events of some that have ended. The event loop owns it."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Run] = {}
+        self._finished: OrderedDict[str, Run] = OrderedDict()
+        self._num_background: Counter[str] = Counter()
+
+    def check_room(self, namespace: str, max_concurrent: int | None) -> None:
+        """Raises LimitError: too many responses run in the background already, for the server or for this tenant's limit."""
+        num_own, num_all = self._num_background[namespace], self._num_background.total()
+        bound = min(MAX_BACKGROUND // 2, max_concurrent or MAX_BACKGROUND)
+        if num_own >= bound or num_all >= MAX_BACKGROUND:
+            raise LimitError(f"{num_own} of your responses run in the background already; try again later")
+
+    def add(self, run: Run) -> None:
+        """A run has begun."""
+        response_id = run.body["id"]
+        self._running[response_id] = run
+        self._num_background[run.namespace] += run.is_background
+        run.when_ended(lambda: self._ended(response_id))
+
+    def find(self, namespace: str, response_id: str, *, finished: bool = False) -> Run | None:
+        """The run of a response that is under way; with `finished`, also one that has ended and can still be followed."""
+        run = self._running.get(response_id) or (self._finished.get(response_id) if finished else None)
+        return run if run is not None and run.namespace == namespace else None
+
+    def forget(self, response_id: str) -> None:
+        """Drop the events of a response that was deleted."""
+        self._finished.pop(response_id, None)
+
+    async def aclose(self) -> None:
+        """The server stops: end all runs and wait until each is stored."""
+        runs = list(self._running.values())
+        for run in runs:
+            run.abort(UnavailableError("the server is stopping"))
+        for run in runs:
+            await run.wait()
+
+    def _ended(self, response_id: str) -> None:
+        run = self._running.pop(response_id)
+        self._num_background[run.namespace] -= run.is_background
+        self._num_background += Counter()  # forgets who has none
+        if run.is_background and run.keeps_events:
+            self._finished[response_id] = run
+            while len(self._finished) > MAX_FINISHED:
+                self._finished.popitem(last=False)

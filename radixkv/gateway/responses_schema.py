@@ -1,0 +1,213 @@
+"""What a request to create a response may say, and what of it this server takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.formats import schema_grammar
+from radixkv.gateway.options import ApiModel, check_plain
+from radixkv.gateway.tools import ChatTool, NamedFunction, NamedTool, ToolFunction, ToolPlan, plan_tools
+from radixkv.worker.sampling import Grammar, SamplingParams
+
+__all__ = ["InputItem", "ResponseRequest"]
+
+MAX_METADATA = 16
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
+MAX_TOP_LOGPROBS = 20
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+_UINT64 = 2**64
+
+
+class InputPart(ApiModel):
+    """A piece of a message."""
+
+    type: Annotated[str, Field(min_length=1)]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(ApiModel):
+    """One item of the input; which fields it needs depends on its type. Without a type it is a message."""
+
+    type: str | None = None
+    id: Annotated[str, Field(max_length=512)] | None = None
+    status: str | None = None
+    role: Literal["user", "system", "developer", "assistant"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+
+
+class TextFormat(ApiModel):
+    """What the text of the reply is held to."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(ApiModel):
+    """Settings of the text of the reply."""
+
+    format: TextFormat | None = None
+
+
+class FunctionTool(ApiModel):
+    """One of `tools`. Functions are what this server offers a model."""
+
+    type: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(ApiModel):
+    """A `tool_choice` that names the function to be called."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1)]
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+]
+
+
+class ResponseRequest(ApiModel):
+    """The body of POST /v1/responses. Bounds are the OpenAI API's; the last fields are extensions of this server."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    input: str | list[InputItem]
+    instructions: str | None = Field(None, description="A system message. Not carried over from the previous response.")
+    previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="Any stored response: the new one goes on behind it."
+    )
+    store: bool | None = Field(None, description="Default true.")
+    stream: bool | None = None
+    background: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    metadata: Metadata | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = Field(None, description="Accepted; prefixes are found without a hint.")
+    service_tier: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    conversation: Any = Field(None, description="Not supported; use previous_response_id.")
+    prompt: Any = Field(None, description="Not supported; use instructions and input.")
+
+    seed: Annotated[int, Field(ge=-(2**63), lt=_UINT64)] | None = Field(None, description="Extension.")
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=64)] | None = Field(
+        None, description="Extension."
+    )
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
+    ignore_eos: bool | None = Field(None, description="Extension.")
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
+        None, description="Extension. The higher, the earlier it is served."
+    )
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
+        None, description="Extension. In seconds, then it fails."
+    )
+
+    def check(self) -> None:
+        """Refuse what the schema cannot say.
+
+        Raises:
+            ApiError: 400 with the field that is at fault.
+        """
+        for name, instead in (("conversation", "previous_response_id"), ("prompt", "instructions and input")):
+            if getattr(self, name) is not None:
+                raise _refusal(f"{name} is not supported here; use {instead}", name)
+        if self.background and not self.stores:
+            raise _refusal("background needs store: the response could not be retrieved", "background")
+        if self.top_logprobs and not self.wants_logprobs:
+            raise _refusal(f"top_logprobs needs {INCLUDE_LOGPROBS!r} in include", "top_logprobs")
+        check_plain(self.metadata, "metadata")
+
+    @property
+    def stores(self) -> bool:
+        """Whether the response is kept."""
+        return self.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the reply tells log probabilities."""
+        return INCLUDE_LOGPROBS in (self.include or ())
+
+    def tool_plan(self) -> ToolPlan:
+        """What its tools mean; see `plan_tools`.
+
+        Raises:
+            ApiError: 400.
+        """
+        tools: list[ChatTool] = []
+        for index, tool in enumerate(self.tools or ()):
+            if tool.type != "function" or tool.name is None:
+                message = f"tools.{index} is of type {tool.type!r}; this server takes functions with a name"
+                raise _refusal(message, f"tools.{index}", "unsupported_tool")
+            fields = tool.model_dump(include={"name", "description", "parameters", "strict"})
+            tools.append(ChatTool(type="function", function=ToolFunction(**fields)))
+        choice = self.tool_choice
+        if isinstance(choice, NamedChoice):
+            return plan_tools(tools, NamedTool(type="function", function=NamedFunction(name=choice.name)))
+        return plan_tools(tools, choice)
+
+    def grammar(self) -> Grammar | None:
+        """What `text.format` holds the reply to.
+
+        Raises:
+            ApiError: 400.
+        """
+        wanted = self.text.format if self.text else None
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return Grammar("json_object")
+        if wanted.schema_ is None:
+            raise _refusal("text.format of type json_schema needs a schema", "text.format.schema")
+        return schema_grammar(wanted.schema_, "text.format.schema")
+
+    def sampling(self, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
+        """The sampling parameters.
+
+        Raises:
+            ApiError: 400 with the field that is at fault.
+        """
+        top_p = 1.0 if self.top_p is None else self.top_p
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_p=top_p or 1.0,
+                top_k=1 if top_p == 0 else max(0, self.top_k or 0),
+                min_p=self.min_p or 0.0,
+                seed=None if self.seed is None else self.seed % _UINT64,
+                stop=tuple(self.stop or ()),
+                ignore_eos=bool(self.ignore_eos),
+                logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
+                grammar=grammar,
+            )
+        except InvalidArgumentError as error:
+            raise ApiError.of(error) from None
+
+
+def _refusal(message: str, param: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, code=code, param=param)

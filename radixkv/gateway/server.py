@@ -1,0 +1,176 @@
+"""The gateway as a server: uvicorn on a thread of its own, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+import uvicorn
+from fastapi import FastAPI
+
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.gateway.app import create_app
+from radixkv.gateway.config import GatewayConfig
+from radixkv.worker.request import Generator
+
+__all__ = ["GatewayServer"]
+
+_START_S = 60.0
+_GRACE_S = 2.0
+"""For what is left once every stream has been ended."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class GatewayServer:
+    """Serves the API from entering it as a context manager to leaving it, which drains: what is new is refused with 503,
+    streams go on for up to `config.drain_s` and are then ended with an error.
+
+        with GatewayServer(engine, GatewayConfig(listen="127.0.0.1:0")) as server:
+            print(server.url)
+
+    Attributes:
+        address: ``host:port``, with the port that was taken for port 0.
+        app: the application.
+
+    Raises on entering:
+        InvalidArgumentError: an address that cannot be read, or that others can reach while no key is asked for.
+        UnavailableError: the address is in use, or this process may not listen there.
+        DatabaseError: the state file cannot be opened.
+    """
+
+    def __init__(self, generator: Generator, config: GatewayConfig | None = None) -> None:
+        self.config = config or GatewayConfig()
+        self.app: FastAPI = create_app(generator, self.config)
+        self.address = self.config.listen
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._server: _Server | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the API begins: ``http://host:port/v1``."""
+        return f"http://{self.address}/v1"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it serves."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def __enter__(self) -> GatewayServer:
+        sock = _listen(self.config)
+        host, port = sock.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        started = threading.Event()
+        uvicorn_config = uvicorn.Config(
+            self.app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            ws="none",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(_GRACE_S),
+        )
+        self._server = _Server(uvicorn_config, started)
+        self._thread = threading.Thread(target=self._run, args=(sock, started), name="radixkv-gateway", daemon=True)
+        self._thread.start()
+        if not started.wait(_START_S) or self._failure is not None:
+            self._thread.join(_GRACE_S)
+            if self.app.state.failure is not None:
+                raise self.app.state.failure
+            raise UnavailableError(f"the gateway did not start: {self._failure!r}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def drain(self) -> None:
+        """Refuse what is new from now on; what runs goes on. Any thread; may be repeated."""
+        self.app.state.gate.is_draining = True
+
+    def close(self) -> None:
+        """Drain, end what still runs then, stop. May be repeated."""
+        self.drain()
+        if self._thread is None or self._loop is None:
+            return
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+        self._thread.join()
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        state = self.app.state
+        if not await state.gate.wait_empty(self.config.drain_s):
+            _LOG.warning("%d requests are ended: they did not end by themselves", state.gate.num_running)
+            state.backend.fail_all(UnavailableError("the server is stopping"))
+            await state.gate.wait_empty(_GRACE_S)
+        self._server.should_exit = True
+
+    def _run(self, sock: socket.socket, started: threading.Event) -> None:
+        assert self._server is not None
+        try:
+            factory = self._server.config.get_loop_factory()
+            with asyncio.Runner(loop_factory=factory) as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._server.serve(sockets=[sock]))
+        except BaseException as error:
+            self._failure = error
+            _LOG.exception("the gateway has stopped")
+        finally:
+            sock.close()
+            started.set()
+
+
+class _Server(uvicorn.Server):
+    """Tells when it has started."""
+
+    def __init__(self, config: uvicorn.Config, started: threading.Event) -> None:
+        super().__init__(config)
+        self._has_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._has_started.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the business of whoever runs this."""
+        yield
+
+
+def _listen(config: GatewayConfig) -> socket.socket:
+    host, _, port_text = config.listen.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port_text.isdecimal() or int(port_text) > 65535:
+        raise InvalidArgumentError("listen", config.listen, "host:port, such as 127.0.0.1:8000")
+    if config.keys_file is None and not config.allow_anonymous and not _is_own(host):
+        bound = "an address of this machine alone, unless there is a keys file or anonymous callers are allowed"
+        raise InvalidArgumentError("listen", config.listen, bound)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, int(port_text)))
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise UnavailableError(f"cannot listen on {config.listen}: {error}") from None
+    return sock
+
+
+def _is_own(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,66 @@
+"""What a gateway keeps from request to request: stored responses, transcripts, responses under way. One file holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI
+
+from radixkv.core.errors import RadixKVError
+from radixkv.gateway.database import Database
+from radixkv.gateway.memo import MemoLimits
+from radixkv.gateway.responses_run import Runs
+from radixkv.gateway.store import ResponseStore
+from radixkv.gateway.transcripts import Transcripts
+
+__all__ = ["kept_state"]
+
+SWEEP_S = 300.0
+"""How often what has expired is removed. It is not answered any more from the moment it expires."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def kept_state(app: FastAPI) -> AsyncIterator[None]:
+    """The application's lifespan: opens its state file and sets `state.store`, `state.transcripts` and `state.runs`.
+
+    At the end all that is under way is ended and stored.
+
+    Raises:
+        DatabaseError: the state file cannot be opened, e.g. because another gateway uses it.
+    """
+    state = app.state
+    config = state.config
+    with Database(config.state_file) as database:
+        state.runs = Runs()
+        state.transcripts = Transcripts(state.backend, database, MemoLimits(ttl_s=config.response_ttl_s))
+        state.store = ResponseStore(
+            database,
+            ttl_s=config.response_ttl_s,
+            max_responses=config.max_responses,
+            max_bytes=config.max_response_bytes,
+        )
+        sweeping = asyncio.create_task(_sweep(state.store, state.transcripts), name="radixkv-sweep")
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await sweeping
+            await state.runs.aclose()
+            await state.transcripts.aclose()
+
+
+async def _sweep(store: ResponseStore, transcripts: Transcripts) -> None:
+    while True:
+        try:
+            num_removed, num_forgotten = await store.sweep(), transcripts.sweep()
+            if num_removed or num_forgotten:
+                _LOG.info("%d stored responses and %d turns have expired", num_removed, num_forgotten)
+        except RadixKVError as error:
+            _LOG.error("expired responses are not removed: %s", error)
+        await asyncio.sleep(SWEEP_S)

@@ -1,0 +1,329 @@
+"""Stored responses: each one a point to fork from, with its exact token ids.
+
+    resp_a (prompt, reply)  <-  resp_b (what the template puts behind it, new input, reply)
+                            <-  resp_c (the same parent again: regenerated, or another input)
+
+A response holds the items and token ids that it added; what came before is its parent's. So one that is deleted or has
+expired while others go on from it is hidden, and removed with the last of them.
+
+Over a bound, the oldest responses that nothing goes on from are removed first: abandoned branches from their tips, never a
+conversation's beginning under a living end.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError
+from radixkv.gateway.database import Database
+
+__all__ = ["Context", "ResponseStore", "StoredResponse", "UnknownResponseError"]
+
+ROW_BYTES = 256
+"""What a row is counted as besides its contents."""
+
+MAX_SWEPT = 1000
+"""Expired responses removed in one go."""
+
+UNFINISHED = ("queued", "in_progress")
+
+Item = dict[str, Any]
+"""An input or output item of the Responses API."""
+
+
+class UnknownResponseError(RadixKVError, LookupError):
+    """No response of this id is stored here for this namespace."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"no response with id {response_id!r} is stored")
+        self.response_id = response_id
+
+
+class StoredResponse(NamedTuple):
+    """One response. `body`: the object as the API shows it. `input`: what its request gave; `output` is in the body."""
+
+    body: dict[str, Any]
+    input: list[Item]
+    parent: str | None
+
+    @property
+    def status(self) -> str:
+        """As the API names it."""
+        status: str = self.body["status"]
+        return status
+
+
+class Context(NamedTuple):
+    """What a response is a reply to and says: all items up to and including its output, and their exact token ids.
+
+    `tokens` is empty where they were never known, e.g. of a response that failed. `model` identifies whose they are, as the
+    caller did. `num_output`: items of its output, at the end of `items`.
+    """
+
+    response: StoredResponse
+    items: list[Item]
+    tokens: bytes
+    model: bytes
+    num_output: int
+
+
+class ResponseStore:
+    """Responses of all namespaces; nothing crosses from one to another.
+
+    Responses that a process left unfinished when it ended count as failed from the next one's start.
+
+    Args:
+        database: where they lie.
+        ttl_s: how long one is kept after its creation, in seconds.
+        max_responses, max_bytes: bounds of each namespace.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        ttl_s: float = 30 * 24 * 3600.0,
+        max_responses: int = 100_000,
+        max_bytes: int = 1 << 30,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        for name, value in (("ttl_s", ttl_s), ("max_responses", max_responses), ("max_bytes", max_bytes)):
+            if not value > 0:
+                raise InvalidArgumentError(name, value, "above 0")
+        self._database = database
+        self._ttl_s = ttl_s
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._clock = clock
+        database.submit(_fail_unfinished).result()
+
+    async def begin(
+        self, namespace: str, body: Mapping[str, Any], items: Sequence[Item], parent: str | None = None
+    ) -> None:
+        """Store a response that is under way. Its `body` has an id of its own.
+
+        Raises:
+            UnknownResponseError: there is no such parent, or there is none any more.
+            LimitError: the namespace is full, and everything in it is still needed.
+        """
+        row = _new_row(namespace, body, items, parent, self._clock(), self._ttl_s)
+
+        def insert(connection: sqlite3.Connection) -> None:
+            if parent is not None:
+                _find(connection, namespace, parent, self._clock())
+                connection.execute("UPDATE responses SET num_children = num_children + 1 WHERE id = ?", (parent,))
+            connection.execute(_INSERT, row)
+            if not self._make_room(connection, namespace, row["id"]):
+                bounds = f"{self._max_responses} responses or {self._max_bytes} bytes"
+                raise LimitError(f"{bounds} are stored already and still needed; delete some, or use store=false")
+
+        await self._database.run(insert)
+
+    async def finish(self, body: Mapping[str, Any], tokens: bytes = b"", model: bytes = b"") -> None:
+        """Store how a response ended: its body with the output, and the ids of the whole conversation up to its end.
+
+        `model`: identifies the model, tokenizer and template that the ids are of.
+
+        A response that was deleted meanwhile stays deleted. Returns once it is safe against the end of this process.
+        """
+
+        def update(connection: sqlite3.Connection) -> None:
+            row = connection.execute("SELECT * FROM responses WHERE id = ?", (body["id"],)).fetchone()
+            if row is None or row["is_hidden"]:
+                return
+            kept = _tokens(connection, row["parent"])
+            shared = len(kept) if kept and tokens.startswith(kept) else 0
+            text, output = _split(body)
+            size = _size(text, row["input"], output, tokens[shared:])
+            values = (body["status"], text, output, shared, tokens[shared:], model, size, body["id"])
+            connection.execute(_UPDATE, values)
+            self._make_room(connection, row["namespace"], body["id"])
+
+        await self._database.run(update)
+
+    async def get(self, namespace: str, response_id: str) -> StoredResponse:
+        """A stored response.
+
+        Raises:
+            UnknownResponseError: there is none, or it is another namespace's, or it has expired.
+        """
+        now_s = self._clock()
+        return await self._database.run(lambda connection: _read(_find(connection, namespace, response_id, now_s)))
+
+    async def context(self, namespace: str, response_id: str) -> Context:
+        """A response with all that came before it. O(responses before it).
+
+        Raises:
+            UnknownResponseError: as `get`.
+        """
+        now_s = self._clock()
+
+        def read(connection: sqlite3.Connection) -> Context:
+            row = _find(connection, namespace, response_id, now_s)
+            items: list[Item] = []
+            for part in [*_lineage(connection, row)][::-1]:
+                items += json.loads(part["input"])
+                items += json.loads(part["output"])
+            tokens, num_output = _tokens(connection, response_id), len(json.loads(row["output"]))
+            return Context(_read(row), items, tokens, row["model"], num_output)
+
+        return await self._database.run(read)
+
+    async def input_items(self, namespace: str, response_id: str) -> list[Item]:
+        """Everything that a response is a reply to, in order: the items before its own output.
+
+        Raises:
+            UnknownResponseError: as `get`.
+        """
+        context = await self.context(namespace, response_id)
+        return context.items[: len(context.items) - context.num_output]
+
+    async def delete(self, namespace: str, response_id: str) -> None:
+        """Remove a response. What goes on from it keeps its own content, which includes what was said before.
+
+        Raises:
+            UnknownResponseError: as `get`.
+        """
+        now_s = self._clock()
+        await self._database.run(
+            lambda connection: _remove(connection, _find(connection, namespace, response_id, now_s))
+        )
+
+    async def sweep(self) -> int:
+        """Remove what has expired; how many those were. To be called now and then."""
+        now_s = self._clock()
+        num_removed = 0
+        while True:
+            swept = await self._database.run(lambda connection: _sweep(connection, now_s))
+            num_removed += swept
+            if swept < MAX_SWEPT:
+                return num_removed
+
+    def _make_room(self, connection: sqlite3.Connection, namespace: str, spared: str) -> bool:
+        """Remove old responses until the namespace is within its bounds; False where it cannot be."""
+        while True:
+            used = connection.execute("SELECT * FROM usage WHERE namespace = ?", (namespace,)).fetchone()
+            if used["num_responses"] <= self._max_responses and used["size_bytes"] <= self._max_bytes:
+                return True
+            oldest = connection.execute(_OLDEST, (namespace, spared)).fetchone()
+            if oldest is None:
+                return False
+            _remove(connection, oldest)
+
+
+_INSERT = """
+INSERT INTO responses (id, namespace, parent, created_s, expires_s, status, body, input, size_bytes)
+VALUES (:id, :namespace, :parent, :created_s, :expires_s, :status, :body, :input, :size_bytes)
+"""
+_UPDATE = """
+UPDATE responses SET status = ?, body = ?, output = ?, num_shared = ?, tokens = ?, model = ?, size_bytes = ? WHERE id = ?
+"""
+_OLDEST = """
+SELECT * FROM responses WHERE namespace = ? AND num_children = 0 AND id <> ? AND status NOT IN ('queued', 'in_progress')
+ORDER BY created_s LIMIT 1
+"""
+
+
+def _new_row(
+    namespace: str, body: Mapping[str, Any], items: Sequence[Item], parent: str | None, now_s: float, ttl_s: float
+) -> dict[str, Any]:
+    text, output = _split(body)
+    encoded = json.dumps(items)
+    return {
+        "id": body["id"],
+        "namespace": namespace,
+        "parent": parent,
+        "created_s": now_s,
+        "expires_s": now_s + ttl_s,
+        "status": body["status"],
+        "body": text,
+        "input": encoded,
+        "size_bytes": _size(text, encoded, output, b""),
+    }
+
+
+def _split(body: Mapping[str, Any]) -> tuple[str, str]:
+    """A response object as it is stored: all of it but the output, and the output, as JSON."""
+    return json.dumps({**body, "output": []}), json.dumps(body["output"])
+
+
+def _size(body: str, items: str, output: str, tokens: bytes) -> int:
+    return ROW_BYTES + len(body) + len(items) + len(output) + len(tokens)
+
+
+def _read(row: sqlite3.Row) -> StoredResponse:
+    return StoredResponse(
+        json.loads(row["body"]) | {"output": json.loads(row["output"])}, json.loads(row["input"]), row["parent"]
+    )
+
+
+def _find(connection: sqlite3.Connection, namespace: str, response_id: str, now_s: float) -> sqlite3.Row:
+    row: sqlite3.Row | None = connection.execute("SELECT * FROM responses WHERE id = ?", (response_id,)).fetchone()
+    if row is None or row["namespace"] != namespace or row["is_hidden"] or row["expires_s"] <= now_s:
+        raise UnknownResponseError(response_id)
+    return row
+
+
+def _lineage(connection: sqlite3.Connection, row: sqlite3.Row | None) -> Iterator[sqlite3.Row]:
+    """A response, its parent, and so on to the first."""
+    while row is not None:
+        yield row
+        row = connection.execute("SELECT * FROM responses WHERE id = ?", (row["parent"],)).fetchone()
+
+
+def _tokens(connection: sqlite3.Connection, response_id: str | None) -> bytes:
+    """Exact token ids of the conversation up to a response's end."""
+    row = connection.execute("SELECT * FROM responses WHERE id = ?", (response_id,)).fetchone()
+    pieces: list[bytes] = []
+    num_wanted: int | None = None  # bytes that the piece's child begins with
+    for part in _lineage(connection, row):
+        own_end = None if num_wanted is None else num_wanted - part["num_shared"]
+        pieces.append(part["tokens"][: max(0, own_end) if own_end is not None else None])
+        num_wanted = part["num_shared"] if num_wanted is None else min(num_wanted, part["num_shared"])
+        if not num_wanted:
+            break
+    return b"".join(reversed(pieces))
+
+
+def _remove(connection: sqlite3.Connection, row: sqlite3.Row) -> None:
+    """Delete a response, and hidden ones before it that nothing goes on from any more; hide it while something does."""
+    if row["num_children"]:
+        size = _size("{}", row["input"], row["output"], row["tokens"])
+        hide = "UPDATE responses SET is_hidden = 1, body = '{}', status = 'deleted', size_bytes = ? WHERE id = ?"
+        connection.execute(hide, (size, row["id"]))
+        return
+    following: sqlite3.Row | None = row
+    while following is not None:
+        connection.execute("DELETE FROM responses WHERE id = ?", (following["id"],))
+        parent = following["parent"]
+        connection.execute("UPDATE responses SET num_children = num_children - 1 WHERE id = ?", (parent,))
+        following = connection.execute(
+            "SELECT * FROM responses WHERE id = ? AND is_hidden AND num_children = 0", (parent,)
+        ).fetchone()
+
+
+def _sweep(connection: sqlite3.Connection, now_s: float) -> int:
+    query = "SELECT * FROM responses WHERE is_hidden = 0 AND expires_s <= ? LIMIT ?"
+    expired = connection.execute(query, (now_s, MAX_SWEPT)).fetchall()
+    for row in expired:
+        # An earlier one of these may have been its child: what it knows of its children is read again.
+        fresh = connection.execute("SELECT * FROM responses WHERE id = ?", (row["id"],)).fetchone()
+        if fresh is not None:
+            _remove(connection, fresh)
+    return len(expired)
+
+
+def _fail_unfinished(connection: sqlite3.Connection) -> None:
+    """Nobody works any more on what an earlier process left unfinished."""
+    query = "SELECT id, body FROM responses WHERE status IN ('queued', 'in_progress')"
+    for row in connection.execute(query).fetchall():
+        error = {"code": "server_error", "message": "the server ended before the response was finished"}
+        body = json.loads(row["body"]) | {"status": "failed", "error": error}
+        connection.execute(
+            "UPDATE responses SET status = 'failed', body = ? WHERE id = ?", (json.dumps(body), row["id"])
+        )

@@ -1,0 +1,310 @@
+"""Stable transcripts: a reply that comes back as text is read as the token ids it was generated as.
+
+Clients of chat APIs send the whole conversation as text each time. Put through tokenizer and template again, a reply gives
+other ids in one of twenty, and everything behind it misses the cache. So each reply is remembered under what a client will
+send to go on from it:
+
+    key    hash chain over (model, namespace, tools, template arguments), message, message, ..., the reply
+    value  the exact ids of the conversation up to the reply's end: the prompt as it was, the ids as sampled
+
+    messages of a request    system  user  assistant  user  assistant  user
+                             '--- longest known chain that ends in a reply ---'  '-- rest --'
+    what the worker is given         its ids, as `history`                       encoded behind them
+
+One character changed, anywhere, makes another chain: then that text, and what follows it, is encoded as it was sent. Only the
+blanks around a reply are no change where the template takes them away itself, since many clients do, too.
+
+What the model sees differs from the template's own rendering in nothing but the replies themselves, which are as they were
+generated: their token boundaries, and what the template would have stripped from an earlier turn.
+
+The memo is in memory, bounded, least recently used forgotten first; a copy in the gateway's database outlives a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
+from radixkv.gateway.database import Database
+from radixkv.gateway.memo import Memo, MemoLimits, Remembered
+from radixkv.worker.request import ModelInfo, Prompt
+from radixkv.worker.text import Message
+
+__all__ = ["Transcript", "Transcripts"]
+
+PROBE_S = 30.0
+"""How long what is known of the model's tokenizer and template is trusted."""
+
+MAX_STOP_TOKENS = 64
+"""Tokens that a stop string may span; a reply that ended with a longer one is not remembered."""
+
+_PROBE = 'The 3 quick foxes,\tno. 12345: naïve 日本語 ½ 🙂\n\n  x = {"a": [1.5, None]}  # <end>'
+_LOG = logging.getLogger(__name__)
+
+
+class Reader(Protocol):
+    """What transcripts ask of the worker: a `Backend`."""
+
+    async def model(self) -> ModelInfo: ...
+
+    async def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes: ...
+
+    async def detokenize(self, token_ids: TokensLike) -> str: ...
+
+
+class Transcript(NamedTuple):
+    """How to put a list of messages to the model: `GenerateParams(messages=rest, history=history, ...)`.
+
+    history: packed token ids of what was generated before; empty where none of the replies is known.
+    rest: the messages behind it, at least one.
+    messages: all of them. With an empty history they say the same to a model whose template refuses `rest` on its own.
+    model: identifies the model, its tokenizer and its template; empty where its chats cannot go on after a reply.
+    """
+
+    history: bytes
+    rest: list[Message]
+    messages: list[Message]
+    model: bytes
+    namespace: str
+    key: bytes
+    parent: Remembered | None
+
+
+class Transcripts:
+    """Every namespace's memo of replies. Used by one event loop.
+
+    Args:
+        reader: the worker, for its tokenizer.
+        database: where the memo outlives the process; its content is read back here.
+        limits: bounds of the memo.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        database: Database,
+        limits: MemoLimits | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._memo = Memo(database, limits or MemoLimits(), clock)
+        self._model: bytes | None = None
+        self._trims_replies = False
+        self._probed_s: float | None = None
+        self._probing = asyncio.Lock()
+        self._saving: set[asyncio.Task[None]] = set()
+
+    async def read(
+        self,
+        namespace: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Transcript:
+        """The longest beginning of `messages` that ends in a known reply, as its ids, and the messages behind it.
+
+        Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used.
+        O(characters of the messages).
+        """
+        listed = list(messages)
+        model = await self._identify_model()
+        if model is None or not listed:
+            return Transcript(b"", listed, listed, model or b"", namespace, b"", None)
+        keys = self._chain(_root(model, namespace, tools, template_arguments or {}), listed)
+        for position in range(len(listed) - 2, -1, -1):  # something must be left to reply to
+            if listed[position].get("role") != "assistant":
+                continue
+            found = self._memo.find(namespace, keys[position])
+            if found is not None and await self._is_sound(found):
+                self._memo.use(found)
+                return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, namespace, keys[-1], found)
+        return Transcript(b"", listed, listed, model, namespace, keys[-1], None)
+
+    async def remember(
+        self,
+        transcript: Transcript,
+        reply: Message,
+        prompt: bytes,
+        token_ids: TokensLike,
+        *,
+        text: str,
+        stop: str | int | None = None,
+    ) -> None:
+        """Remember one reply to what `read` answered. Call it before the client is told that the reply is complete.
+
+        Args:
+            transcript: what `read` answered for the request.
+            reply: the reply as a client will send it back, an assistant's message as the chat template takes it.
+            prompt: the packed ids that were continued, as the `Started` event told them.
+            token_ids: all that was sampled for this branch.
+            text: all text that was told of it.
+            stop: as its `BranchFinished` tells; tokens of a stop string are no part of the reply.
+        """
+        if not transcript.key:
+            return
+        tokens = pack_tokens(token_ids)
+        if isinstance(stop, str):
+            trimmed = await self._without_stop(tokens, text)
+            if trimmed is None:
+                return
+            tokens = trimmed
+        if not tokens:
+            return
+        namespace, parent = transcript.namespace, transcript.parent
+        stem = self._memo.put(namespace, _digest(transcript.key, b"prompt"), prompt, b"", parent)
+        key = self._link(transcript.key, reply)
+        entry = self._memo.put(namespace, key, prompt, tokens, stem or parent)
+        if entry is not None and not entry.decoded:
+            task = asyncio.get_running_loop().create_task(self._save(entry))
+            self._saving.add(task)
+            task.add_done_callback(self._saving.discard)
+
+    async def forget(
+        self, namespace: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
+        model = await self._identify_model()
+        if model is not None and messages:
+            found = self._memo.find(namespace, self._chain(_root(model, namespace, tools, {}), messages)[-1])
+            if found is not None:
+                self._memo.forget(found)
+
+    def sweep(self) -> int:
+        """Drop what has expired; how many entries those were. To be called now and then."""
+        return self._memo.sweep()
+
+    async def aclose(self) -> None:
+        """Wait until all that was remembered is handed to the database, which is closed after this."""
+        while self._saving:
+            await asyncio.gather(*self._saving, return_exceptions=True)
+
+    async def exact_tokens(self, token_ids: TokensLike, text: str, stop: str | int | None) -> bytes | None:
+        """The sampled ids that stand for exactly `text`: without those of a stop string; None where no ids do."""
+        tokens = pack_tokens(token_ids)
+        return await self._without_stop(tokens, text) if isinstance(stop, str) else tokens
+
+    async def _without_stop(self, tokens: bytes, text: str) -> bytes | None:
+        for _ in range(MAX_STOP_TOKENS):
+            tokens = tokens[:-TOKEN_BYTES]
+            shorter = await self._reader.detokenize(tokens) if tokens else ""
+            if shorter == text:
+                return tokens
+            if not shorter.startswith(text):
+                return None  # the stop string begins within a token
+        return None
+
+    async def _save(self, entry: Remembered) -> None:
+        try:
+            entry.decoded = _digest((await self._reader.detokenize(entry.reply)).encode())
+        except RadixKVError as error:
+            _LOG.info("a reply stays out of the database: %s", error)
+            return
+        self._memo.save(entry)
+
+    async def _is_sound(self, entry: Remembered) -> bool:
+        """Whether all replies up to this one decode to the texts they had; those read from disk are looked at once."""
+        path = [part for part in entry.path() if not part.is_verified]
+        for part in path:
+            if part.reply:
+                try:
+                    decoded = _digest((await self._reader.detokenize(part.reply)).encode())
+                except InvalidArgumentError:  # ids that this model does not have
+                    decoded = b""
+                if decoded != part.decoded:
+                    self._memo.forget(part)
+                    return False
+            part.is_verified = True
+        return True
+
+    async def _identify_model(self) -> bytes | None:
+        """What the model makes of a probe: name, tokenizer, template. None where its chats cannot go on after a reply."""
+        async with self._probing:
+            return await self._identify_model_alone()
+
+    async def _identify_model_alone(self) -> bytes | None:
+        now_s = self._clock()
+        if self._probed_s is None or not 0 <= now_s - self._probed_s <= PROBE_S:
+            info = await self._reader.model()
+            self._model = await self._probe(info) if info.has_chat_template else None
+            self._probed_s = now_s
+        return self._model
+
+    async def _probe(self, info: ModelInfo) -> bytes | None:
+        messages = [{"role": "user", "content": _PROBE}]
+        try:
+            prompt = await self._reader.tokenize(Prompt(messages=messages))
+            behind = await self._reader.tokenize(Prompt(messages=messages), prompt)
+            self._trims_replies = await self._spell_reply(" \n. ") == await self._spell_reply(".")
+        except UnavailableError:
+            raise
+        except RadixKVError as error:
+            _LOG.warning("replies are tokenised anew each time: %s", error)
+            return None
+        return _digest(_canonical([info.name, info.vocab_size]), prompt, behind)
+
+    async def _spell_reply(self, reply: str) -> bytes:
+        """A conversation with this reply, rendered."""
+        turns = [
+            {"role": "user", "content": "."},
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": "."},
+        ]
+        return await self._reader.tokenize(Prompt(messages=turns))
+
+    def _chain(self, root: bytes, messages: Sequence[Message]) -> list[bytes]:
+        """A key for every beginning of the conversation; equal only where all messages up to there are."""
+        keys: list[bytes] = []
+        for message in messages:
+            root = self._link(root, message)
+            keys.append(root)
+        return keys
+
+    def _link(self, key: bytes, message: Message) -> bytes:
+        content = message.get("content")
+        if self._trims_replies and message.get("role") == "assistant" and isinstance(content, str):
+            message = {**message, "content": content.strip()}
+        return _digest(key, _canonical(_canonical_message(message)))
+
+
+def _root(model: bytes, namespace: str, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> bytes:
+    return _digest(model, namespace.encode(), _canonical(list(tools)), _canonical(dict(arguments)))
+
+
+def _canonical_message(message: Message) -> list[Any]:
+    """What of a message can matter to the model. An absent field is an empty one; ids that the gateway made up are left out."""
+    fields = {name: value for name, value in message.items() if value not in (None, "", [], {})}
+    if "tool_calls" in fields:
+        fields["tool_calls"] = [_canonical_call(call) for call in fields["tool_calls"]]
+    return [[name, fields[name]] for name in sorted(fields)]
+
+
+def _canonical_call(call: Mapping[str, Any]) -> list[Any]:
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # what is no JSON is a text
+            arguments = json.loads(arguments)
+    return [function.get("name"), arguments]
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
+
+
+def _digest(*parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()

@@ -1,0 +1,145 @@
+"""A whole chat server that is quick and hard: the default model's tokenizer and template over the hash model, whose replies are
+gibberish that tokenises differently than it was generated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from hash_model import EOS, VOCAB_SIZE, HashRunner
+from torch import Tensor
+
+from radixkv import PrefixCache, unpack_tokens
+from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.server import GatewayServer
+from radixkv.worker.engine import Engine
+from radixkv.worker.model import ForwardRow
+from radixkv.worker.request import GenerateParams, GenerationStream, Generator
+from radixkv.worker.text import ChatText
+
+__all__ = ["BLOCK_SIZE", "GibberishRunner", "Stack", "Watched", "chat_stack", "gateway", "gibberish_engine"]
+
+BLOCK_SIZE = 16
+_NUM_TOKENS = 49152
+_UNLIKELY = -1e4
+_HARD = (
+    " h",
+    "e",
+    "l",
+    "lo",
+    " wor",
+    "ld",
+    "l",
+    "d",
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    ".",
+    "1",
+    "2",
+    "é",
+    "日",
+    "🙂",
+    " the",
+    "T",
+)
+
+
+class GibberishRunner(HashRunner):
+    """The hash model over a real vocabulary: it says pieces of words and of characters, and ends at times.
+
+    What is put into `dictated` it says first, whoever asks.
+    """
+
+    def __init__(self, text: ChatText, eos_token_id: int, num_blocks: int, max_model_len: int) -> None:
+        super().__init__(num_blocks, BLOCK_SIZE, max_model_len=max_model_len)
+        self.vocab_size = _NUM_TOKENS
+        self.eos_token_ids = frozenset([eos_token_id])
+        self.dictated: deque[int] = deque()
+        words = [token_id for piece in _HARD for token_id in text.encode(piece, special=False)]
+        source = random.Random(0)
+        while len(words) < VOCAB_SIZE:
+            token_id = source.randrange(self.vocab_size)
+            if not text.is_special(token_id):
+                words.append(token_id)
+        words[EOS] = eos_token_id
+        self._words = torch.tensor(words[:VOCAB_SIZE])
+
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+        logits = super().forward(rows)
+        spread = torch.full((len(logits), self.vocab_size), _UNLIKELY)
+        spread[:, self._words] = logits * 0.3  # drawn at temperature 1, replies to one prompt differ
+        for row in spread:
+            if self.dictated:
+                row[self.dictated.popleft()] = -_UNLIKELY
+        return spread
+
+
+class Stack(NamedTuple):
+    """A gateway and all behind it."""
+
+    server: GatewayServer
+    engine: Watched
+    runner: GibberishRunner
+    text: ChatText
+
+    def dictate(self, reply: str) -> None:
+        """Have the model reply this next, and end; what is left of an earlier reply is dropped."""
+        self.runner.dictated.clear()
+        self.runner.dictated.extend([*self.text.encode(reply, special=False), *self.runner.eos_token_ids])
+
+
+@contextmanager
+def gibberish_engine(
+    model: str, *, num_blocks: int = 512, max_model_len: int = 4096
+) -> Iterator[tuple[Watched, GibberishRunner, ChatText]]:
+    """An engine with the tokenizer of the model in folder `model`."""
+    text = ChatText(model)
+    runner = GibberishRunner(text, text.encode("<|im_end|>", special=False)[-1], num_blocks, max_model_len)
+    cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    with Engine(runner, cache, text=text, model_name="gibberish") as engine:
+        yield Watched(engine), runner, text
+        runner.gate.set()
+        engine.call(lambda _: cache.check())
+
+
+@contextmanager
+def chat_stack(model: str, config: GatewayConfig | None = None, **kwargs: int) -> Iterator[Stack]:
+    """An engine and a gateway before it."""
+    with gibberish_engine(model, **kwargs) as (engine, runner, text), gateway(engine, config) as server:
+        yield Stack(server, engine, runner, text)
+        runner.gate.set()
+
+
+@contextmanager
+def gateway(generator: Generator, config: GatewayConfig | None = None) -> Iterator[GatewayServer]:
+    """The HTTP gateway before a generator, on a free port."""
+    with GatewayServer(generator, config or GatewayConfig(listen="127.0.0.1:0", drain_s=1.0)) as server:
+        yield server
+
+
+class Watched:
+    """An engine that keeps every prompt it was given, as token ids."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.prompts: list[list[int]] = []
+
+    def generate(self, params: GenerateParams) -> GenerationStream:
+        stream = self._engine.generate(params)
+        self.prompts.append(list(unpack_tokens(self._engine.tokenize(params, params.history))))
+        return stream
+
+    def shown(self, index: int = -1) -> str:
+        """A prompt as the model reads it, special tokens by name."""
+        text: ChatText = self._engine._reader._text  # type: ignore[assignment]  # the engine shows text without them
+        return text.decode(self.prompts[index], skip_special_tokens=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

@@ -1,0 +1,170 @@
+"""The worker as coroutines see it: the same events, one wake-up per burst, and nothing left behind by who stops listening."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hash_model import HashRunner, generate
+
+from radixkv import PrefixCache
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.core.tokens import unpack_tokens
+from radixkv.gateway.backend import Backend, EventStream
+from radixkv.worker.engine import Engine
+from radixkv.worker.generation_client import GenerationClient
+from radixkv.worker.request import Completed, Delta, ForkParams, GenerateParams, Generator, Started
+from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.server import GenerationServer
+
+NUM_BLOCKS = 1024
+
+
+@pytest.fixture
+def runner() -> HashRunner:
+    return HashRunner(NUM_BLOCKS, 4)
+
+
+@pytest.fixture
+def engine(runner: HashRunner) -> Iterator[Engine]:
+    with Engine(runner, PrefixCache(NUM_BLOCKS, 4)) as engine:
+        yield engine
+        runner.gate.set()
+
+
+@pytest.fixture(params=["in process", "over gRPC"])
+def generator(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Generator]:
+    if request.param == "in process":
+        yield engine
+        return
+    with GenerationServer(engine, "127.0.0.1:0") as server, GenerationClient(server.address) as client:
+        yield client
+
+
+def params(prompt: list[int], max_tokens: int = 20) -> GenerateParams:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    return GenerateParams(token_ids=prompt, sampling=sampling)
+
+
+async def read(stream: EventStream) -> list[int]:
+    ids: list[int] = []
+    async with stream:
+        async for event in stream:
+            if isinstance(event, Delta):
+                ids += event.token_ids
+    return ids
+
+
+def run(generator: Generator, use: Callable[[Backend], Any]) -> Any:
+    backend = Backend(generator)
+    try:
+        return asyncio.run(use(backend))
+    finally:
+        backend.close()
+
+
+def test_every_stream_has_its_own_events_in_order(generator: Generator) -> None:
+    async def use(backend: Backend) -> list[list[int]]:
+        streams = [await backend.generate(params([1 + number % 39, 2, 3])) for number in range(60)]
+        return list(await asyncio.gather(*map(read, streams)))
+
+    replies = run(generator, use)
+    assert replies == [generate([1 + number % 39, 2, 3], 20) for number in range(60)]
+
+
+def test_a_stream_starts_with_its_prompt_and_ends_with_its_cost(generator: Generator) -> None:
+    async def use(backend: Backend) -> None:
+        async with await backend.generate(params([1, 2, 3], 4)) as stream:
+            events = [event async for event in stream]
+            assert await stream.take() == []
+        assert isinstance(events[0], Started)
+        assert list(unpack_tokens(events[0].prompt)) == [1, 2, 3]
+        assert isinstance(events[-1], Completed)
+        assert stream.usage == events[-1].usage
+        forked = await backend.fork(ForkParams(generation_id=stream.generation_id, sampling=params([1], 3).sampling))
+        assert await read(forked) == generate([1, 2, 3], 7)[4:]
+
+    run(generator, use)
+
+
+def test_what_comes_while_the_loop_is_busy_wakes_it_once(engine: Engine, runner: HashRunner) -> None:
+    async def use(backend: Backend) -> int:
+        loop = asyncio.get_running_loop()
+        num_calls = 0
+        plain = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal num_calls
+            num_calls += 1
+            return plain(*arguments, **keywords)
+
+        runner.gate.clear()
+        streams = [await backend.generate(params([1, 2, number % 40], 10)) for number in range(100)]
+        await asyncio.sleep(0)
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign,assignment]
+        runner.gate.set()
+        while engine.stats().engine.num_generations:  # blocks the loop until more than 1,000 events have come
+            pass
+        replies = await asyncio.gather(*map(read, streams))
+        assert sum(map(len, replies)) == 1000
+        return num_calls
+
+    assert run(engine, use) <= 2
+
+
+def test_who_stops_listening_stops_the_generation(generator: Generator, engine: Engine) -> None:
+    async def use(backend: Backend) -> None:
+        stream = await backend.generate(params([1, 2], 3000))
+        await stream.take()
+        del stream
+        gc.collect()
+        other = await backend.generate(params([1, 3], 3000))
+        await other.take()
+        other.close()
+        assert await other.take() == []
+        while engine.stats().engine.num_generations:
+            await asyncio.sleep(0)
+
+    run(generator, use)
+
+
+def test_who_is_cancelled_while_he_asks_leaves_no_generation(engine: Engine) -> None:
+    async def use(backend: Backend) -> None:
+        for _ in range(20):
+            asking = asyncio.ensure_future(backend.generate(params([1, 2], 3000)))
+            await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        while engine.stats().engine.num_generations:
+            await asyncio.sleep(0)
+
+    run(engine, use)
+
+
+def test_errors_reach_who_asks_and_who_listens(generator: Generator, engine: Engine, runner: HashRunner) -> None:
+    async def use(backend: Backend) -> None:
+        with pytest.raises(InvalidArgumentError):
+            await backend.generate(params([1_000_000]))
+        stream = await backend.generate(params([1, 2], 3000))
+        assert await stream.take()
+        runner.gate.set()
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(UnavailableError):
+            await read(stream)
+
+    run(generator, use)
+
+
+def test_all_streams_can_be_ended_with_an_error(generator: Generator) -> None:
+    async def use(backend: Backend) -> None:
+        streams = [await backend.generate(params([1, number], 3000)) for number in range(2, 6)]
+        backend.fail_all(UnavailableError("stopping"))
+        for stream in streams:
+            with pytest.raises(UnavailableError, match="stopping"):
+                await read(stream)
+
+    run(generator, use)

@@ -1,0 +1,176 @@
+"""Tools and JSON over HTTP: what the model is told, what it is held to, how its calls come back, and the turn after them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from chat_stack import Stack, chat_stack
+from openai import OpenAI
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 12},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+QUESTION = [{"role": "user", "content": "Will it rain?"}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def stack(default_model: str) -> Iterator[Stack]:
+    with chat_stack(default_model) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=stack.server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def chat(client: OpenAI, messages: Any = QUESTION, **fields: Any) -> Any:
+    return client.chat.completions.create(**{"model": "gibberish", "messages": messages, "max_tokens": 200, **fields})
+
+
+def joined(chunks: Any) -> tuple[str, list[tuple[str, Any]], str, list[str]]:
+    """Text, calls, finish reason and call ids of a stream, put together as the SDK's users do."""
+    text, reason = "", ""
+    calls: dict[int, dict[str, str]] = {}
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        text += choice.delta.content or ""
+        reason = choice.finish_reason or reason
+        for part in choice.delta.tool_calls or ():
+            call = calls.setdefault(part.index, {"id": "", "name": "", "arguments": ""})
+            call["id"] += part.id or ""
+            call["name"] += part.function.name or ""
+            call["arguments"] += part.function.arguments or ""
+    found = [(call["name"], json.loads(call["arguments"])) for call in calls.values()]
+    return text, found, reason, [call["id"] for call in calls.values()]
+
+
+def test_the_model_is_told_of_the_tools(stack: Stack, client: OpenAI) -> None:
+    chat(client, tools=[WEATHER], max_tokens=1)
+    assert "The weather in a city." in stack.engine.shown()
+    chat(client, tools=[WEATHER], tool_choice="none", max_tokens=1)
+    assert "The weather in a city." not in stack.engine.shown()
+
+
+@pytest.mark.parametrize("before", ["", "Let me see. "])
+def test_calls_come_back_as_calls(stack: Stack, client: OpenAI, before: str) -> None:
+    stack.dictate(f"{before}{CALL}\n{CALL}")
+    choice = chat(client, tools=[WEATHER]).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == (before or None)
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather", "weather"]
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris", "days": 2}
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+
+    stack.dictate(f"{before}{CALL}\n{CALL}")
+    text, calls, reason, ids = joined(chat(client, tools=[WEATHER], stream=True))
+    assert (text, reason) == (before, "tool_calls")
+    assert calls == [("weather", {"city": "Paris", "days": 2})] * 2
+    assert len(set(ids)) == 2
+
+
+def test_what_looks_like_a_call_is_text_without_tools(stack: Stack, client: OpenAI) -> None:
+    stack.dictate(CALL)
+    choice = chat(client).choices[0]
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALL, None, "stop")
+
+
+def test_the_turn_after_a_call_finds_everything_cached(stack: Stack, client: OpenAI) -> None:
+    stack.dictate(f"Let me see. {CALL}")
+    first = chat(client, tools=[WEATHER])
+    message = first.choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+    messages = [*QUESTION, message.model_dump(exclude_none=True), result]
+    second = chat(client, messages, tools=[WEATHER], max_tokens=5)
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.total_tokens - 1
+    shown = stack.engine.shown()
+    assert shown.count('<tool_call>\n{"name": "weather", "arguments": {"city"') == 1
+    assert "rain" in shown
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=["any", "named"]
+)
+def test_a_required_call_is_made_by_any_model(client: OpenAI, choice: Any, stream: bool) -> None:
+    for seed in range(3):
+        answer = chat(client, tools=[WEATHER], tool_choice=choice, seed=seed, max_tokens=300, stream=stream)
+        if stream:
+            text, calls, reason, _ = joined(answer)
+        else:
+            message = answer.choices[0].message
+            text, reason = message.content or "", answer.choices[0].finish_reason
+            calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
+        assert (text, reason) == ("", "tool_calls")
+        ((name, arguments),) = calls
+        assert name == "weather"
+        assert isinstance(arguments["city"], str)
+        assert 1 <= arguments["days"] <= 9
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_mode_answers_an_object(client: OpenAI, stream: bool) -> None:
+    answered = 0
+    for seed in range(4):
+        answer = chat(client, response_format={"type": "json_object"}, seed=seed, max_tokens=300, stream=stream)
+        if stream:
+            text, _, reason, _ = joined(answer)
+        else:
+            text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+        if reason == "stop":
+            assert isinstance(json.loads(text), dict)
+            answered += 1
+    assert answered
+
+
+def test_a_schema_is_kept_to_by_every_choice(client: OpenAI) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    answer = chat(client, response_format=wanted, n=4, seed=1, max_tokens=200)
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        person = json.loads(choice.message.content)
+        assert set(person) == {"name", "age"}
+        assert 0 <= person["age"] <= 99
+
+
+def test_a_schema_that_cannot_be_kept_to_is_refused(client: OpenAI) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, response_format=wanted)
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "response_format")
+
+
+def test_variables_reach_the_template_and_our_own_arguments_do_not(stack: Stack, client: OpenAI) -> None:
+    chat(client, max_tokens=1)
+    plain = stack.engine.shown()
+    chat(
+        client,
+        max_tokens=1,
+        extra_body={"chat_template_kwargs": {"tokenize": True, "chat_template": "{{ 1 / 0 }}", "x": 1}},
+    )
+    assert stack.engine.shown() == plain

@@ -1,0 +1,87 @@
+"""`radixkv gateway`, and the gateway that `radixkv worker` and `up` start beside the worker, as a person runs them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+COMMAND = [sys.executable, "-m", "radixkv.cli"]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@contextmanager
+def running(*arguments: str, until: str) -> Iterator[str]:
+    """A command, from the line that matches `until`, whose first group is given, to Ctrl-C, which it must take well."""
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if match := re.search(until, line):
+                break
+        else:
+            raise AssertionError(said)
+        yield match[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[0]
+        assert process.returncode == 0, rest
+
+
+def answer(url: str, key: str = "none") -> str:
+    with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+        model = client.models.list().data[0].id
+        reply = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=20)
+        return reply.choices[0].message.content or ""
+
+
+@pytest.mark.usefixtures("default_model")
+def test_up_serves_the_api_and_a_gateway_of_its_own_reaches_the_worker(tmp_path: Path) -> None:
+    free = "127.0.0.1:0"
+    up = ["up", "--no-chat", "--num-blocks", "256", "--listen", free, "--service-listen", free, "--http", free]
+    with running(*up, until=r"generation +(\S+)") as worker:
+        keys = tmp_path / "keys.toml"
+        keys.write_text('[[tenant]]\nname = "us"\nkeys = ["sha256:' + SHA256_OF_SESAME + '"]\n')
+        arguments = [
+            "gateway",
+            "--worker",
+            worker,
+            "--listen",
+            free,
+            "--keys",
+            str(keys),
+            "--state",
+            str(tmp_path / "s"),
+        ]
+        with running(*arguments, until=r"OpenAI API on (\S+)") as url:
+            assert "Paris" in answer(url, "sesame")
+            with pytest.raises(openai.AuthenticationError):
+                answer(url, "other")
+
+
+@pytest.mark.usefixtures("default_model")
+def test_up_says_where_the_api_is() -> None:
+    free = "127.0.0.1:0"
+    up = ["up", "--no-chat", "--num-blocks", "256", "--listen", free, "--service-listen", free, "--http", free]
+    with running(*up, until=r"OpenAI API +(http://\S+/v1)") as url:
+        assert "Paris" in answer(url)
+
+
+def test_a_gateway_without_a_worker_says_so_in_one_line() -> None:
+    arguments = [*COMMAND, "gateway", "--worker", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(r"radixkv: the service at 127\.0\.0\.1:1 .*\n", done.stderr)
+
+
+SHA256_OF_SESAME = "d0c04f4b1951e4aeaaec8223ed2039e542f3aae805a6fa7f6d794e5afff5d272"

@@ -1,0 +1,118 @@
+"""A fuzzer that reads the API's own description: no request makes the server fail, every answer is as described.
+
+`RADIXKV_FUZZ_EXAMPLES` sets the number of requests per endpoint and phase.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from chat_stack import gateway, gibberish_engine
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.server import GatewayServer
+
+NUM_EXAMPLES = int(os.environ.get("RADIXKV_FUZZ_EXAMPLES", "25"))
+CONFORMANCE = [
+    schemathesis.checks.status_code_conformance,
+    schemathesis.checks.content_type_conformance,
+    schemathesis.checks.response_schema_conformance,
+]
+OPERATIONS = (
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+)
+
+
+@pytest.fixture(scope="module")
+def server(default_model: str) -> Iterator[GatewayServer]:
+    config = GatewayConfig(listen="127.0.0.1:0", max_tokens=8, drain_s=1.0)
+    with (
+        gibberish_engine(default_model, num_blocks=2048, max_model_len=1024) as (engine, _, _),
+        gateway(engine, config) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(server: GatewayServer) -> Any:
+    return schemathesis.openapi.from_url(f"http://{server.address}/openapi.json")
+
+
+def test_the_description_names_every_operation(api: Any) -> None:
+    described = {(result.ok().method.upper(), result.ok().path) for result in api.get_all_operations()}
+    assert described == set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_no_valid_request_makes_the_server_fail(api: Any, method: str, path: str) -> None:
+    fuzz(api[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_no_invalid_request_makes_the_server_fail(api: Any, path: str) -> None:
+    fuzz(api[path]["POST"].as_strategy(generation_mode=GenerationMode.NEGATIVE))
+
+
+def fuzz(cases: Any) -> None:
+    """Send made-up requests and hold the answers to the description."""
+
+    @given(case=cases, is_served=st.sampled_from([True, True, True, False]))
+    @settings(
+        max_examples=NUM_EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
+    def send(case: Any, is_served: bool) -> None:
+        if isinstance(case.body, dict):
+            shorten(case.body)
+            if is_served:
+                make_served(case.body)
+        response = case.call(timeout=60)
+        checks = [schemathesis.checks.not_a_server_error]
+        case.validate_response(response, checks=checks)
+        assert "x-request-id" in response.headers
+        if not response.headers["content-type"][0].startswith("text/event-stream"):
+            case.validate_response(response, checks=CONFORMANCE)
+
+    send()
+
+
+def make_served(body: dict[str, Any]) -> None:
+    """What a description cannot say: made-up requests name models that are not here and leave out what must go together."""
+    if isinstance(body.get("model"), str):
+        body["model"] = "gibberish"
+    if body.get("top_logprobs") is not None:
+        body["logprobs"] = True
+    if not body.get("tools"):
+        body.pop("tool_choice", None)
+    for message in body["messages"] if isinstance(body.get("messages"), list) else ():
+        if isinstance(message, dict):
+            content = message.get("content")
+            message["content"] = content if isinstance(content, str) else "x"
+
+
+def shorten(body: dict[str, Any]) -> None:
+    """A minute is enough for any of them."""
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
+        if isinstance(body.get(name), (int, float)) and body[name] > 8:
+            body[name] = 8
+    if isinstance(body.get("timeout"), float):
+        body["timeout"] += 60.0  # who gives no time is told 504, as asked

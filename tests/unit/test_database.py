@@ -1,0 +1,153 @@
+"""The gateway's state file: what anybody was told of survives, one process holds it, a job fails alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from stored_chats import add, body, item, run
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.tokens import pack_tokens
+from radixkv.gateway.database import SCHEMA_VERSION, Database, DatabaseError
+from radixkv.gateway.store import ResponseStore
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "state.sqlite") as database:
+        yield database
+
+
+def test_what_is_stored_outlives_the_process_and_what_was_under_way_has_failed(tmp_path: Path) -> None:
+    async def before(store: ResponseStore) -> None:
+        await add(store, "r1", None, pack_tokens([1]))
+        await store.begin("a", body("r2"), [item("hi")], "r1")
+        await store.begin("a", body("r3", "queued"), [])
+
+    async def after(store: ResponseStore) -> None:
+        assert (await store.get("a", "r1")).body == body("r1", "completed", "of r1")
+        for response_id in ("r2", "r3"):
+            failed = (await store.get("a", response_id)).body
+            assert failed["status"] == "failed"
+            assert failed["error"]["code"] == "server_error"
+
+    for story in (before, after, after):
+        with Database(tmp_path / "state.sqlite") as database:
+            run(story(ResponseStore(database)))
+
+
+KILLED = """
+import asyncio, itertools, sys
+from pathlib import Path
+from radixkv.core.tokens import pack_tokens
+from radixkv.gateway.database import Database
+from radixkv.gateway.store import ResponseStore
+
+async def main(store):
+    async def chat(name):
+        parent, tokens = None, b""
+        for turn in itertools.count():
+            response_id = f"{name}-{turn}"
+            body = {"id": response_id, "status": "in_progress", "output": []}
+            await store.begin("a", body, [{"id": f"in-{response_id}"}], parent)
+            tokens += pack_tokens([turn] * 10)
+            await store.finish(body | {"status": "completed", "output": [{"id": f"out-{response_id}"}]}, tokens)
+            print(response_id, flush=True)
+            parent = response_id
+    await asyncio.gather(*(chat(f"chat{number}") for number in range(8)))
+
+with Database(Path(sys.argv[1])) as database:
+    asyncio.run(main(ResponseStore(database)))
+"""
+
+
+@pytest.mark.parametrize("num_told", [1, 25, 140])
+def test_nothing_that_anybody_was_told_of_is_lost_when_the_process_is_killed(tmp_path: Path, num_told: int) -> None:
+    path = tmp_path / "state.sqlite"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = [process.stdout.readline().strip() for _ in range(num_told)]
+    os.kill(process.pid, signal.SIGKILL)
+    told += process.stdout.read().split("\n")[:-1]
+    process.stdout.close()
+    process.wait()
+
+    async def story(store: ResponseStore) -> None:
+        for response_id in told:
+            name, turn = response_id.split("-")
+            context = await store.context("a", response_id)
+            turns = range(int(turn) + 1)
+            assert context.response.status == "completed"
+            assert context.tokens == pack_tokens([number for number in turns for _ in range(10)])
+            assert [item["id"] for item in context.items] == [
+                f"{kind}-{name}-{number}" for number in turns for kind in ("in", "out")
+            ]
+
+    with Database(path) as database:
+        run(story(ResponseStore(database)))
+        query = "SELECT COUNT(*) FROM responses WHERE status NOT IN ('completed', 'failed')"
+        assert database.submit(lambda c: c.execute(query).fetchone()[0]).result() == 0
+
+
+def test_a_file_belongs_to_one_gateway_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    with Database(path), pytest.raises(DatabaseError, match="in use by another gateway"):
+        Database(path)
+    Database(path).close()
+
+
+def test_conversations_are_readable_by_nobody_else(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "state.sqlite"
+    with Database(path) as database:
+        database.submit(lambda c: c.execute("DELETE FROM responses")).result()
+        for file in path.parent.glob("state.sqlite*"):
+            if not file.name.endswith(".lock"):
+                assert file.stat().st_mode & 0o077 == 0, file.name
+
+
+def test_a_place_where_no_file_can_be_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DatabaseError, match=r"file/state\.sqlite cannot be opened: "):
+        Database(tmp_path / "file" / "state.sqlite")
+
+
+def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    with Database(path) as database:
+        database.submit(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")).result()
+    with pytest.raises(DatabaseError, match=f"version is {SCHEMA_VERSION + 1}"):
+        Database(path)
+
+
+def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(DatabaseError, match=r"state\.sqlite"):
+        Database(path)
+
+
+def test_a_job_that_fails_is_undone_alone(database: Database) -> None:
+    def insert(number: int) -> Callable[[sqlite3.Connection], None]:
+        def job(connection: sqlite3.Connection) -> None:
+            columns = "key, namespace, tokens, num_reply, decoded, created_s"
+            row = (bytes([number]), "a", b"", 0, b"", 0.0)
+            connection.execute(f"INSERT INTO transcripts ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
+            if number % 2:
+                raise InvalidArgumentError("number", number, "even")
+
+        return job
+
+    answers = [database.submit(insert(number)) for number in range(10)]
+    failed = [answer.exception() is not None for answer in answers]
+    assert failed == [number % 2 == 1 for number in range(10)]
+    kept = database.submit(
+        lambda c: [row["key"] for row in c.execute("SELECT key FROM transcripts ORDER BY key")]
+    ).result()
+    assert kept == [bytes([number]) for number in range(0, 10, 2)]

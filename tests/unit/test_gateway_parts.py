@@ -1,0 +1,281 @@
+"""Small parts of the gateway: keys, limits, messages, options, errors, configuration."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from radixkv.core.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    LimitError,
+    OutOfBlocksError,
+    RadixKVError,
+    UnavailableError,
+)
+from radixkv.gateway.auth import KeyRing, Tenant
+from radixkv.gateway.config import GatewayConfig, TenantLimits
+from radixkv.gateway.errors import ApiError, error_body
+from radixkv.gateway.limits import Limiter
+from radixkv.gateway.messages import ChatMessage, template_messages
+from radixkv.gateway.options import GenerationOptions, check_plain
+from radixkv.worker.request import ModelInfo, UnknownGenerationError
+
+INFO = ModelInfo("m", 4096, 100, 16, (2,), True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidArgumentError("top_p", 2, "at most 1"), 400, "invalid_request_error"),
+        (OutOfBlocksError(5, 3), 429, "rate_limit_error"),
+        (LimitError("too many"), 429, "rate_limit_error"),
+        (UnavailableError("gone"), 503, "server_error"),
+        (DeadlineExceededError("late"), 504, "timeout_error"),
+        (UnknownGenerationError("x"), 404, "invalid_request_error"),
+        (RadixKVError("odd"), 500, "server_error"),
+        (ValueError("a bug, with a secret in it"), 500, "server_error"),
+    ],
+)
+def test_every_error_has_its_status(error: Exception, status: int, kind: str) -> None:
+    told = ApiError.of(error)
+    assert (told.status, told.type) == (status, kind)
+    assert ("Retry-After" in told.headers) is (status in (429, 503))
+    assert set(error_body(told)["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_fault_tells_nothing_of_itself() -> None:
+    assert "secret" not in ApiError.of(ValueError("a secret")).message
+
+
+def test_a_bad_argument_is_named() -> None:
+    told = ApiError.of(InvalidArgumentError("timeout_s", -1, "above 0"))
+    assert (told.param, told.code) == ("timeout", "invalid_value")
+    long = ApiError.of(InvalidArgumentError("prompt", "9000 tokens", "at most 8191 tokens"))
+    assert long.code == "context_length_exceeded"
+
+
+# -- keys
+
+
+def test_a_key_leads_to_its_tenant(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f'[[tenant]]\nname = "a"\nnamespace = "shared"\nkeys = ["sha256:{digest("one")}", "{digest("two").upper()}"]\n'
+        f'max_concurrent = 3\n[[tenant]]\nname = "b"\nkeys = ["{digest("three")}"]\n'
+    )
+    ring = KeyRing(path, TenantLimits(requests_per_minute=9))
+    assert (
+        ring.find("one")
+        == ring.find("two")
+        == Tenant("a", "shared", TenantLimits(requests_per_minute=9, max_concurrent=3))
+    )
+    assert ring.find("three") == Tenant("b", "b", TenantLimits(requests_per_minute=9))
+    assert [ring.find(key) for key in ("", None, "four", digest("one"))] == [None] * 4
+
+
+def test_without_a_file_everybody_is_the_default_tenant() -> None:
+    ring = KeyRing(None)
+    assert ring.find(None) == ring.find("anything")
+    assert ring.find(None) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not toml [",
+        "[[tenants]]\nname = 'a'",
+        "[[tenant]]\nkeys = []",
+        "[[tenant]]\nname = ''",
+        "[[tenant]]\nname = 'a'\nkeys = ['plain-text-key']",
+        "[[tenant]]\nname = 'a'\nmax_concurrent = true",
+        "[[tenant]]\nname = 'a'\nmax_concurrent = 0",
+        "[[tenant]]\nname = 'a'\nunknown = 1",
+        "tenant = 3",
+        "tenant = [3]",
+        f"[[tenant]]\nname = 'a'\nkeys = ['{'0' * 64}']\n[[tenant]]\nname = 'b'\nkeys = ['{'0' * 64}']",
+        "[[tenant]]\nname = 'a'\nkeys = 'x'",
+    ],
+)
+def test_a_keys_file_that_makes_no_sense_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgumentError):
+        KeyRing(path)
+    with pytest.raises(InvalidArgumentError):
+        KeyRing(tmp_path / "missing")
+
+
+def test_the_file_is_looked_at_once_a_second_at_most(tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "keys.toml"
+    path.write_text(f"[[tenant]]\nname = 'a'\nkeys = ['{digest('one')}']")
+    ring = KeyRing(path, clock=clock)
+    path.write_text("")
+    assert ring.find("one") is not None
+    clock.now_s += 1
+    assert ring.find("one") is None
+
+
+# -- limits
+
+
+def admit(limiter: Limiter, **limits: int) -> Any:
+    return limiter.admit(Tenant("t", "t", TenantLimits(**limits)))
+
+
+def test_a_bucket_fills_evenly() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    for _ in range(60):
+        admit(limiter, requests_per_minute=60).close()
+    with pytest.raises(ApiError) as caught:
+        admit(limiter, requests_per_minute=60)
+    assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "1")
+    clock.now_s += 1.0
+    slot = admit(limiter, requests_per_minute=60)
+    assert slot.headers["x-ratelimit-remaining-requests"] == "0"
+    assert slot.headers["x-ratelimit-reset-requests"] == "1m0s"
+    with pytest.raises(ApiError):
+        admit(limiter, requests_per_minute=60)
+
+
+def test_tokens_are_charged_and_given_back() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    slot = admit(limiter, tokens_per_minute=600)
+    slot.charge(1200)
+    with pytest.raises(ApiError) as caught:
+        admit(limiter, tokens_per_minute=600)
+    assert caught.value.headers["Retry-After"] == "61"  # 600 overdrawn at 10 a second, and one token
+    slot.charge(-700)  # they were found in the cache
+    admit(limiter, tokens_per_minute=600)
+
+
+def test_a_slot_comes_back_once() -> None:
+    limiter = Limiter(Clock())
+    first = admit(limiter, max_concurrent=2)
+    second = admit(limiter, max_concurrent=2)
+    with pytest.raises(ApiError, match="2 requests at once"):
+        admit(limiter, max_concurrent=2)
+    first.close()
+    first.close()
+    admit(limiter, max_concurrent=2)
+    with pytest.raises(ApiError):
+        admit(limiter, max_concurrent=2)
+    second.close()
+
+
+def test_a_raised_limit_holds_at_once() -> None:
+    limiter = Limiter(Clock())
+    admit(limiter, requests_per_minute=1)
+    with pytest.raises(ApiError):
+        admit(limiter, requests_per_minute=1)
+    assert admit(limiter, requests_per_minute=10).headers["x-ratelimit-remaining-requests"] == "8"
+
+
+def test_one_tenants_limit_is_not_anothers() -> None:
+    limiter = Limiter(Clock())
+    limits = TenantLimits(requests_per_minute=1)
+    limiter.admit(Tenant("a", "a", limits))
+    limiter.admit(Tenant("b", "b", limits))
+
+
+# -- messages and options
+
+
+def test_calls_and_their_results_reach_the_template_as_it_wants_them() -> None:
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [call('{"a": 1}'), call("no json")]},
+        {"role": "tool", "content": [{"type": "text", "text": "42"}], "tool_call_id": "c1"},
+        {"role": "function", "name": "f", "content": "43"},
+        {"role": "developer", "content": "x"},
+    ]
+    assistant, tool, function, system = template_messages([ChatMessage.model_validate(turn) for turn in turns])
+    assert assistant["content"] == ""
+    assert [made["function"]["arguments"] for made in assistant["tool_calls"]] == [{"a": 1}, "no json"]
+    assert tool == {"role": "tool", "content": "42", "tool_call_id": "c1"}
+    assert (function["role"], function["name"], system["role"]) == ("tool", "f", "system")
+
+
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "text"])
+def test_parts_that_are_no_text_are_refused(kind: str) -> None:
+    message = ChatMessage.model_validate({"role": "user", "content": [{"type": kind, "image_url": {"url": "x"}}]})
+    with pytest.raises(ApiError) as caught:
+        template_messages([message])
+    assert (caught.value.code, caught.value.param) == ("unsupported_content_type", "messages.0.content.0")
+
+
+def sampling(**fields: Any) -> Any:
+    return GenerationOptions.model_validate({"model": "m", **fields}).sampling(INFO, max_tokens=10)
+
+
+def test_options_mean_what_the_api_says() -> None:
+    assert sampling().temperature == 1.0
+    assert sampling(temperature=0).is_greedy
+    assert sampling(top_p=0).is_greedy
+    assert sampling(seed=-1).seed == 2**64 - 1
+    assert sampling(stop="x").stop == ("x",)
+    assert sampling(stop=["x", "y"]).stop == ("x", "y")
+    assert sampling(logit_bias={"5": -100}).logit_bias == {5: -100}
+    assert sampling(top_k=-1).top_k == 0
+    assert sampling(num_beams=4).temperature == 0
+    assert sampling(stop=None, seed=None, n=None, logit_bias=None).n == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": "1"},
+        {"n": 1.5},
+        {"n": True},
+        {"seed": 2**64},
+        {"logit_bias": {"x": 1}},
+        {"logit_bias": {"1": 101}},
+        {"temperature": float("nan")},
+        {"stop": [""]},
+        {"stop": 3},
+        {"model": ""},
+        {"priority": 101},
+    ],
+)
+def test_options_out_of_bounds_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        sampling(**fields)
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"\udc00": 1}, [float("inf")], {"a": [float("nan")]}])
+def test_what_cannot_be_written_again_is_refused(value: Any) -> None:
+    with pytest.raises(ApiError):
+        check_plain(value, "field")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_body_bytes": 0}, {"drain_s": -1}, {"max_requests": 0}, {"response_ttl_s": 0}, {"max_tokens": 0}]
+)
+def test_a_configuration_out_of_bounds_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        GatewayConfig(**fields)

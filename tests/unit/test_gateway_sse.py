@@ -1,0 +1,103 @@
+"""Streams of server-sent events: what is sent, when nothing comes, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from radixkv.core.errors import UnavailableError
+from radixkv.gateway.sse import HEARTBEAT, EventStreamResponse, sse
+
+
+class Caller:
+    """The other end of a connection: keeps what it is sent, leaves when told."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.status = 0
+        self.news = asyncio.Event()
+        self.has_left = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+        if message.get("body"):
+            self.bodies.append(message["body"])
+            self.news.set()
+
+
+def test_an_event_is_framed_as_the_standard_says() -> None:
+    assert sse({"a": "é\n"}) == 'data: {"a":"é\\n"}\n\n'.encode()
+    assert sse({}, "done") == b"event: done\ndata: {}\n\n"
+
+
+def test_pieces_are_sent_as_they_come() -> None:
+    async def run() -> None:
+        caller = Caller()
+
+        async def events() -> AsyncIterator[bytes]:
+            yield b"one"
+            assert caller.bodies == [b"one"]
+            yield b"two"
+
+        await EventStreamResponse(events())({"type": "http"}, caller.receive, caller.send)
+        assert caller.bodies == [b"one", b"two"]
+        assert caller.status == 200
+
+    asyncio.run(run())
+
+
+def test_an_error_midway_is_the_last_event() -> None:
+    async def run() -> None:
+        caller = Caller()
+
+        async def events() -> AsyncIterator[bytes]:
+            yield b"one"
+            raise UnavailableError("the worker is gone")
+
+        await EventStreamResponse(events())({"type": "http"}, caller.receive, caller.send)
+        assert caller.bodies[0] == b"one"
+        assert b'"message":"the worker is gone"' in caller.bodies[1]
+
+    asyncio.run(run())
+
+
+def test_silence_is_filled_until_the_next_piece() -> None:
+    async def run() -> None:
+        caller = Caller()
+
+        async def events() -> AsyncIterator[bytes]:
+            yield b"one"
+            while HEARTBEAT not in caller.bodies:
+                caller.news.clear()
+                await caller.news.wait()
+            yield b"two"
+
+        await EventStreamResponse(events(), heartbeat_s=0.001)({"type": "http"}, caller.receive, caller.send)
+        assert caller.bodies[0] == b"one"
+        assert caller.bodies[-1] == b"two"
+
+    asyncio.run(run())
+
+
+def test_a_caller_who_leaves_closes_the_iterator_before_the_response_returns() -> None:
+    async def run() -> None:
+        caller = Caller()
+        closed = []
+
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                yield b"one"
+                caller.has_left.set()
+                await asyncio.Event().wait()
+            finally:
+                closed.append(True)
+
+        await EventStreamResponse(events())({"type": "http"}, caller.receive, caller.send)
+        assert closed == [True]
+
+    asyncio.run(run())

@@ -1,0 +1,126 @@
+"""Tools: what a request's tools mean, and calls found in replies however they are cut into pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.tools import CallParser, ChatTool, FunctionCalled, NamedTool, plan_tools
+from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
+
+HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+LLAMA = '{"name": "weather", "parameters": {"city": "Paris"}}'
+MISTRAL = '[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "time", "arguments": {}}]'
+
+
+def parse(pieces: list[str], names: tuple[str, ...] = ("weather", "time")) -> tuple[str, list[tuple[str, object]]]:
+    parser = CallParser(names)
+    text, calls = "", list[FunctionCalled]()
+    for piece in pieces:
+        shown, found = parser.push(piece)
+        text += shown
+        calls += found
+    shown, found = parser.flush()
+    assert len({call.call_id for call in calls + found}) == len(calls + found)
+    return text + shown, [(call.name, json.loads(call.arguments)) for call in calls + found]
+
+
+def tool(name: str = "weather", **parameters: object) -> ChatTool:
+    return ChatTool.model_validate({"type": "function", "function": {"name": name, "parameters": parameters}})
+
+
+WEATHER = ("weather", {"city": "Paris"})
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "calls"),
+    [
+        ("Hello there", "Hello there", []),
+        (HERMES, "", [WEATHER]),
+        (f"Let me see.\n{HERMES}", "Let me see.\n", [WEATHER]),
+        (f"{HERMES}\n{HERMES}", "", [WEATHER, WEATHER]),
+        (f"{HERMES}\ndone", "done", [WEATHER]),
+        (LLAMA, "", [WEATHER]),
+        (f"\n  {LLAMA}\n", "", [WEATHER]),
+        (MISTRAL, "", [WEATHER, ("time", {})]),
+        ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
+        ('{"name": "weather", "parameters": 3}', '{"name": "weather", "parameters": 3}', []),
+        ("{not json", "{not json", []),
+        ("<tool_call>nonsense</tool_call> and on", "<tool_call>nonsense</tool_call> and on", []),
+        ("a < b and <tool", "a < b and <tool", []),
+        ('<tool_call>{"name": "time", "arguments": {}}', "", [("time", {})]),
+        ("<tool_call>cut off", "<tool_call>cut off", []),
+        ("", "", []),
+    ],
+)
+def test_calls_are_found_wherever_the_reply_is_cut(reply: str, text: str, calls: list[tuple[str, object]]) -> None:
+    assert parse([reply]) == (text, calls)
+    assert parse(list(reply)) == (text, calls)
+    source = random.Random(reply)
+    for _ in range(20):
+        cuts = sorted(source.choices(range(len(reply) + 1), k=3))
+        assert parse([reply[a:b] for a, b in zip([0, *cuts], [*cuts, len(reply)], strict=True)]) == (text, calls)
+
+
+def test_without_tools_nothing_is_held_back() -> None:
+    assert CallParser(()).push("<tool_call>{") == ("<tool_call>{", [])
+
+
+def test_plain_text_is_shown_at_once_with_tools() -> None:
+    parser = CallParser(("weather",))
+    assert parser.push("The ")[0] == "The "
+    assert parser.push("{x}")[0] == "{x}"
+
+
+def test_a_choice_of_none_hides_the_tools() -> None:
+    plan = plan_tools([tool()], "none")
+    assert (plan.tools, plan.names, plan.grammar) == ((), frozenset(), None)
+
+
+def test_a_required_call_is_held_to_the_functions_schemas() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    both = plan_tools([tool(**schema), tool("time")], "required")
+    assert both.grammar is not None
+    assert [call["properties"]["name"] for call in json.loads(both.grammar.text)["anyOf"]] == [
+        {"const": "weather"},
+        {"const": "time"},
+    ]
+    choice = NamedTool.model_validate({"type": "function", "function": {"name": "weather"}})
+    named = plan_tools([tool(**schema), tool("time")], choice)
+    assert named.grammar is not None
+    assert json.loads(named.grammar.text)["properties"]["arguments"] == schema
+    assert named.names == {"weather"}
+
+
+def test_a_choice_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ApiError, match="tool_choice needs tools"):
+        plan_tools(None, "required")
+    choice = NamedTool.model_validate({"type": "function", "function": {"name": "other"}})
+    with pytest.raises(ApiError, match="not in tools"):
+        plan_tools([tool()], choice)
+    with pytest.raises(ApiError, match="at most 128"):
+        plan_tools([tool(f"f{number}") for number in range(129)], None)
+    deep: dict[str, object] = {}
+    for _ in range(100):
+        deep = {"x": deep}
+    with pytest.raises(ApiError, match="64 levels"):
+        plan_tools([tool(**deep)], None)
+
+
+def test_a_template_without_tools_is_told_of_them_in_the_system_prompt() -> None:
+    assert knows_tools("{% if tools %}")
+    assert not knows_tools("{% for m in messages %}{{ m.content }}{% endfor %}")
+    function = {"type": "function", "function": {"name": "weather"}}
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+    }
+    told = with_tool_prompt([{"role": "system", "content": "Be brief."}, called], [function])
+    assert told[0]["content"].startswith("Be brief.\n\nYou can call functions.")
+    assert '{"name": "weather"}' in told[0]["content"]
+    assert parse([told[1]["content"]])[1] == [("weather", {"city": "Rome"})]
+    assert with_tool_prompt([{"role": "user", "content": "hi"}], [function])[0]["role"] == "system"
