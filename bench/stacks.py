@@ -8,16 +8,26 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.worker.threads import configure_threads
 
 if TYPE_CHECKING:
+    from radixkv.client.reader import RemoteReader
+    from radixkv.worker.generation_client import GenerationClient
     from radixkv.worker.request import Generator, Usage
 
-__all__ = ["BLOCK_SIZE", "Reply", "Stack", "engine_in_process", "generate_greedy", "separate_processes"]
+__all__ = [
+    "BLOCK_SIZE",
+    "Reply",
+    "Stack",
+    "engine_in_process",
+    "generate_greedy",
+    "separate_processes",
+    "separate_services",
+]
 
 BLOCK_SIZE = 16
 STOP_S = 30.0
@@ -65,8 +75,13 @@ def engine_in_process(model: str, num_blocks: int, dtype: str) -> Iterator[Stack
 
 
 @contextmanager
-def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stack]:
-    """`radixkv serve` and `radixkv worker`, each in a process of its own, over unix sockets."""
+def separate_services(
+    model: str, num_blocks: int, dtype: str, arguments: Sequence[str] = ()
+) -> Iterator[tuple[GenerationClient, RemoteReader]]:
+    """`radixkv serve` and `radixkv worker`, each in a process of its own, over unix sockets: a client of each.
+
+    `arguments`: further ones of `radixkv worker`.
+    """
     from radixkv.client import connect
     from radixkv.worker.generation_client import GenerationClient
 
@@ -75,9 +90,15 @@ def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stac
         stack.enter_context(_running("serve", "--listen", service))
         pool = ("--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE))
         where = ("--service", service, "--listen", worker)
-        stack.enter_context(_running("worker", *where, "--model", model, "--dtype", dtype, *pool))
+        stack.enter_context(_running("worker", *where, "--model", model, "--dtype", dtype, *pool, *arguments))
         client = stack.enter_context(GenerationClient(worker))
-        reader = stack.enter_context(connect(service))
+        yield client, stack.enter_context(connect(service))
+
+
+@contextmanager
+def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stack]:
+    """As `separate_services`, for one caller at a time."""
+    with separate_services(model, num_blocks, dtype) as (client, reader):
         yield Stack(client, lambda: reader.stats().num_evicted_blocks)
 
 

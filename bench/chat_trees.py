@@ -1,0 +1,125 @@
+"""Real conversation trees as requests to a chat server: a user's turns from the trees, the replies its own.
+
+    tree      user ─┬─ assistant ─┬─ user ─── assistant       requests    1  user
+                    │             └─ user                                 2  go on from 1     3  1, edited
+                    └─ assistant                                          4  1 regenerated
+
+Each request goes through one of two APIs of OpenAI's protocol and tells how much of its prompt was found in the cache.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from bench.conversations import Tree
+
+__all__ = ["Answer", "Api", "ByChat", "ByResponses", "Question", "questions_of", "shortfall"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """One request: a user's turn behind an earlier request's reply. `is_repeated`: the same was asked before."""
+
+    text: str
+    parent: Question | None
+    is_repeated: bool
+
+
+def questions_of(tree: Tree, source: random.Random) -> list[Question]:
+    """The requests of a tree, each behind its parent, path by path in a shuffled order: it goes back and forth."""
+    by_prefix: dict[tuple[str, ...], Question] = {}
+    asked: set[tuple[str, ...]] = set()
+    questions: list[Question] = []
+    for path in source.sample(tree.paths, len(tree.paths)):
+        texts = tuple(message["content"] for message in path)
+        parent: Question | None = None
+        for end in range(1, len(texts) + 1, 2):
+            reply = texts[: end + 1]  # a reply of the tree stands for one of ours
+            if reply not in by_prefix:
+                by_prefix[reply] = Question(texts[end - 1], parent, texts[:end] in asked)
+                asked.add(texts[:end])
+                questions.append(by_prefix[reply])
+            parent = by_prefix[reply]
+    return questions
+
+
+class Answer(NamedTuple):
+    """What came back. `key`: what a later request names it by. Counts are of tokens.
+
+    num_lost: of the prompt up to the last reply's end, the tokens behind the first that is another one when all of it is
+    tokenised as text; what would miss the cache. None where that is not known.
+    """
+
+    key: Any
+    num_prompt: int
+    num_cached: int
+    num_generated: int
+    num_lost: int | None = None
+
+
+def shortfall(question: Question, answer: Answer, parent: Answer | None) -> int:
+    """Tokens that were computed though they are not new, for a pool that never evicts. At most 1 is as it should be.
+
+    New is all behind the parent's last token; of a request repeated nothing is, but its last token is always run.
+    """
+    if question.is_repeated:
+        return answer.num_prompt - 1 - answer.num_cached
+    if parent is None:
+        return 0
+    return parent.num_prompt + parent.num_generated - answer.num_cached
+
+
+class Api(Protocol):
+    """One of the protocols."""
+
+    async def ask(self, client: Any, question: Question, parent: Answer | None) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByResponses:
+    """The server keeps the conversation: each request names the response that it goes on from."""
+
+    model: str
+    max_tokens: int
+
+    async def ask(self, client: Any, question: Question, parent: Answer | None) -> Answer:
+        response = await client.responses.create(
+            model=self.model,
+            input=question.text,
+            previous_response_id=parent.key if parent is not None else None,
+            max_output_tokens=self.max_tokens,
+        )
+        usage = response.usage
+        return Answer(response.id, usage.input_tokens, usage.input_tokens_details.cached_tokens, usage.output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ByChat:
+    """The client keeps the conversation: each request sends all of it, as text.
+
+    `tokenize`: messages to the ids that they have as text.
+    """
+
+    model: str
+    max_tokens: int
+    tokenize: Callable[[Sequence[dict[str, str]]], Sequence[int]]
+
+    async def ask(self, client: Any, question: Question, parent: Answer | None) -> Answer:
+        before: Sequence[dict[str, str]] = parent.key if parent is not None else ()
+        messages = [*before, {"role": "user", "content": question.text}]
+        answer = await client.chat.completions.create(
+            model=self.model, messages=messages, max_tokens=self.max_tokens, extra_body={"return_token_ids": True}
+        )
+        reply = {"role": "assistant", "content": answer.choices[0].message.content}
+        usage = answer.usage
+        num_lost: int | None = None
+        if parent is not None:
+            as_text = self.tokenize(messages)
+            pairs = zip(answer.prompt_token_ids, as_text, strict=False)
+            num_same = next((i for i, (one, other) in enumerate(pairs) if one != other), len(as_text))
+            num_lost = max(0, parent.num_prompt + parent.num_generated - num_same)
+        cached = usage.prompt_tokens_details.cached_tokens or 0
+        return Answer([*messages, reply], usage.prompt_tokens, cached, usage.completion_tokens, num_lost)

@@ -1,0 +1,233 @@
+"""The OpenAI API over HTTP beside the gRPC `Generate` that it stands in front of, on one worker, in turns within one run.
+
+Each round asks both ways for the same things, who goes first alternating:
+
+    fresh        a chat never seen before, streamed
+    regenerated  the same chat again: all but one token of the prompt is cached, so that little hides what the way costs
+    together     eight fresh chats at once, each on a connection of its own
+
+    python -m bench.gateway             15 rounds (6 minutes on two cores)
+    python -m bench.gateway --quick     2 rounds, a smoke test
+
+Time to the first token runs from sending the request to the first text at the caller; tokens per second are those of a whole
+reply, from its request on. Figures are medians, the worker runs in a process of its own. Number of tokens and text of the
+replies are checked to be the same both ways. Exit code of a full run: 0 when the bars are met, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.stacks import BLOCK_SIZE, separate_services
+from radixkv.worker.default_model import resolve_model
+
+if TYPE_CHECKING:
+    from radixkv.worker.generation_client import GenerationClient
+
+__all__ = ["main"]
+
+BOUND = 1.05
+FULL_ROUNDS, QUICK_ROUNDS = 15, 2
+NUM_TOGETHER = 8
+WORDS = ("river", "stone", "lamp", "window", "garden", "music", "paper", "winter", "bread", "silver", "letter", "horse")
+FRESH, REGENERATED, TOGETHER = "fresh", "regenerated", f"{NUM_TOGETHER} together"
+KINDS = (FRESH, REGENERATED, TOGETHER)
+GRPC, HTTP = "gRPC", "HTTP"
+
+
+class Timed(NamedTuple):
+    """One reply: seconds to its first text and to its end, and the text."""
+
+    first_s: float
+    total_s: float
+    text: str
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds; written only with --json")
+    parser.add_argument("--rounds", type=int, help=f"how many rounds (default: {FULL_ROUNDS})")
+    parser.add_argument("--prompt-words", type=int, default=200, help="length of a chat (default: %(default)s)")
+    parser.add_argument("--reply-tokens", type=int, default=48, help="length of a reply (default: %(default)s)")
+    parser.add_argument("--model", default="default", help="Hugging Face id or folder (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--dtype", default="auto", help="as of radixkv worker (default: auto)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the chats (default: 0)")
+    parser.add_argument("--json", type=Path, help="where to write (default: bench/results/gateway.json on a full run)")
+    return parser.parse_args(arguments)
+
+
+def ask_grpc(client: GenerationClient, content: str, num_tokens: int) -> Timed:
+    """One chat through `Generate`."""
+    from radixkv.worker.request import Delta, GenerateParams
+    from radixkv.worker.sampling import SamplingParams
+
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    started_s = perf_counter()
+    first_s = None
+    pieces: list[str] = []
+    stream = client.generate(GenerateParams(messages=[{"role": "user", "content": content}], sampling=sampling))
+    for event in stream:
+        if isinstance(event, Delta) and event.text:
+            first_s = first_s or perf_counter()
+            pieces.append(event.text)
+    ended_s = perf_counter()
+    if first_s is None or stream.usage is None or stream.usage.num_generated_tokens != num_tokens:
+        raise AssertionError(f"{num_tokens} tokens were asked for: {stream.usage}")
+    return Timed(first_s - started_s, ended_s - started_s, "".join(pieces))
+
+
+def ask_http(connection: http.client.HTTPConnection, model: str, content: str, num_tokens: int) -> Timed:
+    """One chat through `/v1/chat/completions`, on a connection that is open already, as those of a frontend are."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    connection.close()  # one left alone for long is closed by the server
+    connection.connect()
+    started_s = perf_counter()
+    first_s = None
+    pieces: list[str] = []
+    usage = None
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    while (line := answer.readline()) and not line.startswith(b"data: [DONE]"):
+        if not line.startswith(b"data: "):
+            continue
+        chunk = json.loads(line[6:])
+        text = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
+        if text:
+            first_s = first_s or perf_counter()
+            pieces.append(text)
+        usage = chunk["usage"] or usage
+    ended_s = perf_counter()
+    answer.read()
+    if first_s is None or usage is None or usage["completion_tokens"] != num_tokens:
+        raise AssertionError(f"{num_tokens} tokens were asked for: HTTP {answer.status}, {usage}")
+    return Timed(first_s - started_s, ended_s - started_s, "".join(pieces))
+
+
+class Bench:
+    """Rounds of chats both ways."""
+
+    def __init__(self, client: GenerationClient, address: str, options: argparse.Namespace) -> None:
+        model = client.model().name
+        self._options = options
+        self._source = random.Random(options.seed)
+        self._threads = ThreadPoolExecutor(NUM_TOGETHER)
+        connections = [http.client.HTTPConnection(address) for _ in range(NUM_TOGETHER)]
+        self._ways: dict[str, Callable[[int, str], Timed]] = {
+            GRPC: lambda _slot, content: ask_grpc(client, content, options.reply_tokens),
+            HTTP: lambda slot, content: ask_http(connections[slot], model, content, options.reply_tokens),
+        }
+        self.first: dict[tuple[str, str], list[float]] = {}
+        self.rates: dict[tuple[str, str], list[float]] = {}
+
+    def _chat(self) -> str:
+        return " ".join(self._source.choices(WORDS, k=self._options.prompt_words))
+
+    def warm_up(self) -> None:
+        """What is done once: connections, threads, the first steps of every shape."""
+        for ask in self._ways.values():
+            ask(0, self._chat())
+            list(self._threads.map(ask, range(NUM_TOGETHER), [self._chat() for _ in range(NUM_TOGETHER)]))
+
+    def round(self, number: int) -> None:
+        """Everything once, both ways in turn."""
+        ways = list(self._ways)[:: 1 if number % 2 else -1]
+        chats = {way: self._chat() for way in ways}
+        for way in ways:
+            self._note(FRESH, way, [self._ways[way](0, chats[way])])
+        shared = chats[ways[0]]
+        again = {way: self._ways[way](0, shared) for way in ways}
+        for way, timed in again.items():
+            self._note(REGENERATED, way, [timed])
+        if len({timed.text for timed in again.values()}) != 1:
+            raise AssertionError(f"one chat was answered in two ways: {again}")
+        for way in ways:
+            contents = [self._chat() for _ in range(NUM_TOGETHER)]
+            self._note(TOGETHER, way, list(self._threads.map(self._ways[way], range(NUM_TOGETHER), contents)))
+
+    def _note(self, kind: str, way: str, replies: Sequence[Timed]) -> None:
+        self.first.setdefault((kind, way), []).extend(reply.first_s for reply in replies)
+        num_tokens = self._options.reply_tokens * len(replies)
+        self.rates.setdefault((kind, way), []).append(num_tokens / max(reply.total_s for reply in replies))
+
+
+def make_report(bench: Bench, options: argparse.Namespace, model: str) -> Report:
+    rows: list[tuple[str, ...]] = []
+    bars: list[Bar] = []
+    figures: dict[str, object] = {}
+    for kind in KINDS:
+        first = {way: summarise(bench.first[kind, way], 1e3) for way in (GRPC, HTTP)}
+        rates = {way: summarise(bench.rates[kind, way]) for way in (GRPC, HTTP)}
+        slower = first[HTTP].p50 / first[GRPC].p50
+        fewer = rates[GRPC].p50 / rates[HTTP].p50
+        for way in (GRPC, HTTP):
+            times = (f"{first[way].p50:.1f}", f"{first[way].p99:.1f}", f"{rates[way].p50:.1f}")
+            rows.append((kind, way, *times))
+        bars.append(Bar(f"{kind}: time to first token, HTTP / gRPC", slower, BOUND, "x"))
+        bars.append(Bar(f"{kind}: tokens per second, gRPC / HTTP", fewer, BOUND, "x"))
+        figures[kind] = {
+            "first_token_ms": {way: summary._asdict() for way, summary in first.items()},
+            "tokens_per_s": {way: summary._asdict() for way, summary in rates.items()},
+        }
+    title = f"chats of {options.prompt_words} words, replies of {options.reply_tokens} tokens"
+    columns = ("chats", "way", "ms to first token p50", "p99", "tokens/s")
+    report = Report("gateway", options.seed, tables=[Table(title, columns, rows)], bars=bars)
+    report.figures = {
+        "model": Path(model).name,
+        "dtype": options.dtype,
+        "prompt_words": options.prompt_words,
+        "reply_tokens": options.reply_tokens,
+        "kinds": figures,
+    }
+    return report
+
+
+def free_address() -> str:
+    """An address of this machine at which nothing listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    num_rounds = options.rounds or (QUICK_ROUNDS if options.quick else FULL_ROUNDS)
+    model = resolve_model(options.model)
+    per_round = 2 * (NUM_TOGETHER + 2) * (4 * options.prompt_words + options.reply_tokens)
+    num_blocks = max(1024, (num_rounds + 2) * per_round // BLOCK_SIZE)
+    address = free_address()
+    with separate_services(model, num_blocks, options.dtype, ["--http", address]) as (client, _reader):
+        bench = Bench(client, address, options)
+        bench.warm_up()
+        progress = Progress("rounds", num_rounds)
+        for number in range(num_rounds):
+            bench.round(number)
+            progress.advance()
+    is_full = not options.quick and options.rounds is None
+    path = options.json or (RESULTS_DIR / "gateway.json" if is_full else None)
+    return make_report(bench, options, model).finish(path, is_quick=options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

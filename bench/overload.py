@@ -1,0 +1,366 @@
+"""Four times more work than the pool holds, for minutes: does anything fail, does anybody wait too long, what does it cost?
+
+Requests are kept outstanding so that what they may need in all (prompt and longest reply) is always a multiple of the pool:
+once it (load that fits), twice, and four times with preemption by recompute and by swap. The loads take turns, so that the
+machine's moods hit them alike. Requests come in groups that share a prefix. After every 24 requests the replies turn from
+short ones, which end by chance, to ones as long as they may be, or back: what a request will need is not known when it starts,
+and what was learnt of those before it is wrong. All loads are given the same requests in the same order.
+
+    nothing fails       every request comes to its end, and the cache's own check holds
+    longest wait        to a first token, against `max_wait_s` + the time in which the outstanding work can be done: who is
+                        due is overtaken by nobody, so only what was there before it is served first
+    throughput          tokens per second, of replies as they come and of prompts with the first of them, against the best of
+                        the other loads; what is computed again counts nothing
+    empty slots         of every row that draws a token, at every step: at most block_size - 1, and a block of look-ahead
+
+    python -m bench.overload                     10 minutes per load, a tiny model
+    python -m bench.overload --minutes 0.25      what CI runs, a minute in all
+    python -m bench.overload --model default     SmolLM2-135M-Instruct in its place
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from radixkv.worker.default_model import resolve_model
+from radixkv.worker.threads import configure_threads
+
+if TYPE_CHECKING:
+    from radixkv.worker.engine import Engine
+
+__all__ = ["main"]
+
+FITS, TWICE, RECOMPUTE, SWAP = "fits", "2x, recompute", "4x, recompute", "4x, swap"
+OVERLOAD = 4.0
+THROUGHPUT_BOUND = 0.9
+VOCAB_SIZE = 128
+EOS = 2
+SHORT_STOPS = tuple(range(16, 26))
+RUN_LENGTH = 24
+TURN_S = 15.0
+JOIN_S = 300.0
+NUM_GROUPS = 8
+
+
+@dataclass(slots=True)
+class Load:
+    """What happened under one load. Times in seconds; `max_empty`: most empty slots behind a row that drew a token."""
+
+    multiple: float
+    seconds: float = 0.0
+    num_finished: int = 0
+    num_computed: int = 0
+    num_useful: int = 0
+    failures: list[str] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+    max_empty: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_saved_blocks: int = 0
+
+    @property
+    def useful_per_s(self) -> float:
+        """Prompt and reply tokens that a caller has had for the first time, per second."""
+        return self.num_useful / max(self.seconds, 1e-9)
+
+
+def tiny_model(folder: Path) -> str:
+    """A two-layer Llama with random weights, saved to `folder`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+class _Request(NamedTuple):
+    """`is_short`: the reply ends by chance, after a dozen tokens on average; else with its longest length."""
+
+    prompt: list[int]
+    longest_reply: int
+    is_short: bool
+
+    @property
+    def num_needed(self) -> int:
+        """Tokens that it may need."""
+        return len(self.prompt) + self.longest_reply
+
+
+class _Requests:
+    """Prompts and longest replies, drawn one by one; any thread may ask."""
+
+    def __init__(self, seed: int, longest_prompt: int, longest_reply: int) -> None:
+        self._source = random.Random(seed)
+        self._lock = threading.Lock()
+        self._num_drawn = 0
+        self._longest_reply = longest_reply
+        self._longest_prompt = longest_prompt
+        self._groups = [self._ids(longest_prompt // 2) for _ in range(NUM_GROUPS)]
+
+    def _ids(self, length: int) -> list[int]:
+        return self._source.choices(range(3, VOCAB_SIZE), k=length)
+
+    def draw(self) -> _Request:
+        """The next one."""
+        with self._lock:
+            is_short = self._num_drawn // RUN_LENGTH % 2 == 0
+            self._num_drawn += 1
+            own = self._ids(self._source.randint(1, self._longest_prompt // 2))
+            longest = self._source.randint(self._longest_reply // 4, self._longest_reply)
+            return _Request([*self._source.choice(self._groups), *own], longest, is_short)
+
+
+class Player:
+    """Keeps an engine loaded for the time of a turn, then lets all that runs come to its end."""
+
+    def __init__(self, engine: Engine, load: Load, requests: _Requests, num_slots: int) -> None:
+        self._engine = engine
+        self._load = load
+        self._requests = requests
+        self._target = load.multiple * num_slots
+        self._outstanding = 0
+        self._changed = threading.Condition()
+
+    def play(self, turn_s: float) -> None:
+        """As many requests as keep the target outstanding; measured until the end of the turn, then all are waited for."""
+        started_s = time.monotonic()
+        threads: list[threading.Thread] = []
+        useful_before = self._load.num_useful
+        while (now_s := time.monotonic()) - started_s < turn_s:
+            with self._changed:
+                if self._outstanding >= self._target:
+                    self._changed.wait(min(0.1, started_s + turn_s - now_s))
+                    continue
+                request = self._requests.draw()
+                self._outstanding += request.num_needed
+            thread = threading.Thread(target=self._ask, args=(request,), daemon=True)
+            thread.start()
+            threads = [other for other in threads if other.is_alive()] + [thread]
+        self._load.seconds += time.monotonic() - started_s
+        with self._changed:
+            num_useful = self._load.num_useful
+        deadline_s = time.monotonic() + JOIN_S
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.is_alive():
+                self._load.failures.append(f"a request has not come to its end {JOIN_S:.0f} s after the last was sent")
+                break
+        # What came while the load was falling is no throughput under it.
+        self._load.num_useful = max(num_useful, useful_before)
+
+    def _ask(self, request: _Request) -> None:
+        from radixkv.core.errors import RadixKVError
+        from radixkv.worker.request import Delta, GenerateParams
+        from radixkv.worker.sampling import SamplingParams
+
+        sampling = SamplingParams(
+            max_tokens=request.longest_reply,
+            temperature=1.0,
+            ignore_eos=not request.is_short,
+            stop_token_ids=SHORT_STOPS if request.is_short else (),
+        )
+        sent_s = time.monotonic()
+        first_s = None
+        error = ""
+        try:
+            for event in self._engine.generate(GenerateParams(token_ids=request.prompt, sampling=sampling)):
+                if isinstance(event, Delta):
+                    num_new = len(event.token_ids) + (0 if first_s else len(request.prompt))
+                    first_s = first_s or time.monotonic()
+                    with self._changed:
+                        self._load.num_useful += num_new
+        except RadixKVError as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        with self._changed:
+            self._outstanding -= request.num_needed
+            if error or first_s is None:
+                self._load.failures.append(error or "a stream ended without a token")
+            else:
+                self._load.waits_s.append(first_s - sent_s)
+                self._load.num_finished += 1
+            self._changed.notify_all()
+
+
+def _checked_runner(load: Load) -> Any:
+    """A model runner that looks at the empty slots behind every row that draws a token."""
+    from radixkv.worker.model import ModelRunner
+
+    class CheckedRunner(ModelRunner):
+        def forward(self, rows: Any) -> Any:
+            load.num_steps += 1
+            for row in rows:
+                load.num_computed += len(row.token_ids)
+                if row.wants_logits:
+                    room = len(row.block_table) * self.pool.block_size
+                    load.max_empty = max(load.max_empty, room - row.start - len(row.token_ids))
+            return super().forward(rows)
+
+    return CheckedRunner
+
+
+@contextmanager
+def loaded(name: str, model: str, options: argparse.Namespace, load: Load) -> Iterator[Engine]:
+    """An engine with a pool of its own, its cache checked at the end."""
+    from radixkv.core.cache import PrefixCache
+    from radixkv.worker.engine import Engine
+    from radixkv.worker.limits import SchedulerLimits
+
+    num_blocks = options.slots // options.block_size
+    num_host = num_blocks if name == SWAP else 0
+    runner = _checked_runner(load)(model, num_blocks=None, block_size=options.block_size)
+    runner.allocate_pool(num_blocks, options.block_size, num_host)
+    limits = SchedulerLimits(
+        max_wait_s=options.max_wait, preemption="swap" if num_host else "recompute", swap_blocks=num_host
+    )
+    with Engine(runner, PrefixCache(num_blocks, options.block_size), limits=limits) as engine:
+        yield engine
+        engine.call(lambda holder: holder.check())
+        stats = engine.stats().engine
+        load.num_preemptions = stats.num_preemptions
+        load.num_saved_blocks = stats.num_saved_blocks
+        if stats.num_generations or stats.num_running_branches:
+            load.failures.append(f"{stats.num_generations} generations are left over")
+
+
+def run(model: str, options: argparse.Namespace) -> dict[str, Load]:
+    """All loads, a turn of each after another."""
+    loads = {FITS: Load(1.0), TWICE: Load(2.0), RECOMPUTE: Load(OVERLOAD), SWAP: Load(OVERLOAD)}
+    num_turns = max(1, round(60 * options.minutes / TURN_S))
+    turn_s = 60 * options.minutes / num_turns
+    progress = Progress("turns", num_turns * len(loads))
+    with ExitStack() as stack:
+        players = {}
+        for name, load in loads.items():
+            engine = stack.enter_context(loaded(name, model, options, load))
+            requests = _Requests(options.seed, options.longest_prompt, options.longest_reply)
+            players[name] = Player(engine, load, requests, options.slots)
+        for _ in range(num_turns):
+            for player in players.values():
+                player.play(turn_s)
+                progress.advance()
+    return loads
+
+
+def wait_bound_s(load: Load, options: argparse.Namespace) -> float:
+    """`max_wait_s`, and the time in which the outstanding work is done at the rate that was measured."""
+    return float(options.max_wait + load.multiple * options.slots / max(load.useful_per_s, 1e-9))
+
+
+def bars(loads: dict[str, Load], options: argparse.Namespace) -> list[Bar]:
+    found = []
+    most_empty = options.block_size - 1 + options.block_size
+    peak = max(loads[FITS].useful_per_s, loads[TWICE].useful_per_s)
+    for name, load in loads.items():
+        note = "; ".join(sorted(set(load.failures))[:3])
+        found.append(Bar(f"{name}: requests that failed", len(load.failures), 0, reason=note))
+        empty = f"block_size - 1, and a block of look-ahead; {load.num_steps:,} steps"
+        found.append(Bar(f"{name}: most empty slots behind a sequence", load.max_empty, most_empty, reason=empty))
+        if load.multiple < OVERLOAD:
+            continue
+        longest = max(load.waits_s, default=None)
+        found.append(Bar(f"{name}: longest wait", longest, wait_bound_s(load, options), " s"))
+        share = load.useful_per_s / max(peak, 1e-9)
+        found.append(Bar(f"{name}: throughput / the best with less load", share, THROUGHPUT_BOUND, "x", at_least=True))
+        preempted = load.num_saved_blocks if name == SWAP else load.num_preemptions
+        what = "blocks swapped out" if name == SWAP else "preemptions"
+        found.append(Bar(f"{name}: {what} (none would prove nothing)", preempted, 1, at_least=True))
+    return found
+
+
+def table(loads: dict[str, Load]) -> Table:
+    columns = ("load", "requests", "failed", "tokens/s", "wait s p50", "p99", "longest", "preemptions", "most empty")
+    rows = []
+    for name, load in loads.items():
+        waits = load.waits_s or [float("nan")]
+        rows.append(
+            (
+                name,
+                f"{load.num_finished:,}",
+                str(len(load.failures)),
+                f"{load.useful_per_s:,.0f}",
+                *(f"{value:.2f}" for value in (percentile(waits, 0.5), percentile(waits, 0.99), max(waits))),
+                f"{load.num_preemptions:,}",
+                str(load.max_empty),
+            )
+        )
+    return Table("offered load against the pool", columns, rows)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each of the four loads (default: 10)")
+    parser.add_argument("--slots", type=int, default=4096, help="token slots of the pool (default: 4096)")
+    parser.add_argument("--block-size", type=int, default=16, help="token slots of a block (default: 16)")
+    parser.add_argument("--longest-prompt", type=int, default=256, help="tokens (default: 256)")
+    parser.add_argument("--longest-reply", type=int, default=256, help="tokens (default: 256)")
+    parser.add_argument("--max-wait", type=float, default=10.0, help="seconds until a request is due (default: 10)")
+    parser.add_argument("--model", default="tiny", help="tiny, default, a folder or a hub id (default: tiny)")
+    parser.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
+    parser.add_argument(
+        "--json", type=Path, help="where to write (default: bench/results/overload.json from 10 minutes on)"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    configure_threads()
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
+        model = tiny_model(Path(folder)) if options.model == "tiny" else resolve_model(options.model)
+        loads = run(model, options)
+    report = Report("overload", options.seed, bars=bars(loads, options), tables=[table(loads)])
+    report.figures = {
+        "model": Path(options.model).name,
+        "minutes": options.minutes,
+        "slots": options.slots,
+        "block_size": options.block_size,
+        "max_wait_s": options.max_wait,
+        "loads": {
+            name: {
+                "multiple": load.multiple,
+                "num_finished": load.num_finished,
+                "num_failed": len(load.failures),
+                "useful_tokens_per_s": load.useful_per_s,
+                "num_computed": load.num_computed,
+                "longest_wait_s": max(load.waits_s, default=None),
+                "wait_bound_s": wait_bound_s(load, options),
+                "num_preemptions": load.num_preemptions,
+                "num_saved_blocks": load.num_saved_blocks,
+                "num_steps": load.num_steps,
+                "max_empty": load.max_empty,
+            }
+            for name, load in loads.items()
+        },
+    }
+    return report.finish(options.json or (RESULTS_DIR / "overload.json" if options.minutes >= 10 else None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Real texts for the workloads, out of the archives in a folder; see `--workloads`."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.conversations import ROLES, WorkloadMissingError
+
+__all__ = ["FewShot", "Material", "WorkloadMissingError"]
+
+CANARY_END = "-----\n"
+GAME24_LOG = "gpt-4_0.7_propose1_value3_greedy5_start900_end1000.json"
+
+
+class FewShot(NamedTuple):
+    """A task: worked examples, and the questions that come under them."""
+
+    name: str
+    examples: str
+    questions: list[str]
+
+
+class Material:
+    """What the archives of one folder hold. Each is opened once, when it is first asked for.
+
+    Every property raises WorkloadMissingError where its archive, or what it should hold, is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _read(self, archive: str, *endings: str) -> dict[str, str]:
+        """Texts of the archive's files with these endings, by their path; in the archive's order."""
+        path = self.folder / archive
+        if not path.is_file():
+            raise WorkloadMissingError(f"no {archive} in {self.folder}; name its folder by --workloads")
+        texts = {}
+        with tarfile.open(path, "r:xz") as files:
+            for member in files:
+                if member.name.endswith(endings) and (content := files.extractfile(member)) is not None:
+                    texts[member.name] = content.read().decode("utf-8")
+        if not texts:
+            raise WorkloadMissingError(f"no file with the ending {' or '.join(endings)} in {path}")
+        return texts
+
+    @cached_property
+    def big_bench(self) -> dict[str, FewShot]:
+        """By task. The line against training on them stays in the file and out of the prompt."""
+        texts = self._read("big-bench-hard.tar.xz", ".txt", ".json")
+        tasks = {}
+        for name, text in texts.items():
+            if "/cot-prompts/" not in name:
+                continue
+            task = Path(name).stem
+            questions = json.loads(texts[f"big-bench-hard/bbh/{task}.json"])["examples"]
+            tasks[task] = FewShot(task, text.partition(CANARY_END)[2], [example["input"] for example in questions])
+        return tasks
+
+    @cached_property
+    def conversation_trees(self) -> list[dict[str, Any]]:
+        """Roots: nested ``{"role", "content", "replies"}``, the root of a user."""
+        text = self._read("oasst-trees.tar.xz", "en_100_tree.jsonl")
+        return [_node(json.loads(line)["prompt"]) for line in "".join(text.values()).splitlines()]
+
+    @cached_property
+    def two_turns(self) -> list[list[str]]:
+        """What a user says in the two turns of each question."""
+        text = self._read("mt-bench.tar.xz", "question.jsonl")
+        return [json.loads(line)["turns"] for line in "".join(text.values()).splitlines()]
+
+    @cached_property
+    def agent_sessions(self) -> list[list[str]]:
+        """The prompts of each session of the coding agent, in order."""
+        texts = self._read("miniswe.tar.xz", ".jsonl")
+        return [[json.loads(line)["input"] for line in text.splitlines()] for _, text in sorted(texts.items())]
+
+    @cached_property
+    def games(self) -> list[list[dict[str, Any]]]:
+        """The steps of each game of 24: ``x`` the numbers, ``new_ys`` the candidates, ``select_new_ys`` those kept."""
+        [text] = self._read("tree-of-thought.tar.xz", GAME24_LOG).values()
+        return [game["steps"] for game in json.loads(text)]
+
+
+def _node(message: dict[str, Any]) -> dict[str, Any]:
+    replies = [_node(reply) for reply in message["replies"]]
+    return {"role": ROLES[message["role"]], "content": message["text"], "replies": replies}

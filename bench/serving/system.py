@@ -1,0 +1,56 @@
+"""What a serving system must be to be measured, and what is told of one run."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from bench.serving.plan import Outcome, ReadyCall, Workload
+
+__all__ = ["KV_TOKENS", "Counts", "Run", "Session", "System"]
+
+KV_TOKENS = 65_536
+"""Token slots of KV memory that each system is given."""
+
+
+class Counts(NamedTuple):
+    """Since the session began, by the system's own counters.
+
+    num_computed: positions run through the model. peak_kv_tokens: most token slots held at once; None where it does not tell.
+    """
+
+    num_computed: int
+    peak_kv_tokens: int | None
+
+
+class Session(Protocol):
+    """A system with nothing cached, for one workload."""
+
+    def ask(self, call: ReadyCall) -> Outcome: ...
+
+    def counts(self) -> Counts: ...
+
+
+class System(Protocol):
+    """A system that is up. `kv_token_bytes`: of one token slot over all layers."""
+
+    kv_token_bytes: int
+
+    def session(self, workload: Workload) -> AbstractContextManager[Session]: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One workload, once, on one system. `peak_rss_bytes`: of the serving processes together, None where the machine does not
+    tell.
+    """
+
+    system: str
+    workload: str
+    outcomes: list[Outcome]
+    wall_s: float
+    counts: Counts
+    peak_rss_bytes: int | None

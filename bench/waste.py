@@ -1,0 +1,311 @@
+"""How much of the KV memory that running requests hold carries live tokens: real lengths, no model.
+
+The lengths of the Azure requests (conversation and code, each in its order) are replayed as fast as the pool takes them, over
+three ways to hand out memory of the same size:
+
+    radixkv           the real PrefixCache: blocks as far as a sequence has grown, and a block ahead, as the scheduler asks
+    paged, unshared   a block table per sequence, a block at a time, nothing shared
+    reserve-to-max    each request takes the longest length of the trace when it starts
+
+A round computes up to `--round-tokens` prompt tokens and one token of every running request whose prompt is done; as in the
+worker, a request is started only while less than that is left to compute of those before it. Live is a slot whose KV is
+computed and will be read again by a running request; what is cached for nobody is counted on neither side. Where
+`--common-tokens` begin every prompt, a token counts once however many hold it, so copies of it are waste.
+
+    python -m bench.waste              every 8th request of both traces (half a minute)
+    python -m bench.waste --quick      every 80th, what CI runs
+
+The traces hold lengths and times, no content: that requests come as fast as they are taken, and what they share, are ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+import tarfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from bench.conversations import WorkloadMissingError, default_workloads
+from bench.report import RESULTS_DIR, Bar, Report, Table
+from radixkv import OutOfBlocksError, PrefixCache, pack_tokens
+
+__all__ = ["main"]
+
+ARCHIVE = "azure-llm.tar.xz"
+TRACES = {"conversation": "AzureLLMInferenceTrace_conv.csv", "code": "AzureLLMInferenceTrace_code.csv"}
+LIVE_PERCENT_BOUND = 96.0
+FULL_STRIDE, QUICK_STRIDE = 8, 80
+
+
+class Lengths(NamedTuple):
+    """Of one request, in tokens."""
+
+    prompt: int
+    generated: int
+
+
+class Memory(Protocol):
+    """A way to hand out the pool. `key` names a request."""
+
+    def start(self, key: int, lengths: Lengths) -> bool: ...
+
+    def grow(self, key: int, num_tokens: int) -> None: ...
+
+    def finish(self, key: int) -> None: ...
+
+    def num_held_slots(self) -> int: ...
+
+
+class RadixKV:
+    """The real cache, asked as the worker asks it."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_common: int) -> None:
+        self._cache = PrefixCache(num_blocks, block_size)
+        self._block_size = block_size
+        self._common = np.arange(num_common, dtype=np.uint32)
+        self._next_token = num_common
+        self._sequences: dict[int, _Sequence] = {}
+        if num_common:
+            opened = self._cache.acquire(pack_tokens(self._common))
+            self._cache.insert(opened.seq_id, num_common)
+
+    def start(self, key: int, lengths: Lengths) -> bool:
+        own = lengths.prompt + lengths.generated - len(self._common)
+        tokens = np.concatenate(
+            [self._common, np.arange(self._next_token, self._next_token + max(1, own), dtype=np.uint32)]
+        )
+        try:
+            prompt = pack_tokens(tokens[: lengths.prompt])
+            opened = self._cache.acquire(prompt, reserve=lengths.generated + self._block_size)
+        except OutOfBlocksError:
+            return False
+        self._next_token += max(1, own)
+        self._sequences[key] = _Sequence(opened.seq_id, pack_tokens(tokens), lengths.prompt, lengths.prompt)
+        return True
+
+    def grow(self, key: int, num_tokens: int) -> None:
+        sequence = self._sequences[key]
+        length = len(sequence.tokens) // 4
+        if num_tokens >= sequence.num_known and sequence.room - num_tokens < self._block_size:
+            ahead = -(-(num_tokens + self._block_size) // self._block_size) * self._block_size
+            room = min(length, ahead)
+            if room > sequence.room:
+                sequence.room = room
+                self._cache.extend(sequence.seq_id, room)
+        new = sequence.tokens[4 * sequence.num_known : 4 * num_tokens]
+        sequence.num_known = max(sequence.num_known, num_tokens)
+        self._cache.insert(sequence.seq_id, num_tokens, new)
+
+    def finish(self, key: int) -> None:
+        self._cache.release(self._sequences.pop(key).seq_id)
+
+    def num_held_slots(self) -> int:
+        stats = self._cache.stats()
+        return (stats.num_blocks - stats.num_free_blocks - stats.num_evictable_blocks) * self._block_size
+
+    def check(self) -> None:
+        """The cache's own invariants."""
+        self._cache.check()
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """`tokens`: packed, prompt and generated. `num_known`: how many the cache was told. `room`: as extended."""
+
+    seq_id: int
+    tokens: bytes
+    num_known: int
+    room: int
+
+
+class Paged:
+    """Blocks per sequence, one at a time; what a request may need is set aside when it starts."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._promised = 0
+        self._blocks: dict[int, int] = {}
+        self._most: dict[int, int] = {}
+
+    def _count(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def start(self, key: int, lengths: Lengths) -> bool:
+        most = self._count(lengths.prompt + lengths.generated)
+        if self._promised + most > self._num_blocks:
+            return False
+        self._promised += most
+        self._most[key] = most
+        self._blocks[key] = self._count(lengths.prompt)
+        return True
+
+    def grow(self, key: int, num_tokens: int) -> None:
+        self._blocks[key] = max(self._blocks[key], self._count(num_tokens))
+
+    def finish(self, key: int) -> None:
+        self._promised -= self._most.pop(key)
+        del self._blocks[key]
+
+    def num_held_slots(self) -> int:
+        return sum(self._blocks.values()) * self._block_size
+
+
+class ReserveToMax:
+    """One span of the longest length per request."""
+
+    def __init__(self, num_slots: int, longest: int) -> None:
+        self._max_running = num_slots // longest
+        self._longest = longest
+        self._running: set[int] = set()
+
+    def start(self, key: int, lengths: Lengths) -> bool:  # noqa: ARG002  # all take the same
+        if len(self._running) >= self._max_running:
+            return False
+        self._running.add(key)
+        return True
+
+    def grow(self, key: int, num_tokens: int) -> None:
+        """The span is there already."""
+
+    def finish(self, key: int) -> None:
+        self._running.remove(key)
+
+    def num_held_slots(self) -> int:
+        return len(self._running) * self._longest
+
+
+class Held(NamedTuple):
+    """Sums over rounds: live and held slots, running requests; how many rounds it took."""
+
+    live: int
+    held: int
+    running: int
+    num_rounds: int
+
+    @property
+    def live_percent(self) -> float:
+        return 100 * self.live / self.held
+
+
+def replay(memory: Memory, requests: Sequence[Lengths], round_tokens: int, num_common: int, max_running: int) -> Held:
+    """All requests in order, the next one as soon as memory takes it. O(rounds x running)."""
+    waiting = deque(enumerate(requests))
+    running: dict[int, int] = {}  # request -> tokens computed
+    live = held = num_running = num_rounds = 0
+    while waiting or running:
+        num_ahead = sum(max(0, requests[key].prompt - computed) for key, computed in running.items())
+        while waiting and num_ahead < round_tokens and len(running) < max_running and memory.start(*waiting[0]):
+            key, lengths = waiting.popleft()
+            running[key] = num_common
+            num_ahead += lengths.prompt - num_common
+        if not running:
+            raise ValueError(f"request {waiting[0]} does not fit the pool; name more by --slots")
+        budget = round_tokens
+        for key in list(running):
+            prompt, computed = requests[key].prompt, running[key]
+            if computed < prompt:
+                step = min(budget, prompt - computed)
+                budget -= step
+            else:
+                step = 1
+            if step:
+                running[key] = computed + step
+                memory.grow(key, computed + step)
+        live += num_common * bool(running) + sum(computed - num_common for computed in running.values())
+        held += memory.num_held_slots()
+        num_running += len(running)
+        num_rounds += 1
+        for key in [key for key, computed in running.items() if computed >= sum(requests[key]) - 1]:
+            memory.finish(key)
+            del running[key]
+    return Held(live, held, num_running, num_rounds)
+
+
+def read_lengths(folder: Path, name: str, stride: int, num_common: int) -> list[Lengths]:
+    """Every `stride`-th request of a trace, `num_common` tokens longer.
+
+    Raises:
+        WorkloadMissingError: the archive, or the trace in it, is missing.
+    """
+    archive = folder / ARCHIVE
+    if not archive.is_file():
+        raise WorkloadMissingError(f"no {ARCHIVE} in {folder}; name its folder by --workloads")
+    with tarfile.open(archive, "r:xz") as files:
+        member = next((member for member in files if Path(member.name).name == TRACES[name]), None)
+        content = None if member is None else files.extractfile(member)
+        if content is None:
+            raise WorkloadMissingError(f"no {TRACES[name]} in {archive}")
+        rows = list(csv.DictReader(io.TextIOWrapper(content, encoding="utf-8")))
+    return [Lengths(int(row["ContextTokens"]) + num_common, int(row["GeneratedTokens"])) for row in rows[::stride]]
+
+
+def ways(options: argparse.Namespace, requests: Sequence[Lengths]) -> Iterator[tuple[str, Memory]]:
+    """The three ways to hand out a pool of the same size."""
+    block_size = options.block_size
+    num_blocks = options.slots // block_size
+    longest = -(-max(sum(lengths) for lengths in requests) // block_size) * block_size
+    yield "radixkv", RadixKV(num_blocks, block_size, options.common_tokens)
+    yield "paged, unshared", Paged(num_blocks, block_size)
+    yield "reserve-to-max", ReserveToMax(options.slots, longest)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.waste", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help=f"every {QUICK_STRIDE}th request; nothing written")
+    parser.add_argument("--stride", type=int, help=f"every so many requests (default: {FULL_STRIDE})")
+    parser.add_argument("--slots", type=int, default=131_072, help="token slots of the pool (default: %(default)s)")
+    parser.add_argument("--block-size", type=int, default=16, help="token slots of a block (default: 16)")
+    parser.add_argument("--round-tokens", type=int, default=2048, help="prompt tokens per round (default: 2048)")
+    parser.add_argument("--max-running", type=int, default=256, help="requests at once (default: 256)")
+    parser.add_argument("--common-tokens", type=int, default=0, help="tokens that begin every prompt (default: 0)")
+    parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
+    parser.add_argument("--json", type=Path, help="where to write (default: bench/results/waste.json on a full run)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    stride = options.stride or (QUICK_STRIDE if options.quick else FULL_STRIDE)
+    report = Report("waste", seed=0)
+    report.figures = {"slots": options.slots, "block_size": options.block_size, "traces": {}}
+    for trace in TRACES:
+        try:
+            requests = read_lengths(options.workloads, trace, stride, options.common_tokens)
+        except WorkloadMissingError as error:
+            print(f"skipped: {error}", file=sys.stderr)
+            return 2
+        rows = []
+        for name, memory in ways(options, requests):
+            found = replay(memory, requests, options.round_tokens, options.common_tokens, options.max_running)
+            if isinstance(memory, RadixKV):
+                memory.check()
+                note = f"{len(requests):,} requests"
+                title = f"{trace}: held slots with live tokens"
+                report.bars.append(Bar(title, found.live_percent, LIVE_PERCENT_BOUND, "%", at_least=True, reason=note))
+            mean_running = found.running / found.num_rounds
+            rows.append((name, f"{found.live_percent:.2f}", f"{mean_running:.1f}", f"{found.num_rounds:,}"))
+            report.figures["traces"].setdefault(trace, {})[name] = {
+                "live_percent": found.live_percent,
+                "mean_running": mean_running,
+                "num_rounds": found.num_rounds,
+            }
+        columns = ("way", "% of held slots live", "requests at once", "rounds")
+        report.tables.append(Table(f"{trace}, {len(requests):,} requests, {options.slots:,} slots", columns, rows))
+    is_full = not options.quick and options.stride is None and not options.common_tokens
+    return report.finish(options.json or (RESULTS_DIR / "waste.json" if is_full else None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
