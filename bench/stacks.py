@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from radixkv.worker.threads import configure_threads
+from radixkv.worker.threads import configure_threads, run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.client.reader import RemoteReader
@@ -69,7 +69,9 @@ def engine_in_process(model: str, num_blocks: int, dtype: str) -> Iterator[Stack
     from radixkv.worker.model import ModelRunner
     from radixkv.worker.text import ChatText
 
-    runner = ModelRunner(model, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+    runner = run_on_passing_thread(
+        lambda: ModelRunner(model, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+    )
     with Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), text=ChatText(model), model_name=model) as engine:
         yield Stack(engine, lambda: engine.call(lambda holder: holder.stats().num_evicted_blocks))
 

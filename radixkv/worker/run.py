@@ -24,6 +24,7 @@ from radixkv.worker.model import ModelRunner
 from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.text import ChatText
+from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.client import RemoteHolder
@@ -123,7 +124,7 @@ class Worker:
         if config.listen:
             parse_address(config.listen).require_free()  # before the long work of loading a model
         model = str(resolve_model(config.model, progress=config.show_progress))
-        self.runner, self.plan = _load_runner(model, config)
+        self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
         _LOG.info("%s: %s", model, self.plan)
         plan = self.plan
         text = _load_text(model)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
-from radixkv.worker.threads import count_free_cores
+import pytest
+
+from radixkv.worker.threads import count_free_cores, run_on_passing_thread
 
 USABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SCRIPT = "from radixkv.worker.threads import configure_threads; print(*configure_threads())"
@@ -39,3 +42,11 @@ def test_a_quota_below_the_cores_bounds_the_threads(tmp_path: Path) -> None:
     assert count_free_cores(tmp_path / "none", tmp_path / "quota", sample_s=0) == 1
     (tmp_path / "quota").write_text("max 100000\n")
     assert count_free_cores(tmp_path / "none", tmp_path / "quota", sample_s=0) == USABLE
+
+
+def test_a_function_on_a_passing_thread_answers_and_raises_and_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    assert run_on_passing_thread(threading.current_thread) not in threading.enumerate()
+    with pytest.raises(ZeroDivisionError):
+        run_on_passing_thread(lambda: 1 // 0)
+    assert set(threading.enumerate()) == before
