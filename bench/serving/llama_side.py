@@ -90,6 +90,11 @@ def best_settings(files: LlamaFiles, workload: Workload) -> dict[str, Any]:
     }
 
 
+def _complete(reply: list[int], num_predicted: int) -> None:
+    """Tokens that end within a character are held back and, at a reply's end, never told: they were generated all the same."""
+    reply += reply[-1:] * (num_predicted - len(reply))
+
+
 class _Session:
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
@@ -126,6 +131,7 @@ class _Session:
                     first_s = first_s or time.monotonic()
                     replies[event["index"]] += event["tokens"]
                 if event.get("stop"):
+                    _complete(replies[event["index"]], event["timings"]["predicted_n"])
                     # Every reply tells the prompt as its own, but further ones take over the first one's cells.
                     num_computed += event["timings"]["predicted_n"] - 1
                     num_computed += event["timings"]["prompt_n"] if event["index"] == 0 else 0

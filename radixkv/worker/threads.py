@@ -51,7 +51,7 @@ def run_on_passing_thread(function: Callable[[], _Result]) -> _Result:
 
     Every thread that enters a parallel region keeps a pool of OpenMP threads of its own until it ends. Two such pools are more
     threads than cores, and GNU's runtime then lets none of them spin: a decode step of one sequence took 59 ms in place of 42
-    while the main thread still had the pool that it had loaded the model with. So only the thread that runs the model keeps one.
+    while the main thread still had the pool that it had loaded the model with. So only the thread that runs the model has one.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="radixkv-loading") as executor:
         return executor.submit(function).result()
