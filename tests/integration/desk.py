@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -22,7 +23,7 @@ from radixkv.worker.rounds import Origin, Rounds
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.scheduler import Scheduler
 
-__all__ = ["Desk", "LateCache", "greedy", "take"]
+__all__ = ["Desk", "LateCache", "advance", "greedy", "take"]
 
 
 class LateCache(PrefixCache):
@@ -114,3 +115,11 @@ def take(generation: Generation) -> dict[int, list[int]]:
         else:
             assert isinstance(item, BranchFinished) or item.usage.num_generated_tokens
     return tokens
+
+
+def advance(desk: Desk, cache: Callable[[], LateCache], rng: random.Random) -> None:
+    """A round; then perhaps an answer, and for certain one where the engine would sleep until a message comes."""
+    if not desk.rounds.run():
+        assert cache().answer() or not desk.rounds.generations, "it sleeps and nothing will wake it"
+    elif rng.random() < 0.4 or len(cache().waiting) > 2:
+        cache().answer()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
-from desk import Desk, LateCache, greedy, take
+from desk import Desk, LateCache, advance, greedy, take
 from hash_model import VOCAB_SIZE, HashRunner, generate
 
 from radixkv import PrefixCache, UnavailableError
@@ -72,11 +71,11 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
         if rng.random() < 0.2:
             desk.rounds.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
         for _ in range(rng.randrange(12)):
-            _advance(desk, lambda: current, rng)
+            advance(desk, lambda: current, rng)
         if loses and rng.random() < 0.15:
             current.lose()
     while desk.rounds.generations:
-        _advance(desk, lambda: current, rng)
+        advance(desk, lambda: current, rng)
     for generation, expected in wanted:
         assert take(generation) == expected
     while desk.rounds.run() or current.answer():
@@ -84,14 +83,6 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
     current.check()
     assert current.stats().num_sequences == 0
     assert desk.scheduler.num_running == desk.scheduler.num_queued == 0
-
-
-def _advance(desk: Desk, cache: Callable[[], LateCache], rng: random.Random) -> None:
-    """A round; then perhaps an answer, and for certain one where the engine would sleep until a message comes."""
-    if not desk.rounds.run():
-        assert cache().answer() or not desk.rounds.generations, "it sleeps and nothing will wake it"
-    elif rng.random() < 0.4 or len(cache().waiting) > 2:
-        cache().answer()
 
 
 def test_without_a_way_to_reattach_a_lost_lease_ends_what_runs_with_its_error() -> None:

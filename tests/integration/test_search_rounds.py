@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
-from desk import Desk, LateCache, greedy, take
+from desk import Desk, LateCache, advance, greedy, take
 from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from torch import Tensor
 
@@ -96,11 +96,11 @@ def test_beams_are_right_however_late_answers_come_and_whenever_the_lease_is_los
         if rng.random() < 0.2:
             desk.rounds.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
         for _ in range(rng.randrange(12)):
-            _advance(desk, lambda: current, rng)
+            advance(desk, lambda: current, rng)
         if seed % 2 == 0 and rng.random() < 0.2:
             current.lose()
     while desk.rounds.generations:
-        _advance(desk, lambda: current, rng)
+        advance(desk, lambda: current, rng)
     for generation, expected in wanted:
         assert take(generation) == expected
     while desk.rounds.run() or current.answer():
@@ -108,14 +108,6 @@ def test_beams_are_right_however_late_answers_come_and_whenever_the_lease_is_los
     current.check()
     assert current.stats().num_sequences == 0
     assert desk.scheduler.num_running == desk.scheduler.num_queued == 0
-
-
-def _advance(desk: Desk, cache: Callable[[], LateCache], rng: random.Random) -> None:
-    """A round; then perhaps an answer, and for certain one where the engine would sleep until a message comes."""
-    if not desk.rounds.run():
-        assert cache().answer() or not desk.rounds.generations, "it sleeps and nothing will wake it"
-    elif rng.random() < 0.4 or len(cache().waiting) > 2:
-        cache().answer()
 
 
 def test_all_beams_of_a_search_are_run_in_one_batch_per_token() -> None:
