@@ -123,7 +123,9 @@ class Branch:
     @property
     def can_run(self) -> bool:
         """Whether its next position is covered by its block table, and no sibling is about to be opened to run with it."""
-        has_room = self.phase is Phase.RUNNING and self.num_computed < self.room and self.num_computed < len(self.tokens)
+        has_room = (
+            self.phase is Phase.RUNNING and self.num_computed < self.room and self.num_computed < len(self.tokens)
+        )
         return has_room and not any(sibling.phase is Phase.OPENING for sibling in self.siblings)
 
     @property

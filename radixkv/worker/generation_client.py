@@ -66,7 +66,9 @@ class GenerationClient:
 
     def spell(self, token_ids: TokensLike) -> list[bytes]:
         """The bytes that each token stands for by itself; special tokens by name."""
-        return list(self._ask(self._stub.SpellTokens, pb.SpellTokensRequest(token_ids=pack_tokens(token_ids))).spellings)
+        return list(
+            self._ask(self._stub.SpellTokens, pb.SpellTokensRequest(token_ids=pack_tokens(token_ids))).spellings
+        )
 
     def stats(self) -> WorkerStats:
         """Gauges and counters of the worker and of its cache."""
