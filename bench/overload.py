@@ -43,6 +43,8 @@ __all__ = ["main"]
 
 FITS, TWICE, RECOMPUTE, SWAP = "fits", "2x, recompute", "4x, recompute", "4x, swap"
 OVERLOAD = 4.0
+JUDGED_MINUTES = 1.0
+"""Below it there are too few requests to judge the throughput by, or to expect a preemption."""
 THROUGHPUT_BOUND = 0.9
 VOCAB_SIZE = 128
 EOS = 2
@@ -283,6 +285,8 @@ def bars(loads: dict[str, Load], options: argparse.Namespace) -> list[Bar]:
             continue
         longest = max(load.waits_s, default=None)
         found.append(Bar(f"{name}: longest wait", longest, wait_bound_s(load, options), " s"))
+        if options.minutes < JUDGED_MINUTES:
+            continue
         share = load.useful_per_s / max(peak, 1e-9)
         found.append(Bar(f"{name}: throughput / the best with less load", share, THROUGHPUT_BOUND, "x", at_least=True))
         preempted = load.num_saved_blocks if name == SWAP else load.num_preemptions
