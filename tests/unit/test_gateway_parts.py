@@ -197,7 +197,9 @@ def test_one_tenants_limit_is_not_anothers() -> None:
     limiter = Limiter(Clock())
     limits = TenantLimits(requests_per_minute=1)
     limiter.admit(Tenant("a", "a", limits))
-    limiter.admit(Tenant("b", "b", limits))
+    with pytest.raises(ApiError):
+        limiter.admit(Tenant("a", "a", limits))
+    assert limiter.admit(Tenant("b", "b", limits)).headers["x-ratelimit-remaining-requests"] == "0"
 
 
 # -- messages and options
