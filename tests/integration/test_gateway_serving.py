@@ -105,6 +105,7 @@ def test_a_caller_who_leaves_many_prompts_frees_them_all(engine: Engine) -> None
         with httpx.stream("POST", f"{server.url}/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
+            assert num_held(engine) > 0
         wait_until(lambda: num_held(engine) == 0)
 
 
