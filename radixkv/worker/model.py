@@ -18,6 +18,7 @@ from radixkv.worker.attention import ATTENTION_NAME, ShapeProbe, StepAttention, 
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
+from radixkv.worker.packed_linear import pack_linears
 
 __all__ = ["DEVICES", "DTYPES", "ForwardRow", "ModelRunner"]
 
@@ -50,6 +51,7 @@ class ModelRunner:
         vocab_size: width of the logits; every token id is below it.
         max_model_len: longest sequence that the model's positions allow, in tokens.
         eos_token_ids: ids with which the model ends a reply.
+        widest_output: elements that the widest matrix, embeddings aside, makes of one position.
         weight_bytes: of the model's tensors.
         pool: the KV caches; `dtype` and `device` are where and in what the model computes.
     """
@@ -88,6 +90,9 @@ class ModelRunner:
         self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
         self.max_model_len = _shortened(_max_model_len(config), max_model_len)
         self.eos_token_ids = _eos_token_ids(self._model)
+        self.widest_output = _widest_output(self._model, self.vocab_size)
+        if self.device.type == "cpu":
+            pack_linears(self._model)
         self.weight_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
         self._scratch = Scratch()
         self._layers = self._probe_layers(int(config.num_hidden_layers))
@@ -103,15 +108,6 @@ class ModelRunner:
     def token_bytes(self) -> int:
         """Bytes that one token's K and V take over all layers."""
         return pool_token_bytes(self._layers, self.dtype)
-
-    @property
-    def widest_output(self) -> int:
-        """Elements that the widest matrix, embeddings aside, makes of one position."""
-        return max(
-            int(matrix.shape[-2])
-            for matrix in self._model.parameters()
-            if matrix.dim() > 1 and self.vocab_size not in matrix.shape
-        )
 
     def allocate_pool(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         """Make a new pool of the model's layers, in place of the one there may be.
@@ -221,6 +217,11 @@ def _load(model: str, dtype: torch.dtype, device: torch.device) -> Any:
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelError(f"the model {model} cannot be loaded: {_one_line(error)}") from error
     return loaded.eval().requires_grad_(False).to(device)
+
+
+def _widest_output(model: Any, vocab_size: int) -> int:
+    matrices = (matrix for matrix in model.parameters() if matrix.dim() > 1 and vocab_size not in matrix.shape)
+    return max(int(matrix.shape[-2]) for matrix in matrices)
 
 
 def _max_model_len(config: Any) -> int:

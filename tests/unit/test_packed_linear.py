@@ -1,0 +1,50 @@
+"""A packed layer answers what the layer it came from answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from radixkv.worker.packed_linear import PackedLinear, pack_linears
+
+TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 65])
+def test_it_computes_what_the_plain_layer_computes(dtype: torch.dtype, with_bias: bool, num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    linear = torch.nn.Linear(48, 80, bias=with_bias).to(dtype)
+    x = torch.randn(1, num_rows, 48).to(dtype)
+    expected = linear.double()(x.double())
+    model = torch.nn.Sequential(linear.to(dtype))
+    with torch.inference_mode():
+        pack_linears(model)
+        output = model(x)
+    assert output.dtype == dtype
+    assert output.shape == (1, num_rows, 80)
+    assert (output - expected).norm() <= TOLERANCES[dtype] * expected.norm()
+
+
+def test_layers_within_layers_are_packed_and_an_embedding_that_shares_a_weight_keeps_it() -> None:
+    model = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(32, 16), "body": torch.nn.Sequential(torch.nn.Linear(16, 16))}
+    )
+    model["head"] = torch.nn.Linear(16, 32, bias=False)
+    model["head"].weight = model["embed"].weight
+    model = model.requires_grad_(False)
+    pack_linears(model)
+    assert isinstance(model["body"][0], PackedLinear)
+    assert isinstance(model["head"], PackedLinear)
+    assert torch.equal(model["head"].weight, model["embed"].weight)
+
+
+def test_a_subclass_that_computes_something_else_is_left_alone() -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    model = torch.nn.Sequential(Doubled(4, 4))
+    pack_linears(model)
+    assert isinstance(model[0], Doubled)
