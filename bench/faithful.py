@@ -37,7 +37,8 @@ from bench.conversations import Histories, WorkloadMissingError, branching_order
 from bench.reference import ReferenceAnswer, ReferenceAnswers
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.stacks import BLOCK_SIZE, Reply, Stack, engine_in_process, generate_greedy, separate_processes
-from radixkv.worker.default_model import cache_folder, resolve_model
+from radixkv.core.folders import cache_folder
+from radixkv.worker.default_model import resolve_model
 from radixkv.worker.text import ChatText
 
 __all__ = ["main"]

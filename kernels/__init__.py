@@ -1,4 +1,4 @@
-"""Paged attention and block movement over a KV cache: plain torch on a CPU, Triton on CUDA.
+"""Paged attention and block movement over a KV cache: compiled C++ or plain torch on a CPU, Triton on CUDA.
 
     caches = [allocate_kv(num_blocks, block_size, num_kv_heads, head_dim, dtype, device) for _ in ("k", "v")]
     batch = plan_attention(query_lens, context_lens, block_tables, block_size, device)       # once per step

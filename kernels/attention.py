@@ -11,6 +11,8 @@ from radixkv.kernels.checks import KERNEL_DTYPES, check_tensor
 from radixkv.kernels.decode import decode_triton
 from radixkv.kernels.launch import MAX_HEAD_DIM
 from radixkv.kernels.layout import kv_shape
+from radixkv.kernels.native_attention import attend_natively, can_attend_natively
+from radixkv.kernels.native_build import native_library
 from radixkv.kernels.prefill import prefill_triton
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.torch_attention import attend_on_cpu
@@ -50,7 +52,10 @@ def paged_attention(
     spec = AttentionSpec(scale, sliding_window, softcap, sinks)
     on_cpu = k_cache.device.type == "cpu"
     out = _check_and_allocate(q, k_cache, v_cache, batch, spec, head_major=not on_cpu)
-    if on_cpu:
+    library = native_library() if on_cpu and can_attend_natively(q) else None
+    if library is not None:
+        attend_natively(library, q, k_cache, v_cache, batch, spec, out)
+    elif on_cpu:
         attend_on_cpu(q, k_cache, v_cache, batch, spec, out)
     else:
         _run_triton(q, k_cache, v_cache, batch, spec, out)

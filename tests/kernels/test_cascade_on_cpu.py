@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_cases import Fork, PagedCase, Shape, make_case, make_forked_case, spec_of
+from paged_cases import CPU_PATHS, Fork, PagedCase, Shape, make_case, make_forked_case, spec_of, take_cpu_path
 
-from radixkv.kernels import Scratch, paged_attention, plan_attention, torch_plan
+from radixkv.kernels import Scratch, native_plan, paged_attention, plan_attention, torch_plan
 from radixkv.kernels.torch_plan import StepPlan, plan_step
 
 RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-13}
@@ -26,6 +26,11 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(params=CPU_PATHS, autouse=True)
+def cpu_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_cpu_path(request.param, monkeypatch)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
@@ -37,6 +42,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def any_run_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_plan, "MIN_SAVED_BYTES", 1)
+    monkeypatch.setattr(native_plan, "MIN_SAVED_TOKENS", 0.01)
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -73,14 +79,18 @@ def forests(draw: st.DrawFn) -> list[Fork]:
     forests(),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.sampled_from(VARIANTS),
-    st.sampled_from([1, 5_000, 40_000]),
+    st.sampled_from([1, 60, 500]),
+    st.sampled_from([3, 70, 1024]),
 )
 def test_random_trees_agree_with_the_reference(
-    forks: list[Fork], dtype: torch.dtype, variant: dict[str, Any], min_saved_bytes: int
+    forks: list[Fork], dtype: torch.dtype, variant: dict[str, Any], min_saved: int, cut: int
 ) -> None:
     case = make_forked_case(forks, SMALL, dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_plan, "MIN_SAVED_BYTES", min_saved_bytes)
+        patch.setattr(torch_plan, "MIN_SAVED_BYTES", 80 * min_saved)
+        patch.setattr(native_plan, "MIN_SAVED_TOKENS", min_saved / 20)
+        patch.setattr(native_plan, "SPLIT_KEYS", cut)
+        patch.setattr(native_plan, "ITEM_ROWS", cut)
         assert_close(case.on_cpu(**variant), case.expected(spec_of(SMALL, **variant)))
 
 

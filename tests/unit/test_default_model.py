@@ -20,8 +20,9 @@ import gguf
 import numpy as np
 import pytest
 
+from radixkv.core.folders import cache_folder
 from radixkv.worker import default_model as module
-from radixkv.worker.default_model import PackagedModel, cache_folder, fetch_packaged_model, resolve_model
+from radixkv.worker.default_model import PackagedModel, fetch_packaged_model, resolve_model
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model import ForwardRow, ModelRunner
 from radixkv.worker.text import ChatText

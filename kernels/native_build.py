@@ -1,0 +1,170 @@
+"""The native CPU kernels, compiled from `native/` when they are first used and kept for later.
+
+    native/*.cpp  ->  c++ -O3, for what this machine's vectors can do  ->  CACHE/kernels/LEVEL-HASH.so  ->  loaded
+
+The hash is that of the sources, the flags and the compiler, so a change of any builds anew and never meets an older library.
+Two processes that start together build once. A library appears in the cache complete or not at all. Where there is no compiler,
+or it fails, callers are told why and take the torch path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from radixkv.core.folders import cache_folder
+
+__all__ = ["CHOICE_VARIABLE", "LEVELS", "NativeBuildError", "build_native", "choose_level", "native_library"]
+
+_logger = logging.getLogger(__name__)
+
+CHOICE_VARIABLE = "RADIXKV_CPU_KERNELS"
+"""Environment variable: a level of `LEVELS`, or ``torch`` for none of them. Unset, the best that the machine can run."""
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "avx512_bf16": (
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+        "-mavx512bf16",
+        "-mfma",
+        "-mprefer-vector-width=512",
+    ),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
+    "avx2": ("-mavx2", "-mfma"),
+    "portable": (),
+}
+"""What the compiler is told of the machine's vectors, best first."""
+
+_SOURCES = Path(__file__).parent / "native"
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-w")
+_COMPILERS = ("c++", "g++", "clang++")
+_TIMEOUT_S = 300.0
+
+
+class NativeBuildError(Exception):
+    """The native kernels cannot be had here; the message says why."""
+
+
+@cache
+def native_library() -> ctypes.CDLL | None:
+    """The library for this machine, built if need be, or None: then a line in the log has said why.
+
+    Built and loaded once per process; a first build takes seconds.
+    """
+    choice = os.environ.get(CHOICE_VARIABLE, "").strip().lower()
+    if choice == "torch":
+        return None
+    try:
+        if choice and choice not in usable_levels():
+            raise NativeBuildError(f"{CHOICE_VARIABLE}={choice} is none of torch, {', '.join(usable_levels())}")
+        return ctypes.CDLL(str(build_native(choice or choose_level())))
+    except (NativeBuildError, OSError) as error:
+        _logger.warning("attention runs on torch operators, several times slower: %s", error)
+        return None
+
+
+def usable_levels() -> tuple[str, ...]:
+    """The levels that this machine can run, best first."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    levels = list(LEVELS)
+    if capability.startswith("AVX512"):
+        return tuple(levels if torch.cpu._is_avx512_bf16_supported() else levels[1:])
+    return tuple(levels[2:] if capability == "AVX2" else levels[3:])
+
+
+def choose_level() -> str:
+    """The best level for this machine."""
+    return usable_levels()[0]
+
+
+def build_native(level: str, folder: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The library for `level`, compiled unless `folder` (the user's cache if None) has it. `CXX` names another compiler.
+
+    Raises:
+        NativeBuildError: there is no compiler, it failed, or the folder cannot be written.
+    """
+    from filelock import FileLock
+
+    compiler = _find_compiler(environ)
+    flags = (*_FLAGS, *LEVELS[level])
+    runtime = _openmp_runtime()
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    digest = hashlib.sha256(repr((flags, runtime, _version_of(compiler), platform.machine())).encode())
+    for path in sorted(_SOURCES.iterdir()):
+        digest.update(path.read_bytes())
+    folder = folder or cache_folder() / "kernels"
+    goal = folder / f"{level}-{digest.hexdigest()[:16]}.so"
+    if goal.is_file():
+        return goal
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            FileLock(folder / f".{level}.lock"),
+            tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial,
+        ):
+            if not goal.is_file():
+                _logger.info("compiling the CPU kernels for %s, once", level)
+                started_s = time.monotonic()
+                made = Path(partial) / goal.name
+                _compile([compiler, *flags, *map(str, sources), *runtime, "-o", str(made)])
+                made.rename(goal)
+                _logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started_s, goal)
+    except OSError as error:
+        raise NativeBuildError(f"the CPU kernels cannot be kept in {folder}: {error}; set RADIXKV_CACHE") from error
+    return goal
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise NativeBuildError(f"{command[0]} did not compile the CPU kernels in {_TIMEOUT_S:g} s") from None
+    if done.returncode:
+        lines = (
+            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
+        )
+        raise NativeBuildError(f"{command[0]} cannot compile the CPU kernels: {lines[0].strip()}")
+
+
+def _find_compiler(environ: Mapping[str, str]) -> str:
+    wanted = environ.get("CXX")
+    for name in (wanted,) if wanted else _COMPILERS:
+        if found := shutil.which(name, path=environ.get("PATH")):
+            return found
+    raise NativeBuildError(
+        f"CXX={wanted} is no command" if wanted else "there is no C++ compiler: install g++ (or clang++), or set CXX"
+    )
+
+
+def _version_of(compiler: str) -> str:
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=10.0, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NativeBuildError(f"{compiler} cannot be run: {error}") from None
+
+
+def _openmp_runtime() -> tuple[str, ...]:
+    """The OpenMP library that torch has loaded, to be linked by its path: a second one would have threads of its own, and the
+    two would keep each other from the cores.
+    """
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return ("-fopenmp",)
+    found = re.findall(r"(/\S*lib(?:gomp|iomp5|omp)[-.]\S*)", mapped)
+    return (found[0],) if found else ("-fopenmp",)
