@@ -23,8 +23,6 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from radixkv.core.folders import cache_folder
 
 __all__ = ["CHOICE_VARIABLE", "LEVELS", "NativeBuildError", "build_native", "choose_level", "native_library"]
@@ -34,21 +32,14 @@ _logger = logging.getLogger(__name__)
 CHOICE_VARIABLE = "RADIXKV_CPU_KERNELS"
 """Environment variable: a level of `LEVELS`, or ``torch`` for none of them. Unset, the best that the machine can run."""
 
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512_bf16": (
-        "-mavx512f",
-        "-mavx512bw",
-        "-mavx512dq",
-        "-mavx512vl",
-        "-mavx512bf16",
-        "-mfma",
-        "-mprefer-vector-width=512",
-    ),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
-    "avx2": ("-mavx2", "-mfma"),
+    "avx512_bf16": (*_AVX512, "avx512bf16", "avx512vbmi", "fma"),
+    "avx512": (*_AVX512, "fma"),
+    "avx2": ("avx2", "fma"),
     "portable": (),
 }
-"""What the compiler is told of the machine's vectors, best first."""
+"""Which of the processor's extensions a level uses, as the compiler names them; best first."""
 
 _SOURCES = Path(__file__).parent / "native"
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-w")
@@ -78,13 +69,14 @@ def native_library() -> ctypes.CDLL | None:
         return None
 
 
-def usable_levels() -> tuple[str, ...]:
-    """The levels that this machine can run, best first."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    levels = list(LEVELS)
-    if capability.startswith("AVX512"):
-        return tuple(levels if torch.cpu._is_avx512_bf16_supported() else levels[1:])
-    return tuple(levels[2:] if capability == "AVX2" else levels[3:])
+def usable_levels(cpu_info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """The levels that this machine can run, best first, by the kernel's file `cpu_info`."""
+    try:
+        told = re.search(r"^flags\s*:(.*)$", cpu_info.read_text(), re.MULTILINE)
+    except OSError:
+        told = None
+    extensions = {name.replace("_", "") for name in told[1].split()} if told else set()
+    return tuple(level for level, needed in LEVELS.items() if extensions.issuperset(needed))
 
 
 def choose_level() -> str:
@@ -101,7 +93,7 @@ def build_native(level: str, folder: Path | None = None, environ: Mapping[str, s
     from filelock import FileLock
 
     compiler = _find_compiler(environ)
-    flags = (*_FLAGS, *LEVELS[level])
+    flags = (*_FLAGS, *(f"-m{extension}" for extension in LEVELS[level]))
     runtime = _openmp_runtime()
     sources = sorted(_SOURCES.glob("*.cpp"))
     digest = hashlib.sha256(repr((flags, runtime, _version_of(compiler), platform.machine())).encode())

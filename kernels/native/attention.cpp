@@ -5,18 +5,16 @@
 //     for 6 rows:   scores [6, 64] = Q x K panel;  running maximum, exp, sum;  out [6, Dv] += P x V panel
 //   afterwards    = rows with several items merge their parts by log-sum-exp (base e)
 //
-// A word is what one multiply-add takes of the inner dimension: a float, or two bfloat16 where the machine multiplies those
-// (AVX512_BF16). Elsewhere bfloat16 is widened as the panels are made. Sums are fp32 throughout.
+// Words are those of multiply.h. Where the machine multiplies no bfloat16, it is widened as the panels are made.
 // Every reduction is cut at the same absolute positions whoever else is in the batch. Keys that no row of an item sees enter
 // neither score nor sum, whatever they hold.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
-#include "vectors.h"
+#include "multiply.h"
 
 namespace radixkv {
 namespace {
@@ -27,44 +25,16 @@ constexpr int kWide = kLanes == 16 ? 4 : 2;  // vectors across a register tile: 
 constexpr int kLineBytes = 64;
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-using Bfloat16 = uint16_t;
-
-struct ByFloat {  // one float a word
-  static constexpr int kPerWord = 1;
-  using Word = float;
-  static Floats multiply_add(Floats sum, Word a, Floats b) { return sum + a * b; }
-};
-
-#if defined(__AVX512BF16__)
-struct ByPair {  // two bfloat16 a word
-  static constexpr int kPerWord = 2;
-  using Word = uint32_t;
-  static Floats multiply_add(Floats sum, Word a, Floats b) {
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)b);
-  }
-};
-template <class T>
-using Compute = std::conditional_t<std::is_same_v<T, Bfloat16>, ByPair, ByFloat>;
-#else
-template <class T>
-using Compute = ByFloat;
-#endif
-
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// c[R][width * kLanes] (+)= a[R][num_words] x b[num_words][b_stride], `a` row by row.
+// c[R][width * kLanes] (+)= a[R][num_words] x b[num_words][b_stride].
 template <class C, int R, int kWidth>
 inline void multiply_tile(const typename C::Word* a, int a_stride, const float* b, int b_stride, float* c, int c_stride,
                           int num_words, bool adds) {
   Floats sums[R][kWidth];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kWidth; ++v) sums[r][v] = adds ? load<Floats>(c + r * c_stride + v * kLanes) : Floats{};
-  for (int k = 0; k < num_words; ++k) {
-    Floats columns[kWidth];
-    for (int v = 0; v < kWidth; ++v) columns[v] = load<Floats>(b + k * b_stride + v * kLanes);
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kWidth; ++v) sums[r][v] = C::multiply_add(sums[r][v], a[r * a_stride + k], columns[v]);
-  }
+  multiply_add<C, R, kWidth>(a, a_stride, b, b_stride, num_words, sums);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kWidth; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
 }
@@ -91,13 +61,6 @@ void multiply(int num_rows, const typename C::Word* a, int a_stride, const float
     default: return multiply_rows<C, 6>(a, a_stride, b, b_stride, c, c_stride, num_words, num_columns, adds);
   }
 }
-
-inline float as_float(float value) { return value; }
-inline float as_float(Bfloat16 value) { return to_float(value); }
-inline void put(float* to, float value) { *to = value; }
-inline void put(Bfloat16* to, float value) { *to = to_half(value); }
-inline void put(float* to, Floats values) { store(to, values); }
-inline void put(Bfloat16* to, Floats values) { store(to, to_halves(values)); }
 
 // `count` numbers as words, padded with zeros to `num_words`.
 template <class T, class C>
@@ -275,7 +238,7 @@ class Attention {
     if constexpr (C::kPerWord * sizeof(T) == 4) {
       return load<Words>(from);
     } else {
-      const Floats floats = to_floats(load<Halves>(from));
+      const Floats floats = load_floats(from);
       return load<Words>(&floats);
     }
   }

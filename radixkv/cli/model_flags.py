@@ -42,6 +42,13 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     )
     flags.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="default %(default)s")
     flags.add_argument(
+        "--quantization",
+        default="auto",
+        choices=["auto", "none", "int8"],
+        help="of weights on a CPU: int8 rounds them as the model is loaded, in groups of 64; auto does so where "
+        "--dtype auto takes bfloat16, which rounds no less (default %(default)s)",
+    )
+    flags.add_argument(
         "--max-model-len",
         type=int,
         metavar="TOKENS",
@@ -159,6 +166,7 @@ def worker_config(options: argparse.Namespace, service: str | None, listen: str 
         swap_bytes=_size(options.swap_space, "--swap-space"),
         dtype=options.dtype,
         device=options.device,
+        quantization=options.quantization,
         max_model_len=options.max_model_len,
         pool_name=options.pool,
         limits=_limits(options),
@@ -193,7 +201,8 @@ def _size(text: str | None, flag: str) -> int | None:
 def describe(worker: Worker) -> str:
     """What a worker serves, and where its memory goes, in a line each."""
     model, pool = worker.engine.model(), worker.runner.pool
+    rounded = ", weights in int8" if worker.runner.quantization == "int8" else ""
     return (
-        f"{model.name} on {worker.runner.device} in {worker.runner.dtype}: {model.max_length:,} tokens of context, "
+        f"{model.name} on {worker.runner.device} in {worker.runner.dtype}{rounded}: {model.max_length:,} tokens of context, "
         f"{pool.num_blocks:,} blocks of {pool.block_size} tokens\n  memory         {worker.plan}"
     )

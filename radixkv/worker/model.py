@@ -24,6 +24,7 @@ __all__ = ["DEVICES", "DTYPES", "ForwardRow", "ModelRunner"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
+QUANTIZATIONS = ("auto", "none", "int8")
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _MAX_LEN_WITHOUT_CONFIG = 2048
@@ -53,6 +54,7 @@ class ModelRunner:
         eos_token_ids: ids with which the model ends a reply.
         widest_output: elements that the widest matrix, embeddings aside, makes of one position.
         weight_bytes: of the model's tensors.
+        quantization: what the linear layers' weights are rounded to, ``"int8"`` or ``"none"``.
         pool: the KV caches; `dtype` and `device` are where and in what the model computes.
     """
 
@@ -67,6 +69,7 @@ class ModelRunner:
         dtype: str = "auto",
         device: str = "auto",
         max_model_len: int | None = None,
+        quantization: str = "auto",
     ) -> None:
         """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
 
@@ -77,6 +80,8 @@ class ModelRunner:
                 it.
             device: ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
             max_model_len: longest sequence to be served; None: what the model allows.
+            quantization: of the linear layers' weights on a CPU: ``"none"``, ``"int8"`` (groups of 64), or ``"auto"``: int8
+                where `dtype` is auto too and the device computes in bfloat16, which rounds no less.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
@@ -84,6 +89,7 @@ class ModelRunner:
         """
         self.device = _choose_device(device)
         self.dtype = _choose_dtype(dtype, self.device)
+        rounds = _wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         register_attention()
         self._model = _load(model, self.dtype, self.device)
         config = self._model.config.get_text_config()
@@ -91,8 +97,15 @@ class ModelRunner:
         self.max_model_len = _shortened(_max_model_len(config), max_model_len)
         self.eos_token_ids = _eos_token_ids(self._model)
         self.widest_output = _widest_output(self._model, self.vocab_size)
+        num_rounded = 0
         if self.device.type == "cpu":
-            pack_linears(self._model)
+            num_rounded = pack_linears(self._model, "int8" if rounds else "none")
+            if quantization == "int8" and not num_rounded:
+                raise ModelError(
+                    "int8 weights: the model has no linear layer of a multiple of 64 inputs, or there are no native kernels "
+                    "here (see the log); ask for none"
+                )
+        self.quantization = "int8" if num_rounded else "none"
         self.weight_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
         self._scratch = Scratch()
         self._layers = self._probe_layers(int(config.num_hidden_layers))
@@ -201,6 +214,16 @@ def _choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype not in DTYPES:
         raise InvalidArgumentError("dtype", dtype, f"auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def _wants_int8(quantization: str, device: torch.device, by_default: bool) -> bool:
+    if quantization not in QUANTIZATIONS:
+        raise InvalidArgumentError("quantization", quantization, ", ".join(QUANTIZATIONS))
+    if quantization == "int8" and device.type != "cpu":
+        raise InvalidArgumentError(
+            "quantization", quantization, f"auto or none on {device}: weights are rounded on a CPU alone"
+        )
+    return quantization == "int8" or (quantization == "auto" and by_default)
 
 
 def _load(model: str, dtype: torch.dtype, device: torch.device) -> Any:

@@ -39,6 +39,22 @@ def test_the_best_level_that_the_machine_can_run_is_chosen() -> None:
     assert ("avx512_bf16" in usable_levels()) == torch.cpu._is_avx512_bf16_supported()
 
 
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [
+        ("fma avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512vbmi", "avx512_bf16 avx512 avx2 portable"),
+        ("fma avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16", "avx512 avx2 portable"),
+        ("fma avx2", "avx2 portable"),
+        ("avx2", "portable"),
+        (None, "portable"),
+    ],
+)
+def test_a_level_is_usable_with_all_the_extensions_it_needs(flags: str | None, levels: str, tmp_path: Path) -> None:
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags} ht\nbugs\t\t: avx2 fma\n")
+    assert usable_levels(tmp_path / "cpuinfo") == tuple(levels.split())
+
+
 def test_a_second_build_finds_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         built = build_native("portable", tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tf
 from tiny_models import CONFIGS, REFUSED_CONFIGS, VOCAB_SIZE, reference_logits, reference_model, save_model
 
 from radixkv.core.api import Copy
@@ -153,7 +154,8 @@ def test_a_folder_without_weights_is_refused_in_one_line(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("dtype", "int3"), ("device", "abacus"), ("num_blocks", 0), ("block_size", 0)]
+    ("argument", "value"),
+    [("dtype", "int3"), ("device", "abacus"), ("quantization", "int3"), ("num_blocks", 0), ("block_size", 0)],
 )
 def test_an_argument_outside_its_bound_is_named(argument: str, value: Any, tmp_path: Path) -> None:
     arguments = {"num_blocks": 4, "dtype": "float32", "device": "cpu", argument: value}
@@ -180,3 +182,28 @@ def test_a_rope_that_changes_with_the_length_is_used_only_as_far_as_it_does_not(
     save_model("llama", tmp_path)
     config.save_pretrained(tmp_path)
     assert ModelRunner(str(tmp_path), num_blocks=4, dtype="float32", device="cpu").max_model_len == 64
+
+
+def test_weights_are_rounded_where_asked_for_or_where_bfloat16_rounds_no_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    config = CONFIGS["llama"]()
+    config.hidden_size, config.head_dim, config.intermediate_size = 64, 16, 128
+    tf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    def load(**arguments: Any) -> ModelRunner:
+        return ModelRunner(str(tmp_path), num_blocks=4, device="cpu", **arguments)
+
+    assert [load(quantization=asked).quantization for asked in ("auto", "none", "int8")] == ["int8", "none", "int8"]
+    assert [load(dtype=dtype).quantization for dtype in ("float32", "bfloat16")] == ["none", "none"]
+    exact, rounded = load(dtype="float32"), load(dtype="float32", quantization="int8")
+    assert rounded.weight_bytes < 0.5 * exact.weight_bytes
+    row = ForwardRow([5, 6, 7], 0, array("i", [2, 0]), 0, True)
+    difference = (rounded.forward([row]) - exact.forward([row])).norm() / exact.forward([row]).norm()
+    assert 0 < difference < 2e-2
+
+
+def test_int8_weights_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="int8 weights: the model has no linear layer of a multiple of 64 inputs"):
+        ModelRunner(save_model("llama", tmp_path), num_blocks=4, device="cpu", dtype="float32", quantization="int8")

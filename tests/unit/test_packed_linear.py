@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.worker.packed_linear import PackedLinear, pack_linears
+from radixkv.worker.packed_linear import Int8Linear, PackedLinear, pack_linears
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -25,6 +25,24 @@ def test_it_computes_what_the_plain_layer_computes(dtype: torch.dtype, with_bias
     assert output.dtype == dtype
     assert output.shape == (1, num_rows, 80)
     assert (output - expected).norm() <= TOLERANCES[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_rounded_to_int8_it_computes_nearly_the_same(dtype: torch.dtype, with_bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(128, 80, bias=with_bias).to(dtype)
+    x = torch.randn(1, 5, 128).to(dtype)
+    expected = linear.double()(x.double())
+    model = torch.nn.Sequential(linear.to(dtype), torch.nn.Linear(80, 8).to(dtype))
+    with torch.inference_mode():
+        assert pack_linears(model, "int8") == 1  # 80 inputs are no multiple of 64
+        output = model[0](x)
+    assert isinstance(model[0], Int8Linear)
+    assert isinstance(model[1], PackedLinear)
+    assert output.dtype == dtype
+    assert 0 < (output - expected).norm() <= 1e-2 * expected.norm()
+    assert (model[0].weight - linear.weight).norm() <= 1e-2 * linear.weight.norm()
 
 
 def test_layers_within_layers_are_packed_and_an_embedding_that_shares_a_weight_keeps_it() -> None:

@@ -1,0 +1,116 @@
+"""A linear layer on a CPU with int8 weights, a scale per output and 64 inputs; activations keep their dtype.
+
+    w[n, k] ~ q[n, k] * scale[n, k // 64]       q = round(w / scale), scale = max |w| of the group / 127
+    y = x w^T + bias                            products of whole numbers, scaled per group, summed in fp32
+
+A byte per weight is read once per call, in place of two: few rows are bound by that. Rounding moves a weight by at most 1/254
+of the largest of its group.
+
+Dtypes: x float32 or bfloat16. Limits: the inputs are a multiple of 64. There is no torch path: it needs the native kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.checks import check_tensor
+from radixkv.kernels.native_build import native_library
+
+__all__ = ["GROUP_SIZE", "Int8Weight", "can_multiply_int8", "linear_int8", "linear_int8_reference", "quantise_int8"]
+
+GROUP_SIZE = 64
+_PANEL = 32
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class Int8Weight(NamedTuple):
+    """A weight [n, k] of `dtype`, quantised: `packed` [n up to a multiple of 32, k] uint8 in the kernel's order, `scales`
+    [that many / 32, k / 64, 32] fp32.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    num_outputs: int
+    dtype: torch.dtype
+
+
+def can_multiply_int8(weight: Tensor) -> bool:
+    """Whether `quantise_int8` takes `weight` [n, k] on this machine."""
+    fits = weight.device.type == "cpu" and weight.dtype in _NAMES and weight.shape[1] % GROUP_SIZE == 0
+    return fits and native_library() is not None
+
+
+def quantise_int8(weight: Tensor) -> Int8Weight:
+    """Quantises `weight` [n, k], for activations of its dtype.
+
+    Raises:
+        InvalidArgumentError: of another dtype, k is no multiple of 64, or there are no native kernels here.
+    """
+    check_tensor("weight", weight, (None, None), tuple(_NAMES), torch.device("cpu"))
+    num_outputs, num_inputs = weight.shape
+    if num_inputs % GROUP_SIZE:
+        raise InvalidArgumentError("weight.shape[1]", num_inputs, f"a multiple of {GROUP_SIZE}")
+    q, scales = _round(torch.nn.functional.pad(weight.detach().float(), (0, 0, 0, -num_outputs % _PANEL)))
+    packed = torch.empty_like(q, dtype=torch.uint8)
+    q = q.to(torch.int8).contiguous()
+    pack = _library()[f"radixkv_pack_int8_{_NAMES[weight.dtype]}"]
+    pack(*map(ctypes.c_void_p, (q.data_ptr(),)), *map(ctypes.c_int64, q.shape), ctypes.c_void_p(packed.data_ptr()))
+    by_panel = scales.view(-1, _PANEL, num_inputs // GROUP_SIZE).transpose(1, 2).contiguous()
+    return Int8Weight(packed, by_panel, num_outputs, weight.dtype)
+
+
+def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """[..., k] -> [..., n], contiguous, in the dtype for which `weight` was quantised.
+
+    Args:
+        bias: [n] float32, or None.
+
+    Raises:
+        InvalidArgumentError: x has another width or dtype, or bias another shape or dtype.
+    """
+    num_inputs = weight.packed.shape[1]
+    x = x.contiguous()
+    check_tensor("x", x, (*(None,) * (x.dim() - 1), num_inputs), (weight.dtype,), weight.packed.device)
+    if bias is not None:
+        check_tensor("bias", bias, (weight.num_outputs,), (torch.float32,), weight.packed.device)
+        bias = bias.contiguous()
+    out = x.new_empty(*x.shape[:-1], weight.num_outputs)
+    multiply = _library()[f"radixkv_linear_int8_{_NAMES[weight.dtype]}"]
+    multiply(
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_int64(x.numel() // num_inputs),
+        ctypes.c_int64(num_inputs),
+        ctypes.c_int64(weight.num_outputs),
+        ctypes.c_void_p(weight.packed.data_ptr()),
+        ctypes.c_void_p(weight.scales.data_ptr()),
+        ctypes.c_void_p(None if bias is None else bias.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
+    return out
+
+
+def linear_int8_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The definition, in float64, from the weight [n, k] that was quantised."""
+    q, scales = _round(weight.float())
+    restored = q.double() * scales.double().repeat_interleave(GROUP_SIZE, dim=1)
+    return torch.nn.functional.linear(x.double(), restored, None if bias is None else bias.double())
+
+
+def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers [n, k] from -127 to 127 and scales [n, k / 64], of a float32 weight."""
+    groups = weight.view(weight.shape[0], -1, GROUP_SIZE)
+    scales = (groups.abs().amax(dim=2) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+    return (groups / scales[..., None]).round().clamp(-127, 127).view_as(weight), scales
+
+
+def _library() -> ctypes.CDLL:
+    library = native_library()
+    if library is None:
+        raise InvalidArgumentError("weight", "int8", "of its own dtype where there are no native kernels (see the log)")
+    return library

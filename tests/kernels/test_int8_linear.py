@@ -1,0 +1,112 @@
+"""The int8 linear layer against its float64 definition, on every level that this machine can run."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import int8_linear
+from radixkv.kernels.int8_linear import can_multiply_int8, linear_int8, linear_int8_reference, quantise_int8
+from radixkv.kernels.native_build import build_native, usable_levels
+
+RELATIVE_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
+
+
+@pytest.fixture(params=usable_levels(), autouse=True)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ctypes.CDLL(str(build_native(request.param)))
+    monkeypatch.setattr(int8_linear, "native_library", lambda: library)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(list(RELATIVE_ERRORS)),
+    st.integers(0, 40),
+    st.sampled_from([1, 3, 31, 32, 33, 64, 100, 576]),
+    st.sampled_from([64, 128, 576]),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_it_computes_what_its_definition_says(
+    dtype: torch.dtype, num_rows: int, num_outputs: int, num_inputs: int, with_bias: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
+    x = torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
+    bias = torch.randn(num_outputs, generator=generator) if with_bias else None
+    output = linear_int8(x, quantise_int8(weight), bias)
+    expected = linear_int8_reference(x, weight, bias)
+    assert output.dtype == dtype
+    assert output.shape == expected.shape
+    assert (output - expected).norm() <= RELATIVE_ERRORS[dtype] * expected.norm()
+
+
+def test_rounding_moves_the_answer_by_less_than_a_hundredth() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(320, 576), torch.randn(5, 576)
+    exact = x.double() @ weight.double().T
+    assert (linear_int8(x, quantise_int8(weight)) - exact).norm() < 1e-2 * exact.norm()
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    torch.manual_seed(0)
+    weight = quantise_int8(torch.randn(64, 128, dtype=torch.bfloat16))
+    x = torch.randn(29, 128, dtype=torch.bfloat16)
+    together = linear_int8(x, weight)
+    assert all(torch.equal(linear_int8(x[index : index + 1], weight)[0], together[index]) for index in range(29))
+
+
+def test_leading_dimensions_and_strides_are_kept_out_of_it() -> None:
+    torch.manual_seed(0)
+    weight = quantise_int8(torch.randn(32, 64))
+    x = torch.randn(2, 64, 3).transpose(1, 2)
+    assert torch.equal(linear_int8(x, weight), linear_int8(x.reshape(6, 64), weight).view(2, 3, 32))
+
+
+def test_zeros_and_the_largest_weights_are_exact() -> None:
+    weight = torch.zeros(32, 64)
+    weight[3, 5], weight[3, 6], weight[4, 0] = 2.5, -2.5, 1e-30
+    assert torch.equal(linear_int8(torch.eye(64), quantise_int8(weight)), weight.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
+    weight = torch.zeros(32, 64, dtype=dtype)
+    assert not can_multiply_int8(weight)
+    with pytest.raises(InvalidArgumentError, match=r"^weight\.dtype "):
+        quantise_int8(weight)
+
+
+def test_misfits_are_refused_by_name() -> None:
+    weight = quantise_int8(torch.zeros(32, 64))
+    for arguments, name in (
+        ((torch.zeros(2, 63), weight), r"x\.shape"),
+        ((torch.zeros(2, 64, dtype=torch.bfloat16), weight), r"x\.dtype"),
+        ((torch.zeros(2, 64), weight, torch.zeros(31)), r"bias\.shape"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"^{name} "):
+            linear_int8(*arguments)
+    assert not can_multiply_int8(torch.zeros(32, 65))
+    with pytest.raises(InvalidArgumentError, match=r"^weight\.shape\[1\] is 65; it must be a multiple of 64"):
+        quantise_int8(torch.zeros(32, 65))
+
+
+def test_without_native_kernels_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8_linear, "native_library", lambda: None)
+    assert not can_multiply_int8(torch.zeros(32, 64))
+    with pytest.raises(InvalidArgumentError, match="no native kernels"):
+        quantise_int8(torch.zeros(32, 64))
