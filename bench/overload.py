@@ -2,7 +2,7 @@
 
 Requests are kept outstanding so that what they may need in all (prompt and longest reply) is always a multiple of the pool:
 once it (load that fits), twice, and four times with preemption by recompute and by swap. The loads take turns, so that the
-machine's moods hit them alike. Requests come in groups that share a prefix. After every 24 requests the replies turn from
+machine's moods hit them alike. Requests come in groups that share a prefix. After every 96 requests the replies turn from
 short ones, which end by chance, to ones as long as they may be, or back: what a request will need is not known when it starts,
 and what was learnt of those before it is wrong. All loads are given the same requests in the same order.
 
@@ -49,7 +49,7 @@ THROUGHPUT_BOUND = 0.9
 VOCAB_SIZE = 128
 EOS = 2
 SHORT_STOPS = tuple(range(16, 26))
-RUN_LENGTH = 24
+RUN_LENGTH = 96
 TURN_S = 15.0
 JOIN_S = 300.0
 NUM_GROUPS = 8
