@@ -39,7 +39,7 @@ class RadixKV:
         self._stack.close()
 
     def describe(self) -> dict[str, Any]:
-        return {"dtype": "auto", "block_size": BLOCK_SIZE, "kv_tokens": KV_TOKENS}
+        return {"dtype": "auto", "quantization": "auto", "block_size": BLOCK_SIZE, "kv_tokens": KV_TOKENS}
 
     @contextmanager
     def session(self, workload: Workload) -> Iterator[_Session]:  # noqa: ARG002  # the same for all

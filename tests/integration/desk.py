@@ -76,7 +76,7 @@ class Desk:
             cache,
             self.scheduler,
             reattach=options.get("reattach"),
-            clock=lambda: 0.0,
+            clock=options.get("clock", lambda: 0.0),
             wake=lambda: None,
             num_remembered=16,
         )

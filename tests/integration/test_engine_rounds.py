@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from hash_model import VOCAB_SIZE, HashRunner, generate
 
 from radixkv import PrefixCache, UnavailableError
 from radixkv.core.errors import StaleIncarnationError
+from radixkv.worker import rounds
 from radixkv.worker.generation import Generation
 from radixkv.worker.limits import SchedulerLimits
 
@@ -43,6 +45,33 @@ def test_decodes_run_on_while_a_new_request_waits_to_be_acquired() -> None:
     for _ in range(4):
         assert desk.rounds.run()
     assert [end - start for start, end in desk.runner.rows[num_before:]] == [1] * 4
+
+
+def test_a_new_request_begins_in_its_first_round_if_the_answer_comes_within_a_tenth_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = LateCache(64, 8)
+    seconds = itertools.count()  # every look at the clock is a second later, so a batch takes one
+    desk = Desk(cache, HashRunner(64, 8), SchedulerLimits(), clock=lambda: float(next(seconds)))
+    desk.put([1, 2, 3], greedy(40))
+    desk.rounds.run()
+    cache.answer()
+    desk.rounds.run()
+    waited = []
+
+    def wait(_answers: object, timeout: float) -> None:
+        waited.append(timeout)
+        cache.answer()
+
+    monkeypatch.setattr(rounds, "wait", wait)
+    desk.put([4, 5, 6], greedy(2))
+    num_before = len(desk.runner.rows)
+    assert desk.rounds.run()
+    assert [end - start for start, end in desk.runner.rows[num_before:]] == [1, 3]
+    while len(desk.rounds.generations) == 2:
+        assert desk.rounds.run()
+    assert len(waited) == 1  # steps that let nobody in are not waited for
+    assert 0 < waited[0] < 10
 
 
 @pytest.mark.parametrize("seed", range(40))
