@@ -121,9 +121,9 @@ def agreement(one: Run, other: Run) -> float:
 
 
 def prefill_only(seed: int, is_quick: bool) -> Workload:
-    """Prompts that share nothing, one after another, for one token each."""
+    """Prompts that share nothing, one after another, for one token each. The first warms the system up."""
     source = random.Random(seed)
-    lengths = PREFILL_LENGTHS[:2] if is_quick else PREFILL_LENGTHS
+    lengths = [PREFILL_LENGTHS[0], *(PREFILL_LENGTHS[:2] if is_quick else PREFILL_LENGTHS)]
     prompts = [tuple(source.choices(range(SMALLEST_ID, LARGEST_ID), k=length)) for length in lengths]
     return Workload("prefill", "", tuple(((Call((prompt,), 1),),) for prompt in prompts), 1)
 

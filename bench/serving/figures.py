@@ -57,10 +57,10 @@ class Figures:
 
 
 def prefill_seconds(runs: Sequence[Run]) -> dict[int, float]:
-    """Prompt length -> median seconds to its first token, of runs that only prefill, one after another."""
+    """Prompt length -> median seconds to its first token, of runs that only prefill, one after another, but for the first."""
     times: dict[int, list[float]] = {}
     for run in runs:
-        for outcome in run.outcomes:
+        for outcome in run.outcomes[1:]:
             times.setdefault(len(outcome.prompt), []).append(outcome.first_s - outcome.start_s)
     return {length: median(samples) for length, samples in sorted(times.items())}
 

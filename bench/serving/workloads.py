@@ -119,15 +119,11 @@ def edit_fork(from_: Ingredients) -> Workload:
 
 def drafts(from_: Ingredients) -> Workload:
     """Sixteen drafts at once of a reply to a long prompt."""
-    num_prompts, length, n = from_.size(2, 1), from_.size(2000, 256), from_.size(16, 4)
-    num_tokens = from_.size(64, 8)
-    lanes: list[Lane] = []
-    for number, session in enumerate(_spread(from_.material.agent_sessions, num_prompts)):
-        prompt = from_.text.encode("\n".join(session)[: 16 * length])[:length]
-        lanes.append(((Call((tuple(prompt),), num_tokens, n=n, seed=number),),))
-    about = (
-        f"{n} replies of {num_tokens} tokens to each of {num_prompts} texts of {length:,} tokens, one text at a time"
-    )
+    length, n, num_tokens = from_.size(2000, 256), from_.size(16, 4), from_.size(64, 8)
+    session = from_.material.agent_sessions[0]
+    prompt = from_.text.encode("\n".join(session)[: 16 * length])[:length]
+    lanes: list[Lane] = [((Call((tuple(prompt),), num_tokens, n=n, seed=0),),)]
+    about = f"{n} replies at once of {num_tokens} tokens to a text of {length:,} tokens"
     return Workload("drafts", about, tuple(lanes), 1)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixkv.kernels.int8_linear import Int8Weight, can_multiply_int8, linear_int8, quantise_int8
+from radixkv.kernels.int8_linear import can_multiply_int8, linear_int8, quantise_int8
 
 __all__ = ["Int8Linear", "PackedLinear", "pack_linears"]
 
@@ -40,22 +40,20 @@ class Int8Linear(torch.nn.Module):
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        packed, scales, self._num_outputs, self._dtype = quantise_int8(linear.weight)
-        self.register_buffer("packed", packed)
-        self.register_buffer("scales", scales)
+        self._quantised = quantise_int8(linear.weight)
+        self.register_buffer("packed", self._quantised.packed)  # known as a buffer, for those who count bytes
+        self.register_buffer("scales", self._quantised.scales)
         self._bias = None if linear.bias is None else linear.bias.detach().float()
-
-    def _quantised(self) -> Int8Weight:
-        return Int8Weight(self.get_buffer("packed"), self.get_buffer("scales"), self._num_outputs, self._dtype)
 
     @property
     def weight(self) -> Tensor:
         """[out features, in features] as rounded, made anew: for models that do more with it than multiply."""
-        return linear_int8(torch.eye(self.get_buffer("packed").shape[1], dtype=self._dtype), self._quantised()).T
+        num_inputs = self._quantised.packed.shape[1]
+        return linear_int8(torch.eye(num_inputs, dtype=self._quantised.dtype), self._quantised).T
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in features] -> [..., out features], of the weight's dtype."""
-        return linear_int8(x, self._quantised(), self._bias)
+        return linear_int8(x, self._quantised, self._bias)
 
 
 def pack_linears(model: torch.nn.Module, quantization: str = "none") -> int:
