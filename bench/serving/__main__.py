@@ -5,7 +5,8 @@ while it is measured; the systems take turns within every repeat. All of them st
 worker in processes of their own), llama.cpp over HTTP, transformers in the asker's process. Each begins every workload with
 an empty cache and 65,536 token slots of KV memory.
 
-    python -m bench.serving --peer fetch     fetch xllamacpp and the GGUF file once (180 MB), then measure everything
+    python -m bench.serving --peer fetch     fetch xllamacpp and the GGUF file once (180 MB), then measure everything: three
+                                             repeats of a quarter of an hour; Ctrl-C ends with those that are whole
     python -m bench.serving                  as above, with what was fetched before
     python -m bench.serving --workload drafts --workload trees --system radixkv --repeats 1
     python -m bench.serving --quick          radixkv alone on small sizes, under a minute: are no tokens computed twice?
@@ -178,16 +179,29 @@ class Bench:
         return found
 
     def run(self) -> None:
-        """Every repeat takes all workloads, and within each the systems in turn, another one first each time."""
+        """Every repeat takes all workloads, and within each the systems in turn, another one first each time.
+
+        Ctrl-C behind the first repeat ends it with the repeats that are whole.
+        """
         progress = Progress("runs", self.num_repeats * len(self.drivers) * (len(self.workloads) + 1))
-        names = list(self.drivers)
         for repeat in range(self.num_repeats):
-            order = names[repeat % len(names) :] + names[: repeat % len(names)]
-            prefill = prefill_only(self._seed + repeat, self._is_quick)
-            self._turn(order, prefill, lambda name, run: self.prefills[name].append(run), progress)
-            for workload in self.workloads:
-                keep = self._keeper(workload)
-                self._turn(order, workload, keep, progress)
+            try:
+                self._repeat(repeat, progress)
+            except KeyboardInterrupt:
+                if not repeat:
+                    raise
+                self.num_repeats = repeat
+                for runs in (*self.runs.values(), *self.prefills.values()):
+                    del runs[repeat:]
+                return
+
+    def _repeat(self, number: int, progress: Progress) -> None:
+        names = list(self.drivers)
+        order = names[number % len(names) :] + names[: number % len(names)]
+        prefill = prefill_only(self._seed + number, self._is_quick)
+        self._turn(order, prefill, lambda name, run: self.prefills[name].append(run), progress)
+        for workload in self.workloads:
+            self._turn(order, workload, self._keeper(workload), progress)
 
     def _keeper(self, workload: Workload) -> Callable[[str, Run], None]:
         return lambda name, run: self.runs.setdefault((workload.name, name), []).append(run)

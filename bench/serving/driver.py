@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -183,6 +184,7 @@ def _serve(name: str, told: IO[bytes], answers: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the bench, which ends this process
     _answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the systems print goes to standard error
     _serve(sys.argv[1], sys.stdin.buffer, _answers)
