@@ -6,7 +6,8 @@ worker in processes of their own), llama.cpp over HTTP, transformers in the aske
 an empty cache and 65,536 token slots of KV memory.
 
     python -m bench.serving --peer fetch     fetch xllamacpp and the GGUF file once (180 MB), then measure everything: three
-                                             repeats of a quarter of an hour; Ctrl-C ends with those that are whole
+                                             repeats of ten minutes, and ten for transformers' 512 questions, measured once;
+                                             Ctrl-C behind the first repeat ends with those that are whole
     python -m bench.serving                  as above, with what was fetched before
     python -m bench.serving --workload drafts --workload trees --system radixkv --repeats 1
     python -m bench.serving --quick          radixkv alone on small sizes, under a minute: are no tokens computed twice?
@@ -183,7 +184,8 @@ class Bench:
 
         Ctrl-C behind the first repeat ends it with the repeats that are whole.
         """
-        progress = Progress("runs", self.num_repeats * len(self.drivers) * (len(self.workloads) + 1))
+        turns = sum(1 if workload.is_long else self.num_repeats for workload in self.workloads) + self.num_repeats
+        progress = Progress("runs", turns * len(self.drivers))
         for repeat in range(self.num_repeats):
             try:
                 self._repeat(repeat, progress)
@@ -201,7 +203,8 @@ class Bench:
         prefill = prefill_only(self._seed + number, self._is_quick)
         self._turn(order, prefill, lambda name, run: self.prefills[name].append(run), progress)
         for workload in self.workloads:
-            self._turn(order, workload, self._keeper(workload), progress)
+            if not number or not workload.is_long:
+                self._turn(order, workload, self._keeper(workload), progress)
 
     def _keeper(self, workload: Workload) -> Callable[[str, Run], None]:
         return lambda name, run: self.runs.setdefault((workload.name, name), []).append(run)

@@ -43,8 +43,8 @@ Lane = tuple[tuple[Call, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """See the module's picture. `branches`: whether prompts share prefixes beyond a plain conversation. `about`: what was
-    taken and what was cut, for the report.
+    """See the module's picture. `branches`: whether prompts share prefixes beyond a plain conversation. `is_long`: takes some
+    system so long that the first repeat alone has it. `about`: what was taken and what was cut, for the report.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Workload:
     lanes: tuple[Lane, ...]
     max_at_once: int
     branches: bool = True
+    is_long: bool = False
 
     def calls(self) -> Iterator[Call]:
         """All of them, lane by lane."""

@@ -59,7 +59,7 @@ def _fan_out(from_: Ingredients, name: str, num_questions: int, num_tokens: int,
         f"BIG-Bench Hard, {num_questions} questions of {', '.join(task.name for task in tasks)}, one job, at most 64 at once; "
         f"greedy replies of {num_tokens} tokens"
     )
-    return Workload(name, about, tuple(lanes), min(64, num_questions))
+    return Workload(name, about, tuple(lanes), min(64, num_questions), is_long=num_questions > 64)
 
 
 def fan_out_64(from_: Ingredients) -> Workload:

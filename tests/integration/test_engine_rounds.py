@@ -47,7 +47,7 @@ def test_decodes_run_on_while_a_new_request_waits_to_be_acquired() -> None:
     assert [end - start for start, end in desk.runner.rows[num_before:]] == [1] * 4
 
 
-def test_a_new_request_begins_in_its_first_round_if_the_answer_comes_within_a_tenth_of_a_batch(
+def test_a_new_request_begins_in_its_first_round_if_the_answer_comes_within_a_fifth_of_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache = LateCache(64, 8)
