@@ -112,5 +112,5 @@ def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _library() -> ctypes.CDLL:
     library = native_library()
     if library is None:
-        raise InvalidArgumentError("weight", "int8", "of its own dtype where there are no native kernels (see the log)")
+        raise InvalidArgumentError("weight", "int8", "of its own dtype where there are no native kernels")
     return library

@@ -1,10 +1,11 @@
 """The native CPU kernels, compiled from `native/` when they are first used and kept for later.
 
-    native/*.cpp  ->  c++ -O3, for what this machine's vectors can do  ->  CACHE/kernels/LEVEL-HASH.so  ->  loaded
+    native/*.cpp  ->  c++ -O3, for what this machine's vectors can do  ->  CACHE/kernels/LEVEL-HASH-SIZE.so  ->  loaded
 
 The hash is that of the sources, the flags and the compiler, so a change of any builds anew and never meets an older library.
-Two processes that start together build once. A library appears in the cache complete or not at all. Where there is no compiler,
-or it fails, callers are told why and take the torch path.
+Two processes that start together build once. A library appears in the cache complete or not at all, and one that was cut short
+since, whose loading would end the process, is built again. Where there is no compiler, or it fails, callers are told why and
+take the torch path.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def native_library() -> ctypes.CDLL | None:
             raise NativeBuildError(f"{CHOICE_VARIABLE}={choice} is none of torch, {', '.join(usable_levels())}")
         return ctypes.CDLL(str(build_native(choice or choose_level())))
     except (NativeBuildError, OSError) as error:
-        _logger.warning("attention runs on torch operators, several times slower: %s", error)
+        _logger.warning("without compiled CPU kernels attention runs on torch operators, more slowly: %s", error)
         return None
 
 
@@ -100,25 +101,31 @@ def build_native(level: str, folder: Path | None = None, environ: Mapping[str, s
     for path in sorted(_SOURCES.iterdir()):
         digest.update(path.read_bytes())
     folder = folder or cache_folder() / "kernels"
-    goal = folder / f"{level}-{digest.hexdigest()[:16]}.so"
-    if goal.is_file():
-        return goal
+    name = f"{level}-{digest.hexdigest()[:16]}"
+    if library := _find_whole(folder, name):
+        return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (
             FileLock(folder / f".{level}.lock"),
             tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial,
         ):
-            if not goal.is_file():
+            library = _find_whole(folder, name)
+            if library is None:
                 _logger.info("compiling the CPU kernels for %s, once", level)
                 started_s = time.monotonic()
-                made = Path(partial) / goal.name
+                made = Path(partial) / f"{name}.so"
                 _compile([compiler, *flags, *map(str, sources), *runtime, "-o", str(made)])
-                made.rename(goal)
-                _logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started_s, goal)
+                library = made.rename(folder / f"{name}-{made.stat().st_size}.so")
+                _logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started_s, library)
     except OSError as error:
         raise NativeBuildError(f"the CPU kernels cannot be kept in {folder}: {error}; set RADIXKV_CACHE") from error
-    return goal
+    return library
+
+
+def _find_whole(folder: Path, name: str) -> Path | None:
+    """The library of that name, if it has the size that it was made with."""
+    return next((path for path in folder.glob(f"{name}-*.so") if path.stem == f"{name}-{path.stat().st_size}"), None)
 
 
 def _compile(command: list[str]) -> None:
@@ -158,5 +165,5 @@ def _openmp_runtime() -> tuple[str, ...]:
         mapped = Path("/proc/self/maps").read_text()
     except OSError:
         return ("-fopenmp",)
-    found = re.findall(r"(/\S*lib(?:gomp|iomp5|omp)[-.]\S*)", mapped)
+    found = re.search(r"/.*/lib(?:gomp|iomp5|omp)[-.].*", mapped)
     return (found[0],) if found else ("-fopenmp",)

@@ -102,8 +102,8 @@ class ModelRunner:
             num_rounded = pack_linears(self._model, "int8" if rounds else "none")
             if quantization == "int8" and not num_rounded:
                 raise ModelError(
-                    "int8 weights: the model has no linear layer of a multiple of 64 inputs, or there are no native kernels "
-                    "here (see the log); ask for none"
+                    "int8 weights: the model has no linear layer of a multiple of 64 inputs, or there are no compiled "
+                    "kernels here (no C++ compiler, or RADIXKV_CPU_KERNELS is torch); ask for none"
                 )
         self.quantization = "int8" if num_rounded else "none"
         self.weight_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))

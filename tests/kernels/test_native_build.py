@@ -65,6 +65,15 @@ def test_a_second_build_finds_the_first(tmp_path: Path, caplog: pytest.LogCaptur
     assert libraries(tmp_path) == [built]
 
 
+def test_a_library_that_was_cut_short_is_built_again(tmp_path: Path) -> None:
+    built = build_native("portable", tmp_path)
+    whole = built.read_bytes()
+    built.write_bytes(whole[:1000])  # to load this would end the process with a bus error
+    assert build_native("portable", tmp_path) == built
+    assert built.stat().st_size == len(whole)
+    assert libraries(tmp_path) == [built]
+
+
 def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         built = pool.starmap(build_native, [("portable", tmp_path)] * 3)
