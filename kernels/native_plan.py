@@ -5,8 +5,8 @@
               what is left of each branch for its own entries
     parts     what an entry has from one item, output and log-sum-exp, where it stands in several; merged at the end
 
-Items end at absolute multiples of `SPLIT_KEYS`, so that an entry's sums are cut alike whoever else is in the batch, and have at
-most `ITEM_ROWS` rows of a kv head, so that all threads find work.
+Items end at absolute multiples of `SPLIT_KEYS`, and where what an entry shares ends: a batch of other branches may cut its sums
+elsewhere, and round them otherwise. They have at most `ITEM_ROWS` rows of a kv head, so that all threads find work.
 """
 
 from __future__ import annotations

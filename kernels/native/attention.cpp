@@ -6,8 +6,8 @@
 //   afterwards    = rows with several items merge their parts by log-sum-exp (base e)
 //
 // Words are those of multiply.h. Where the machine multiplies no bfloat16, it is widened as the panels are made.
-// Every reduction is cut at the same absolute positions whoever else is in the batch. Keys that no row of an item sees enter
-// neither score nor sum, whatever they hold.
+// Panels end at absolute positions, and so do items, but for the end of what a row shares: its rounding depends on who shares it.
+// Keys past a sequence's end enter neither score nor sum, whatever they hold.
 
 #include <algorithm>
 #include <cmath>

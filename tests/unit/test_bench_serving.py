@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 import zlib
+from argparse import Namespace
+from typing import Any
 
 import pytest
 
+from bench.serving.__main__ import Bench
 from bench.serving.figures import OURS, bars, prefill_seconds, summarise_runs
 from bench.serving.limit import information_limit
 from bench.serving.made_up import MadeUp
@@ -147,3 +150,41 @@ def test_a_workload_can_be_played_and_branches_as_it_says(name: str, is_quick: b
     several = any(call.n > 1 for call in workload.calls())
     assert several or limit.num_prompt < num_prompt  # something is shared
     assert workload.branches is (name != "chat")
+
+
+class Interrupted:
+    """A system that answers at once, until Ctrl-C comes in the middle of its run number `after`."""
+
+    def __init__(self, after: float) -> None:
+        self.played: list[str] = []
+        self._after = after
+
+    def run(self, workload: Workload) -> Run:
+        if len(self.played) >= self._after:
+            raise KeyboardInterrupt
+        self.played.append(workload.name)
+        return run(OURS, 1.0, 7)
+
+
+class TestRepeats:
+    LONG = Workload("long", "", WORKLOAD.lanes, 1, is_long=True)
+
+    def bench(self, driver: Any, repeats: int = 3) -> Bench:
+        options = Namespace(repeats=repeats, quick=True, seed=0)
+        return Bench({OURS: driver}, [WORKLOAD, self.LONG], options)
+
+    def test_a_long_workload_is_played_in_the_first_repeat_alone(self) -> None:
+        driver = Interrupted(float("inf"))
+        self.bench(driver).run()
+        assert driver.played == ["prefill", "two", "long", "prefill", "two", "prefill", "two"]
+
+    def test_an_interrupted_bench_keeps_the_repeats_that_are_whole(self) -> None:
+        bench = self.bench(Interrupted(after=6))  # in the third repeat, behind its prefill
+        bench.run()
+        assert bench.num_repeats == 2
+        assert {name: len(runs) for (name, _), runs in bench.runs.items()} == {"two": 2, "long": 1}
+        assert len(bench.prefills[OURS]) == 2
+
+    def test_an_interruption_of_the_first_repeat_ends_the_bench(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            self.bench(Interrupted(after=2)).run()
