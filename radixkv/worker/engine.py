@@ -277,10 +277,8 @@ class Engine:
         error: RadixKVError = UnavailableError("the engine is closed")
         try:
             has_more = False
-            while not self._is_closing:  # a message at least, or what the last round left to do
-                while not has_more or not self._inbox.empty():
-                    self._next_message()()
-                    has_more = True
+            while not self._is_closing:
+                self._take_messages(has_more)
                 has_more = self._rounds.run()
         except Exception as fault:
             _LOG.exception("the engine has stopped")
@@ -292,9 +290,16 @@ class Engine:
         self._rounds.end_all(error)
         self._rounds.drain(DRAIN_S)
 
-    def _next_message(self) -> Callable[[], None]:
-        """Waits for a message, or until a generation's time is over."""
-        wait_s = self._rounds.next_deadline_s - self._clock()
+    def _take_messages(self, has_more: bool) -> None:
+        """Carry out what has come; wait for it where the last round left nothing to do, and where it is worth waiting."""
+        until_s = self._rounds.next_deadline_s
+        while not has_more or not self._inbox.empty() or (until_s := self._rounds.next_round_s()) > self._clock():
+            self._next_message(until_s)()
+            has_more = True
+
+    def _next_message(self, until_s: float) -> Callable[[], None]:
+        """Waits for a message until then."""
+        wait_s = until_s - self._clock()
         try:
             return self._inbox.get(timeout=min(max(0.0, wait_s), _LONGEST_WAIT_S))
         except Empty:

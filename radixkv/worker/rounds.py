@@ -25,6 +25,7 @@ from radixkv.core.api import AcquireOp, CacheHolder, Copy, ForkOp, Notice, StepO
 from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, LeaseError, RadixKVError, UnavailableError
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.drawing import Drawing
+from radixkv.worker.followers import Followers
 from radixkv.worker.generation import FinishedGenerations, Generation, History
 from radixkv.worker.model import ForwardRow
 from radixkv.worker.request import UnknownGenerationError
@@ -121,6 +122,7 @@ class Rounds:
         self._calls: deque[_Call] = deque()
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; those of ended generations are passed over
         self._num_submitted = self._num_answered = 0
+        self._followers = Followers()
         self._batch_s = 0.0  # what the last one took
 
     # -- commands
@@ -128,6 +130,7 @@ class Rounds:
     def add(self, generation: Generation, max_length: int, origin: Origin | None) -> None:
         """Take in a generation whose prompt is set: it is queued, or forked from its origin where that still runs."""
         self.generations[generation.generation_id] = generation
+        self._followers.came(generation.submitted_s)
         if generation.terms.deadline_s < math.inf:
             heappush(self._deadlines, (generation.terms.deadline_s, generation.arrival, generation))
         branch = generation.add_branch(max_length)
@@ -218,6 +221,11 @@ class Rounds:
             self._calls.popleft().run()
         return bool(rows or failures or has_news or (ops and not self._answers))
 
+    def next_round_s(self) -> float:
+        """When a further round should begin at the earliest, on the engine's clock; to be asked when all messages are read."""
+        now_s = self._clock()
+        return now_s if self._scheduler.num_queued else self._followers.awaited_until_s(now_s)
+
     @property
     def next_deadline_s(self) -> float:
         """When a round is to come though no message does, on the engine's clock."""
@@ -288,6 +296,7 @@ class Rounds:
         """All its branches have ended."""
         self._forget(generation)
         self._counters.num_finished += 1
+        self._followers.completed(self._clock(), self._batch_s)
         generation.complete()
 
     def _forget(self, generation: Generation) -> None:

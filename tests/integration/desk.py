@@ -70,13 +70,14 @@ class Desk:
     def __init__(self, cache: PrefixCache, runner: HashRunner, limits: SchedulerLimits, **options: Any) -> None:
         self.runner = runner
         self.max_wait_s = limits.max_wait_s
+        self._clock = options.get("clock", lambda: 0.0)
         self.scheduler = Scheduler(runner.pool.block_size, limits, clock=lambda: 0.0)
         self.rounds = Rounds(
             runner,
             cache,
             self.scheduler,
             reattach=options.get("reattach"),
-            clock=options.get("clock", lambda: 0.0),
+            clock=self._clock,
             wake=lambda: None,
             num_remembered=16,
         )
@@ -92,7 +93,7 @@ class Desk:
             namespace="default",
             rules=ReplyRules(sampling, vocab_size=VOCAB_SIZE, stop_token_ids=() if sampling.ignore_eos else (EOS,)),
             items=items,
-            submitted_s=0.0,
+            submitted_s=self._clock(),
             terms=Terms(due_s=self.max_wait_s),
         )
         self.generations.append(generation)

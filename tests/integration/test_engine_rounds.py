@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 from desk import Desk, LateCache, advance, greedy, take
 from hash_model import VOCAB_SIZE, HashRunner, generate
+from torch import Tensor
 
 from radixkv import PrefixCache, UnavailableError
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.worker import rounds
 from radixkv.worker.generation import Generation
 from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.model import ForwardRow
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
@@ -72,6 +75,36 @@ def test_a_new_request_begins_in_its_first_round_if_the_answer_comes_within_a_fi
         assert desk.rounds.run()
     assert len(waited) == 1  # steps that let nobody in are not waited for
     assert 0 < waited[0] < 10
+
+
+def test_a_round_waits_for_callers_who_ask_again_at_once_unless_somebody_is_queued() -> None:
+    cache = LateCache(64, 8)
+    now_s = [0.0]
+    desk = Desk(cache, SlowRunner(now_s), SchedulerLimits(max_running=2), clock=lambda: now_s[0])
+    desk.put([1, 2, 3], greedy(200))
+    for token_id in range(20):  # a second caller, whose requests come right behind its replies
+        behind = desk.put([4, token_id], greedy(2))
+        assert desk.rounds.next_round_s() == now_s[0]  # it has come, so there is nobody to wait for
+        while behind.generation_id in desk.rounds.generations:
+            desk.rounds.run()
+            cache.answer()
+    assert desk.rounds.next_round_s() > now_s[0]
+    desk.put([5], greedy(2))
+    desk.put([6], greedy(2))
+    desk.put([7], greedy(2))
+    assert desk.rounds.next_round_s() == now_s[0]  # whoever finishes next makes room for one of these
+
+
+class SlowRunner(HashRunner):
+    """Every forward takes 20 ms of a clock."""
+
+    def __init__(self, now_s: list[float]) -> None:
+        super().__init__(64, 8)
+        self._now_s = now_s
+
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+        self._now_s[0] += 0.02
+        return super().forward(rows)
 
 
 @pytest.mark.parametrize("seed", range(40))
