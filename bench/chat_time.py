@@ -4,8 +4,8 @@ The parts of a token, in the order in which the chat pays for them:
 
     linear layers         beside them what reading their weights alone takes on this machine, which is the limit
     attention             over the blocks, and the writing of K and V
-    norms and the like    the other modules of the model: norms, activations, the embedding
-    rest of the forward   what its code does between its modules: rotary positions, residuals, and Python
+    norms and the like    norms, activations, rotated heads; by a model's own code, its modules but for the linear layers
+    rest of the forward   planning the step and embedding its token; by a model's own code, all between its modules too
     round                 planning a batch, drawing the token, telling the stream; the engine in one process with its caller
     processes apart       what a token takes more through `radixkv worker` with a service: gRPC, and its threads on these cores
 
@@ -33,6 +33,7 @@ from bench.stacks import engine_in_process, separate_processes
 from radixkv.worker.default_model import resolve_model
 
 if TYPE_CHECKING:
+    from radixkv.kernels.native_decoder import NativeDecoder
     from radixkv.worker.model import ForwardRow, ModelRunner
     from radixkv.worker.request import Generator
 
@@ -83,7 +84,7 @@ class Stopwatch:
                 return call(*arguments, **keywords)
             finally:
                 taken_s = perf_counter() - started_s
-                self.seconds[kind] = self.seconds.get(kind, 0.0) + taken_s - self._within.pop()
+                self._add(kind, taken_s - self._within.pop())
                 self._within[-1] += taken_s
 
         return run
@@ -96,6 +97,27 @@ class Stopwatch:
 
         return run
 
+    def _of_decoder(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The native decoder tells its parts by itself."""
+        import numpy as np
+
+        def run(decoder: NativeDecoder, *arguments: Any) -> Any:
+            if not self._is_running:
+                return call(decoder, *arguments)
+            decoder.seconds = np.zeros(3)
+            self._linear_bytes[id(decoder)] = decoder.linear_bytes
+            answer = call(decoder, *arguments)
+            for kind, taken_s in zip((LINEAR, ATTENTION, MODULES), decoder.seconds, strict=True):
+                self._add(kind, float(taken_s))
+            self._within[-1] += float(decoder.seconds.sum())
+            decoder.seconds = None
+            return answer
+
+        return run
+
+    def _add(self, kind: str, seconds: float) -> None:
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+
     @property
     def linear_bytes(self) -> int:
         """Of the weights of all linear layers that ran, as they lie in memory."""
@@ -106,6 +128,7 @@ class Stopwatch:
         """Within it, the parts of a forward are timed, whichever model it is of."""
         import torch
 
+        from radixkv.kernels.native_decoder import NativeDecoder
         from radixkv.worker.attention import StepAttention
         from radixkv.worker.model import ModelRunner
         from radixkv.worker.packed_linear import Int8Linear, PackedLinear
@@ -123,6 +146,7 @@ class Stopwatch:
         with ExitStack() as stack:
             stack.enter_context(_replaced(torch.nn.Module, "__call__", call))
             stack.enter_context(_replaced(StepAttention, "attend", self.timed(ATTENTION, StepAttention.attend)))
+            stack.enter_context(_replaced(NativeDecoder, "run", self._of_decoder(NativeDecoder.run)))
             stack.enter_context(
                 _replaced(ModelRunner, "forward", self._counted(self.timed(FORWARD, ModelRunner.forward)))
             )

@@ -12,6 +12,7 @@ Dtypes: x float32 or bfloat16. Limits: the inputs are a multiple of 64. There is
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,16 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
 from radixkv.kernels.native_build import native_library
 
-__all__ = ["GROUP_SIZE", "Int8Weight", "can_multiply_int8", "linear_int8", "linear_int8_reference", "quantise_int8"]
+__all__ = [
+    "GROUP_SIZE",
+    "Int8Weight",
+    "NativeInt8Weight",
+    "can_multiply_int8",
+    "concatenate_int8",
+    "linear_int8",
+    "linear_int8_reference",
+    "quantise_int8",
+]
 
 GROUP_SIZE = 64
 _PANEL = 32
@@ -37,6 +47,25 @@ class Int8Weight(NamedTuple):
     scales: Tensor
     num_outputs: int
     dtype: torch.dtype
+
+
+class NativeInt8Weight(ctypes.Structure):
+    """A weight and its bias as the compiled kernels take them: pointers into tensors, which the caller keeps alive."""
+
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("num_inputs", ctypes.c_int64),
+        ("num_outputs", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, weight: Int8Weight, bias: Tensor | None) -> NativeInt8Weight:
+        """`bias`: [n] float32, contiguous, or None."""
+        bias_pointer = None if bias is None else bias.data_ptr()
+        num_inputs = weight.packed.shape[1]
+        return cls(weight.packed.data_ptr(), weight.scales.data_ptr(), bias_pointer, num_inputs, weight.num_outputs)
 
 
 def can_multiply_int8(weight: Tensor) -> bool:
@@ -64,6 +93,31 @@ def quantise_int8(weight: Tensor) -> Int8Weight:
     return Int8Weight(packed, by_panel, num_outputs, weight.dtype)
 
 
+def concatenate_int8(weights: Sequence[Int8Weight]) -> tuple[Int8Weight, list[Int8Weight]]:
+    """One weight with the outputs of all of them, and each anew as a part of its memory.
+
+    Raises:
+        InvalidArgumentError: not of the same inputs and dtype, or one whose outputs are no multiple of 32.
+    """
+    first = weights[0]
+    for index, weight in enumerate(weights):
+        if weight.num_outputs % _PANEL:
+            raise InvalidArgumentError(f"weights[{index}].num_outputs", weight.num_outputs, f"a multiple of {_PANEL}")
+        if weight.packed.shape[1] != first.packed.shape[1] or weight.dtype != first.dtype:
+            raise InvalidArgumentError(
+                f"weights[{index}]", (weight.packed.shape[1], weight.dtype), "of the inputs and dtype of weights[0]"
+            )
+    num_outputs = [weight.num_outputs for weight in weights]
+    packed = torch.cat([weight.packed for weight in weights])
+    scales = torch.cat([weight.scales for weight in weights])
+    rows, groups = torch.split(packed, num_outputs), torch.split(scales, [n // _PANEL for n in num_outputs])
+    parts = zip(rows, groups, weights, strict=True)
+    return (
+        Int8Weight(packed, scales, sum(num_outputs), first.dtype),
+        [weight._replace(packed=own_rows, scales=own_groups) for own_rows, own_groups, weight in parts],
+    )
+
+
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
     """[..., k] -> [..., n], contiguous, in the dtype for which `weight` was quantised.
 
@@ -84,11 +138,7 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Te
     multiply(
         ctypes.c_void_p(x.data_ptr()),
         ctypes.c_int64(x.numel() // num_inputs),
-        ctypes.c_int64(num_inputs),
-        ctypes.c_int64(weight.num_outputs),
-        ctypes.c_void_p(weight.packed.data_ptr()),
-        ctypes.c_void_p(weight.scales.data_ptr()),
-        ctypes.c_void_p(None if bias is None else bias.data_ptr()),
+        ctypes.byref(NativeInt8Weight.of(weight, bias)),
         ctypes.c_void_p(out.data_ptr()),
         ctypes.c_int32(torch.get_num_threads()),
     )

@@ -16,7 +16,7 @@ from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.native_plan import plan_native
 from radixkv.kernels.spec import AttentionSpec
 
-__all__ = ["attend_natively", "can_attend_natively"]
+__all__ = ["NativeCall", "attend_natively", "can_attend_natively", "plan_native_call"]
 
 _FUNCTIONS = {torch.float32: "radixkv_attend_float32", torch.bfloat16: "radixkv_attend_bfloat16"}
 _ARRAYS = ("tokens", "positions", "first_keys", "items", "parts", "blocks", "merges", "merge_parts")
@@ -56,17 +56,27 @@ def attend_natively(
     out: Tensor,
 ) -> None:
     """Fills `out` [T, Hq, Dv]. Token-major caches; arguments as checked by `paged_attention`, and by `can_attend_natively`."""
-    if not out.numel():
-        return
+    if out.numel():
+        plan_native_call(library, q, v_cache, batch, spec)(q, k_cache, v_cache, spec.sinks, out)
+
+
+def plan_native_call(
+    library: ctypes.CDLL, q: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec
+) -> NativeCall:
+    """The call for layers of this kind in this step, made once; of q [T, Hq, D] and v_cache only dtype and shapes count."""
     key = (library, q.dtype, q.shape[1:], v_cache.shape[2:], spec.scale, spec.sliding_window, spec.softcap)
-    call: _Call | None = batch.plans.get(key)
+    call: NativeCall | None = batch.plans.get(key)
     if call is None:
-        call = batch.plans[key] = _Call(library, q, v_cache, batch, spec)
-    call(q, k_cache, v_cache, spec.sinks, out)
+        call = batch.plans[key] = NativeCall(library, q, v_cache, batch, spec)
+    return call
 
 
-class _Call:
-    """What the layers of one kind have in common in a step, in the kernel's own structures."""
+class NativeCall:
+    """What the layers of one kind have in common in a step, in the kernel's own structures.
+
+    Attributes:
+        layer, work: addresses of the kernel's structures `Layer` and `Work`, valid as long as this lives.
+    """
 
     def __init__(
         self, library: ctypes.CDLL, q: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec
@@ -106,7 +116,7 @@ class _Call:
             num_merges=len(plan.merges),
             num_threads=torch.get_num_threads(),
         )
-        self._pointers = (ctypes.addressof(self._layer), ctypes.addressof(self._work))
+        self.layer, self.work = ctypes.addressof(self._layer), ctypes.addressof(self._work)
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | None, out: Tensor) -> None:
         if sinks is not None:
@@ -114,6 +124,6 @@ class _Call:
             self._layer.sinks = sinks.data_ptr()
         q_token, q_head, _ = q.stride()
         self._function(
-            *self._pointers, q.data_ptr(), q_token, q_head, k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr()
+            self.layer, self.work, q.data_ptr(), q_token, q_head, k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr()
         )
         self._layer.sinks = None

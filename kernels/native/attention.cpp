@@ -14,7 +14,7 @@
 #include <limits>
 #include <vector>
 
-#include "multiply.h"
+#include "operations.h"
 
 namespace radixkv {
 namespace {
@@ -72,36 +72,6 @@ void make_words(const T* from, int count, typename C::Word* to, int num_words) {
     for (int i = 0; i < num_words; ++i) to[i] = i < count ? as_float(from[i]) : 0.0f;
   }
 }
-
-}  // namespace
-
-extern "C" {
-
-// One layer's shapes and what it computes. Strides in elements; `softcap` 0: none. `sinks`: [Hq] or null.
-struct Layer {
-  int32_t num_heads, num_kv_heads, head_dim, v_head_dim, block_size;
-  float scale, softcap;
-  const float* sinks;
-};
-
-// A step's work. Entries are query rows of q in an order in which every item's are adjacent.
-struct Work {
-  const int32_t* tokens;      // [entries] row of q and out
-  const int32_t* positions;   // [entries] of the query
-  const int32_t* first_keys;  // [entries] the first position that it sees
-  const int32_t* items;       // [num_items, 5] first entry, past the last, first block in `blocks`, first key, past the last
-  const int32_t* parts;       // [num_items] row of `part_out` of its first entry, or -1: what it finds is the answer
-  const int32_t* blocks;      // block ids; an item's are those of its keys, in order
-  const int32_t* merges;      // [num_merges, 3] entry, first and past the last in `merge_parts`
-  const int32_t* merge_parts; // rows of `part_out`
-  float* part_out;            // [part rows, Hq, Dv]
-  float* part_lse;            // [part rows, Hq]
-  int32_t num_items, num_merges, num_threads;
-};
-
-}  // extern "C"
-
-namespace {
 
 // One thread's memory.
 template <class C>
@@ -384,16 +354,25 @@ class Attention {
 
 }  // namespace
 
+template <class T>
+void attend(const Layer& layer, const Work& work, const T* q, int64_t q_token, int64_t q_head, const T* k_cache,
+            const T* v_cache, T* out) {
+  Attention<T>(layer, work, q, q_token, q_head, k_cache, v_cache, out).run();
+}
+
+template void attend(const Layer&, const Work&, const float*, int64_t, int64_t, const float*, const float*, float*);
+template void attend(const Layer&, const Work&, const Bfloat16*, int64_t, int64_t, const Bfloat16*, const Bfloat16*, Bfloat16*);
+
 extern "C" {
 
 void radixkv_attend_float32(const Layer* layer, const Work* work, const float* q, int64_t q_token, int64_t q_head,
                             const float* k_cache, const float* v_cache, float* out) {
-  Attention<float>(*layer, *work, q, q_token, q_head, k_cache, v_cache, out).run();
+  attend(*layer, *work, q, q_token, q_head, k_cache, v_cache, out);
 }
 
 void radixkv_attend_bfloat16(const Layer* layer, const Work* work, const Bfloat16* q, int64_t q_token, int64_t q_head,
                              const Bfloat16* k_cache, const Bfloat16* v_cache, Bfloat16* out) {
-  Attention<Bfloat16>(*layer, *work, q, q_token, q_head, k_cache, v_cache, out).run();
+  attend(*layer, *work, q, q_token, q_head, k_cache, v_cache, out);
 }
 
 }  // extern "C"

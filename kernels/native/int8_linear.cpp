@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "multiply.h"
+#include "operations.h"
 
 namespace radixkv {
 namespace {
@@ -80,7 +80,7 @@ void add_group(const typename C::Word* x, int x_stride, const float* panel, cons
     const Floats scale = load<Floats>(scales + v * kLanes);
     for (int r = 0; r < R; ++r) {
       float* total = totals + r * kOutputs + v * kLanes;
-      store(total, adds ? load<Floats>(total) + sums[r][v] * scale : sums[r][v] * scale);
+      store(total, multiply_add(sums[r][v], scale, adds ? load<Floats>(total) : Floats{}));
     }
   }
 }
@@ -93,11 +93,24 @@ void add_group_of(int num_rows, const typename C::Word* x, int x_stride, const f
   add_group<C, R>(x, x_stride, panel, scales, totals, adds);
 }
 
-template <class T>
-void multiply(const T* x, int64_t num_rows, int64_t k, int64_t n, const uint8_t* packed, const float* scales, const float* bias,
-              T* out, int num_threads) {
+// One row's 32 sums, or those of them that there are.
+template <class Out>
+void write(const float* totals, int count, Out* to, bool adds) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats values = load<Floats>(totals + i);
+    put(to + i, adds ? load_floats(to + i) + values : values);
+  }
+  for (; i < count; ++i) put(to + i, adds ? as_float(to[i]) + totals[i] : totals[i]);
+}
+
+}  // namespace
+
+template <class T, class Out>
+void linear_int8(const T* x, int64_t num_rows, const Int8Weight& weight, Out* out, bool adds, int num_threads) {
   using C = Compute<T>;
   using Word = typename C::Word;
+  const int64_t k = weight.num_inputs, n = weight.num_outputs;
   const int num_groups = int(k / kInputs), num_panels = int((n + kOutputs - 1) / kOutputs);
   const int x_stride = int(k) / C::kPerWord;
   std::vector<Word> widened;
@@ -116,27 +129,25 @@ void multiply(const T* x, int64_t num_rows, int64_t k, int64_t n, const uint8_t*
     for (int p = 0; p < num_panels; ++p) {
       for (int group = 0; group < num_groups; ++group) {
         const int64_t number = int64_t(p) * num_groups + group;
-        unpack(packed + number * kInputs * kOutputs, panel, C());
+        unpack(weight.packed + number * kInputs * kOutputs, panel, C());
         for (int64_t row = 0; row < num_rows; row += kTileRows)
           add_group_of<C>(int(std::min<int64_t>(kTileRows, num_rows - row)),
-                          words + row * x_stride + group * (kInputs / C::kPerWord), x_stride, panel, scales + number * kOutputs,
-                          totals.data() + row * kOutputs, group > 0);
+                          words + row * x_stride + group * (kInputs / C::kPerWord), x_stride, panel,
+                          weight.scales + number * kOutputs, totals.data() + row * kOutputs, group > 0);
       }
       const int first = p * kOutputs, count = int(std::min<int64_t>(kOutputs, n - first));
       for (int64_t row = 0; row < num_rows; ++row) {
         float* total = totals.data() + row * kOutputs;
-        T* to = out + row * n + first;
-        if (bias)
-          for (int i = 0; i < count; ++i) total[i] += bias[first + i];
-        int i = 0;
-        for (; i + kLanes <= count; i += kLanes) put(to + i, load<Floats>(total + i));
-        for (; i < count; ++i) put(to + i, total[i]);
+        if (weight.bias)
+          for (int i = 0; i < count; ++i) total[i] += weight.bias[first + i];
+        write(total, count, out + row * n + first, adds);
       }
     }
   }
 }
 
-}  // namespace
+template void linear_int8(const float*, int64_t, const Int8Weight&, float*, bool, int);
+template void linear_int8(const Bfloat16*, int64_t, const Int8Weight&, float*, bool, int);
 
 extern "C" {
 
@@ -153,15 +164,14 @@ void radixkv_pack_int8_bfloat16(const int8_t* q, int64_t n, int64_t k, uint8_t* 
       pack<Compute<Bfloat16>>(q + output * k + input, k, packed);
 }
 
-// out [num_rows, n] = x [num_rows, k] x weights + bias [n] or null. `scales` [ceil(n / 32), k / 64, 32].
-void radixkv_linear_int8_float32(const float* x, int64_t num_rows, int64_t k, int64_t n, const uint8_t* packed,
-                                 const float* scales, const float* bias, float* out, int32_t num_threads) {
-  multiply(x, num_rows, k, n, packed, scales, bias, out, num_threads);
+// out [num_rows, num_outputs] of x [num_rows, num_inputs].
+void radixkv_linear_int8_float32(const float* x, int64_t num_rows, const Int8Weight* weight, float* out, int32_t num_threads) {
+  linear_int8(x, num_rows, *weight, out, false, num_threads);
 }
 
-void radixkv_linear_int8_bfloat16(const Bfloat16* x, int64_t num_rows, int64_t k, int64_t n, const uint8_t* packed,
-                                  const float* scales, const float* bias, Bfloat16* out, int32_t num_threads) {
-  multiply(x, num_rows, k, n, packed, scales, bias, out, num_threads);
+void radixkv_linear_int8_bfloat16(const Bfloat16* x, int64_t num_rows, const Int8Weight* weight, Bfloat16* out,
+                                  int32_t num_threads) {
+  linear_int8(x, num_rows, *weight, out, false, num_threads);
 }
 
 }  // extern "C"

@@ -15,7 +15,7 @@ using Bfloat16 = uint16_t;
 struct ByFloat {
   static constexpr int kPerWord = 1;
   using Word = float;
-  static Floats multiply_add(Floats sum, Word a, Floats b) { return sum + a * b; }
+  static Floats multiply_add(Floats sum, Word a, Floats b) { return radixkv::multiply_add(splat(a), b, sum); }
 };
 
 #if defined(__AVX512BF16__)

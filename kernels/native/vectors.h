@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -40,6 +40,17 @@ inline void store(void* to, V value) {
 }
 
 inline Floats splat(float value) { return value - Floats{}; }
+
+// a * b + c, rounded once where the machine can: said here, since the compiler may decide otherwise from one loop to the next.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
 
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 

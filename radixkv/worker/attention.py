@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from radixkv.kernels import AttentionBatch, paged_attention, write_kv
+from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.errors import ModelError
 from radixkv.worker.kv_pool import KVPool, LayerShape
 
@@ -89,13 +90,15 @@ def _attend(
 
 
 class ShapeProbe:
-    """Notes what each layer would keep, and which layers call at all; attends to nothing."""
+    """Notes what each layer would keep and compute, and which layers call at all; attends to nothing."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, LayerShape]] = []
+        self.specs: dict[int, AttentionSpec] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **terms: Any) -> Tensor:
         self.calls.append((layer, LayerShape(key.shape[1], key.shape[2], value.shape[2])))
+        self.specs[layer] = AttentionSpec(**terms)
         return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
     def layer_shapes(self, num_layers: int) -> Sequence[LayerShape]:

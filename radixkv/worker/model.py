@@ -18,6 +18,7 @@ from radixkv.worker.attention import ATTENTION_NAME, ShapeProbe, StepAttention, 
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
+from radixkv.worker.native_model import find_native_model
 from radixkv.worker.packed_linear import pack_linears
 
 __all__ = ["DEVICES", "DTYPES", "ForwardRow", "ModelRunner"]
@@ -108,7 +109,12 @@ class ModelRunner:
         self.quantization = "int8" if num_rounded else "none"
         self.weight_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
         self._scratch = Scratch()
-        self._layers = self._probe_layers(int(config.num_hidden_layers))
+        probe = self._probe()
+        self._layers = probe.layer_shapes(int(config.num_hidden_layers))
+        self._native = None
+        if num_rounded:
+            specs = [probe.specs[layer] for layer in range(len(self._layers))]
+            self._native = find_native_model(self._model, self._layers, specs, self._run)
         if num_blocks is not None:
             self.allocate_pool(num_blocks, block_size)
 
@@ -141,60 +147,59 @@ class ModelRunner:
             float32 [number of rows with `wants_logits`, vocab_size], in the order of `rows`.
         """
         query_lens = [len(row.token_ids) for row in rows]
-        ends = np.cumsum(query_lens)
-        token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
-        positions = np.concatenate(
-            [np.arange(row.start, row.start + length) for row, length in zip(rows, query_lens, strict=True)]
-        )
-        slots = np.concatenate(
-            [self._slots(row, length) for row, length in zip(rows, query_lens, strict=True)], dtype=np.int64
+        context_lens = [row.start + length for row, length in zip(rows, query_lens, strict=True)]
+        lasts = np.cumsum(query_lens) - 1
+        token_ids, positions, slots, kept = (
+            torch.from_numpy(values).to(self.device)
+            for values in (
+                np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows]),
+                np.concatenate([np.arange(row.start, end) for row, end in zip(rows, context_lens, strict=True)]),
+                np.concatenate([self._slots(row) for row in rows]),
+                np.array([last for last, row in zip(lasts, rows, strict=True) if row.wants_logits], dtype=np.int64),
+            )
         )
         batch = plan_attention(
             query_lens,
-            [row.start + length for row, length in zip(rows, query_lens, strict=True)],
+            context_lens,
             [row.block_table for row in rows],
             self.pool.block_size,
             self.device,
             scratch=self._scratch,
         )
-        kept = np.array([end - 1 for end, row in zip(ends, rows, strict=True) if row.wants_logits], dtype=np.int64)
-        site = StepAttention(self.pool, batch, torch.from_numpy(slots).to(self.device))
-        return self._run(token_ids, positions, kept, site)
+        if self._native is not None:
+            return self._native.forward(token_ids, positions, kept, slots, self.pool, batch)
+        return self._run(token_ids, positions, kept, StepAttention(self.pool, batch, slots))
 
-    def _slots(self, row: ForwardRow, length: int) -> npt.NDArray[np.int64]:
+    def _slots(self, row: ForwardRow) -> npt.NDArray[np.int64]:
         block_size = self.pool.block_size
-        positions = np.arange(row.start, row.start + length)
+        positions = np.arange(row.start, row.start + len(row.token_ids))
         table = np.frombuffer(row.block_table, dtype=np.int32).astype(np.int64)
         slots: npt.NDArray[np.int64] = table[positions // block_size] * block_size + positions % block_size
         slots[positions < row.num_stored] = -1
         return slots
 
-    def _run(
-        self,
-        token_ids: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        kept: npt.NDArray[np.int64],
-        site: StepAttention | ShapeProbe,
-    ) -> Tensor:
+    def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: StepAttention | ShapeProbe) -> Tensor:
+        """By the model's own code."""
         with torch.inference_mode():
             logits: Tensor = self._model(
-                input_ids=torch.from_numpy(token_ids)[None].to(self.device),
-                position_ids=torch.from_numpy(positions)[None].to(self.device),
+                input_ids=token_ids[None],
+                position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=torch.from_numpy(kept).to(self.device),
+                logits_to_keep=kept,
                 radixkv_site=site,
             ).logits[0]
             return logits.float()
 
-    def _probe_layers(self, num_layers: int) -> Any:
+    def _probe(self) -> ShapeProbe:
         probe = ShapeProbe()
+        token_ids, positions, kept = (torch.tensor(values, device=self.device) for values in ([0, 0], [0, 1], [1]))
         try:
-            logits = self._run(np.zeros(2, np.int64), np.arange(2), np.array([1]), probe)
+            logits = self._run(token_ids, positions, kept, probe)
         except (TypeError, ValueError) as error:  # a forward that does not know our keywords
             raise ModelError(f"the model cannot be run from a block table: {_one_line(error)}") from error
         if logits.shape != (1, self.vocab_size):
             raise ModelError("the model does not answer logits for chosen positions alone, so it cannot be served")
-        return probe.layer_shapes(num_layers)
+        return probe
 
 
 def _choose_device(device: str) -> torch.device:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixkv.kernels.int8_linear import can_multiply_int8, linear_int8, quantise_int8
+from radixkv.kernels.int8_linear import Int8Weight, can_multiply_int8, linear_int8, quantise_int8
 
 __all__ = ["Int8Linear", "PackedLinear", "pack_linears"]
 
@@ -40,10 +40,19 @@ class Int8Linear(torch.nn.Module):
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self._quantised = quantise_int8(linear.weight)
-        self.register_buffer("packed", self._quantised.packed)  # known as a buffer, for those who count bytes
-        self.register_buffer("scales", self._quantised.scales)
-        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        self.quantised = quantise_int8(linear.weight)
+        self.float_bias = None if linear.bias is None else linear.bias.detach().float()
+
+    @property
+    def quantised(self) -> Int8Weight:
+        """The weight as the kernel reads it; may be set to the same in other memory."""
+        return self._quantised
+
+    @quantised.setter
+    def quantised(self, weight: Int8Weight) -> None:
+        self._quantised = weight
+        self.register_buffer("packed", weight.packed)  # known as buffers, for those who count bytes
+        self.register_buffer("scales", weight.scales)
 
     @property
     def weight(self) -> Tensor:
@@ -53,7 +62,7 @@ class Int8Linear(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in features] -> [..., out features], of the weight's dtype."""
-        return linear_int8(x, self._quantised, self._bias)
+        return linear_int8(x, self._quantised, self.float_bias)
 
 
 def pack_linears(model: torch.nn.Module, quantization: str = "none") -> int:

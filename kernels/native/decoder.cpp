@@ -1,0 +1,227 @@
+// A decoder of the Llama family, from a step's embedded tokens to its logits: native_decoder.py tells it.
+//
+//   per layer    x = norm(hidden);  q, k, v = x Wqkv + b;  heads of q and k normed, where the model does, and rotated
+//                k and v go to their slots;  hidden += attention(q) Wo
+//                x = norm(hidden);  hidden += (silu(x Wgate) * (x Wup)) Wdown
+//   at the end   logits = norm(hidden) Whead, of the tokens asked for
+//
+// `hidden`, sums and what lies between two matrices are fp32; what is multiplied and what the caches hold has the type T.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "operations.h"
+
+namespace radixkv {
+
+extern "C" {
+
+struct DecoderLayer {
+  Int8Weight qkv, attention_out, gate_up, down;
+  const float *attention_norm, *mlp_norm;  // [hidden_size]
+  const float *q_norm, *k_norm;            // [D], or null
+};
+
+struct Decoder {
+  const DecoderLayer* layers;
+  Int8Weight head;
+  const float* last_norm;  // [hidden_size]
+  int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
+  float norm_epsilon;
+};
+
+struct DecoderStep {
+  float* hidden;              // [num_tokens, hidden_size] embedded tokens; overwritten
+  const float *cosines, *sines;  // [num_tokens, D]
+  const int64_t* slots;       // [num_tokens]; nothing is written below 0
+  const int64_t* kept;        // [num_kept] tokens whose logits are asked for
+  const Layer* const* attention;  // per layer
+  const Work* const* works;       // per layer
+  void* const* k_caches;      // per layer
+  void* const* v_caches;
+  float* logits;              // [num_kept, vocabulary]
+  double* seconds;            // [3] of matrices, attention, the rest: what they take is added; or null
+  int64_t num_tokens, num_kept;
+  int32_t num_threads;
+};
+
+}  // extern "C"
+
+namespace {
+
+enum Part { kMatrices, kAttention, kRest };
+
+constexpr int64_t kShared = 1 << 15;  // numbers from which on a loop over tokens is worth dividing among threads
+
+template <class T>
+void put_row(const float* from, int64_t count, T* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) put(to + i, load<Floats>(from + i));
+  for (; i < count; ++i) put(to + i, from[i]);
+}
+
+template <class T>
+void norm_row(const float* from, const float* weight, int64_t count, float epsilon, T* to) {
+  Floats squares{};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) squares += load<Floats>(from + i) * load<Floats>(from + i);
+  float total = sum(squares);
+  for (; i < count; ++i) total += from[i] * from[i];
+  const float factor = 1.0f / std::sqrt(total / count + epsilon);
+  for (i = 0; i + kLanes <= count; i += kLanes) put(to + i, load<Floats>(from + i) * factor * load<Floats>(weight + i));
+  for (; i < count; ++i) put(to + i, from[i] * factor * weight[i]);
+}
+
+// The pairs (i, i + size / 2) turned by the token's angles.
+void rotate(float* head, int size, const float* cosines, const float* sines) {
+  const int half = size / 2;
+  for (int i = 0; i < half; ++i) {
+    const float first = head[i], second = head[i + half];
+    head[i] = first * cosines[i] - second * sines[i];
+    head[i + half] = second * cosines[i + half] + first * sines[i + half];
+  }
+}
+
+template <class T>
+void gate_row(const float* gates, const float* values, int64_t count, T* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats gate = load<Floats>(gates + i);
+    const Floats decay = exp_of_negative(gate > 0.0f ? -gate : gate);
+    const Floats sigmoid = (gate > 0.0f ? splat(1.0f) : decay) / (decay + 1.0f);
+    put(to + i, gate * sigmoid * load<Floats>(values + i));
+  }
+  for (; i < count; ++i) put(to + i, gates[i] / (1.0f + std::exp(-gates[i])) * values[i]);
+}
+
+// Memory of the thread that drives the steps.
+template <class T>
+struct Buffers {
+  std::vector<T> x, q, attended, gated;
+  std::vector<float> qkv, gate_up;
+
+  void fit(const Decoder& decoder, int64_t num_tokens) {
+    const auto grow = [](auto& buffer, int64_t size) {
+      if (int64_t(buffer.size()) < size) buffer.resize(size);
+    };
+    const int64_t q_size = int64_t(decoder.num_heads) * decoder.head_dim;
+    grow(x, num_tokens * decoder.hidden_size);
+    grow(q, num_tokens * q_size);
+    grow(attended, num_tokens * q_size);
+    grow(gated, num_tokens * decoder.intermediate_size);
+    grow(qkv, num_tokens * (q_size + 2 * int64_t(decoder.num_kv_heads) * decoder.head_dim));
+    grow(gate_up, num_tokens * 2 * decoder.intermediate_size);
+  }
+};
+
+template <class T>
+class Step {
+ public:
+  Step(const Decoder& decoder, const DecoderStep& step) : decoder_(decoder), step_(step), num_tokens_(step.num_tokens) {
+    buffers_.fit(decoder, num_tokens_);
+  }
+
+  void run() {
+    for (int number = 0; number < decoder_.num_layers; ++number) {
+      const DecoderLayer& layer = decoder_.layers[number];
+      T *k_cache = static_cast<T*>(step_.k_caches[number]), *v_cache = static_cast<T*>(step_.v_caches[number]);
+      timed(kRest, [&] { norm(layer.attention_norm); });
+      linear(buffers_.x.data(), layer.qkv, buffers_.qkv.data(), false);
+      timed(kRest, [&] { take_heads(layer, k_cache, v_cache); });
+      timed(kAttention, [&] {
+        attend(*step_.attention[number], *step_.works[number], buffers_.q.data(),
+               int64_t(decoder_.num_heads) * decoder_.head_dim, decoder_.head_dim, k_cache, v_cache, buffers_.attended.data());
+      });
+      linear(buffers_.attended.data(), layer.attention_out, step_.hidden, true);
+      timed(kRest, [&] { norm(layer.mlp_norm); });
+      linear(buffers_.x.data(), layer.gate_up, buffers_.gate_up.data(), false);
+      timed(kRest, [&] { gate(); });
+      linear(buffers_.gated.data(), layer.down, step_.hidden, true);
+    }
+    const int64_t size = decoder_.hidden_size;
+    for (int64_t i = 0; i < step_.num_kept; ++i)
+      norm_row(step_.hidden + step_.kept[i] * size, decoder_.last_norm, size, decoder_.norm_epsilon, buffers_.x.data() + i * size);
+    timed(kMatrices, [&] {
+      linear_int8(buffers_.x.data(), step_.num_kept, decoder_.head, step_.logits, false, step_.num_threads);
+    });
+  }
+
+ private:
+  template <class Do>
+  void timed(Part part, Do run) const {
+    const double start = step_.seconds ? omp_get_wtime() : 0.0;
+    run();
+    if (step_.seconds) step_.seconds[part] += omp_get_wtime() - start;
+  }
+
+  void linear(const T* x, const Int8Weight& weight, float* out, bool adds) const {
+    timed(kMatrices, [&] { linear_int8(x, num_tokens_, weight, out, adds, step_.num_threads); });
+  }
+
+  template <class Visit>
+  void each_token(int64_t numbers_per_token, Visit visit) const {
+    const bool is_shared = step_.num_threads > 1 && num_tokens_ * numbers_per_token >= kShared;
+#pragma omp parallel for num_threads(step_.num_threads) if (is_shared)
+    for (int64_t token = 0; token < num_tokens_; ++token) visit(token);
+  }
+
+  void norm(const float* weight) {
+    const int64_t size = decoder_.hidden_size;
+    T* x = buffers_.x.data();
+    each_token(size, [&](int64_t token) {
+      norm_row(step_.hidden + token * size, weight, size, decoder_.norm_epsilon, x + token * size);
+    });
+  }
+
+  // From the products with Wqkv to q, and to the slots of K and V.
+  void take_heads(const DecoderLayer& layer, T* k_cache, T* v_cache) {
+    const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
+    float* qkv = buffers_.qkv.data();
+    T* q = buffers_.q.data();
+    each_token((num_heads + 2 * num_kv_heads) * dim, [&](int64_t token) {
+      float* from = qkv + token * (num_heads + 2 * num_kv_heads) * dim;
+      const float *cosines = step_.cosines + token * dim, *sines = step_.sines + token * dim;
+      for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
+        const float* weight = head < num_heads ? layer.q_norm : layer.k_norm;
+        if (weight) norm_row(from + head * dim, weight, dim, decoder_.norm_epsilon, from + head * dim);
+        rotate(from + head * dim, int(dim), cosines, sines);
+      }
+      put_row(from, num_heads * dim, q + token * num_heads * dim);
+      const int64_t slot = step_.slots[token];
+      if (slot < 0) return;
+      put_row(from + num_heads * dim, num_kv_heads * dim, k_cache + slot * num_kv_heads * dim);
+      put_row(from + (num_heads + num_kv_heads) * dim, num_kv_heads * dim, v_cache + slot * num_kv_heads * dim);
+    });
+  }
+
+  void gate() {
+    const int64_t size = decoder_.intermediate_size;
+    const float* gate_up = buffers_.gate_up.data();
+    T* gated = buffers_.gated.data();
+    each_token(size, [&](int64_t token) {
+      gate_row(gate_up + token * 2 * size, gate_up + (token * 2 + 1) * size, size, gated + token * size);
+    });
+  }
+
+  const Decoder& decoder_;
+  const DecoderStep& step_;
+  const int64_t num_tokens_;
+  static thread_local Buffers<T> buffers_;
+};
+
+template <class T>
+thread_local Buffers<T> Step<T>::buffers_;
+
+}  // namespace
+
+extern "C" {
+
+void radixkv_decode_float32(const Decoder* decoder, const DecoderStep* step) { Step<float>(*decoder, *step).run(); }
+
+void radixkv_decode_bfloat16(const Decoder* decoder, const DecoderStep* step) { Step<Bfloat16>(*decoder, *step).run(); }
+
+}  // extern "C"
+}  // namespace radixkv

@@ -1,0 +1,301 @@
+"""A whole decoder of the Llama family in one call on a CPU, from a step's embedded tokens to its logits.
+
+    per layer    x = norm(hidden);  q, k, v = x Wqkv + b;  heads of q and k normed, where the model does, and rotated
+                 k and v go to their slots;  hidden += paged attention(q) Wo + b
+                 x = norm(hidden);  hidden += (silu(x Wgate + b) * (x Wup + b)) Wdown + b
+    at the end   logits = norm(hidden) Whead + b, of the tokens asked for
+
+    norm(x) = x / sqrt(mean(x^2) + epsilon) * weight        rotated: pairs (i, i + D/2), by the cosines and sines given
+
+What lies between the kernels costs more than a third of a small model's step where Python calls them one by one, and holds the
+interpreter's lock. Here one call runs them all, over the same caches and plans, and other threads run meanwhile.
+
+Dtypes: int8 weights for activations and caches of float32 or bfloat16; hidden, sums and logits fp32. Needs the native kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.batch import AttentionBatch
+from radixkv.kernels.checks import check_tensor
+from radixkv.kernels.int8_linear import Int8Weight, NativeInt8Weight
+from radixkv.kernels.layout import kv_shape
+from radixkv.kernels.native_attention import plan_native_call
+from radixkv.kernels.native_build import native_library
+from radixkv.kernels.spec import AttentionSpec
+
+__all__ = ["DecoderLayer", "DecoderWeights", "Linear", "NativeDecoder"]
+
+_FUNCTIONS = {torch.float32: "radixkv_decode_float32", torch.bfloat16: "radixkv_decode_bfloat16"}
+_Pointer = ctypes.c_void_p
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """A weight [n, k] in int8, and a bias [n] float32 or None."""
+
+    weight: Int8Weight
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLayer:
+    """Weights of one layer; norms are float32.
+
+    Attributes:
+        qkv: [(Hq + 2 Hkv) D, hidden], heads of q, then of k, then of v. attention_out: [hidden, Hq D].
+        gate_up: [2 intermediate, hidden], the gates first. down: [hidden, intermediate].
+        attention_norm, mlp_norm: [hidden]. q_norm, k_norm: [D], or None.
+        attention: what its attention computes; without sinks.
+    """
+
+    qkv: Linear
+    attention_out: Linear
+    gate_up: Linear
+    down: Linear
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    attention: AttentionSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderWeights:
+    """All layers, what follows them (`head` [vocabulary, hidden], `last_norm` [hidden] float32), and the sizes."""
+
+    layers: Sequence[DecoderLayer]
+    head: Linear
+    last_norm: Tensor
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_epsilon: float
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, NativeInt8Weight) for name in ("qkv", "attention_out", "gate_up", "down")),
+        *((name, _Pointer) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
+    )
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = (
+        ("layers", _Pointer),
+        ("head", NativeInt8Weight),
+        ("last_norm", _Pointer),
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "num_layers",
+                "hidden_size",
+                "intermediate_size",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+            )
+        ),
+        ("norm_epsilon", ctypes.c_float),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("hidden", "cosines", "sines", "slots", "kept")),
+        *((name, _Pointer) for name in ("attention", "works", "k_caches", "v_caches", "logits", "seconds")),
+        ("num_tokens", ctypes.c_int64),
+        ("num_kept", ctypes.c_int64),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class NativeDecoder:
+    """The kernel, and the weights that it points to. One thread calls it at a time.
+
+    Attributes:
+        dtype: of activations and caches.
+        linear_bytes: of the weights that a step reads.
+        seconds: if set, float64 [3] to which every run adds what matrices, attention, and norms, rotation and gates took.
+
+    Raises:
+        InvalidArgumentError: weights that do not fit each other, or there are no native kernels here.
+    """
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        library = native_library()
+        if library is None:
+            raise InvalidArgumentError("weights", "int8", "run by a model of its own where there are no native kernels")
+        self._library = library
+        self._weights = weights
+        self.dtype = weights.head.weight.dtype
+        self.seconds: npt.NDArray[np.float64] | None = None
+        self._hidden_size = int(weights.last_norm.shape[0])
+        intermediate_size = weights.layers[0].down.weight.packed.shape[1]
+        _check(weights, self._hidden_size, intermediate_size)
+        self._function: Any = library[_FUNCTIONS[self.dtype]]
+        self._function.argtypes = (_Pointer, _Pointer)
+        self._function.restype = None
+        layers = (_Layer * len(weights.layers))(*map(_native_layer, weights.layers))
+        self._decoder = _Decoder(
+            layers=ctypes.addressof(layers),
+            head=_native_linear(weights.head),
+            last_norm=weights.last_norm.data_ptr(),
+            num_layers=len(weights.layers),
+            hidden_size=self._hidden_size,
+            intermediate_size=intermediate_size,
+            num_heads=weights.num_heads,
+            num_kv_heads=weights.num_kv_heads,
+            head_dim=weights.head_dim,
+            norm_epsilon=weights.norm_epsilon,
+        )
+        self._kept = layers  # what the structure points to
+        linears = [weights.head, *chain.from_iterable(map(_linears, weights.layers))]
+        self.linear_bytes = sum(linear.weight.packed.nbytes + linear.weight.scales.nbytes for linear in linears)
+
+    def run(
+        self,
+        hidden: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        slots: Tensor,
+        kept: Tensor,
+        k_caches: Sequence[Tensor],
+        v_caches: Sequence[Tensor],
+        batch: AttentionBatch,
+    ) -> Tensor:
+        """Computes T tokens: writes their K and V, and answers the logits of those in `kept`.
+
+        Args:
+            hidden: [T, hidden] float32, contiguous: the embedded tokens. Overwritten.
+            cosines, sines: [T, D] float32, contiguous, of the tokens' rotary angles.
+            slots: [T] int64, where K and V go; below 0: nowhere.
+            kept: [K] int64, tokens.
+            k_caches, v_caches: per layer, from `allocate_kv`, in `dtype`.
+            batch: the step's sequences, T rows.
+
+        Returns:
+            [K, vocabulary] float32.
+
+        Raises:
+            InvalidArgumentError: a shape, dtype, slot, token or block id that does not fit.
+        """
+        weights = self._weights
+        num_tokens, cpu = batch.num_tokens, torch.device("cpu")
+        check_tensor("hidden", hidden, (num_tokens, self._hidden_size), (torch.float32,), cpu)
+        for name, angles in (("cosines", cosines), ("sines", sines)):
+            check_tensor(name, angles, (num_tokens, weights.head_dim), (torch.float32,), cpu)
+        check_tensor("slots", slots, (num_tokens,), (torch.int64,), cpu)
+        check_tensor("kept", kept, (None,), (torch.int64,), cpu)
+        num_blocks = self._check_caches(k_caches, v_caches, batch)
+        _check_range("slots", slots, None, num_blocks * batch.block_size)
+        _check_range("kept", kept, 0, num_tokens)
+        logits = torch.empty(kept.shape[0], weights.head.weight.num_outputs)
+        if not num_tokens:
+            return logits
+        q = torch.empty(0, weights.num_heads, weights.head_dim, dtype=self.dtype)
+        calls = [plan_native_call(self._library, q, v_caches[0], batch, layer.attention) for layer in weights.layers]
+        attention, works = _pointers([call.layer for call in calls]), _pointers([call.work for call in calls])
+        k_pointers, v_pointers = (_pointers([c.data_ptr() for c in caches]) for caches in (k_caches, v_caches))
+        step = _Step(
+            *(tensor.data_ptr() for tensor in (hidden, cosines, sines, slots, kept)),
+            *map(ctypes.addressof, (attention, works, k_pointers, v_pointers)),
+            logits.data_ptr(),
+            None if self.seconds is None else self.seconds.ctypes.data,
+            num_tokens,
+            kept.shape[0],
+            torch.get_num_threads(),
+        )
+        self._function(ctypes.addressof(self._decoder), ctypes.addressof(step))
+        return logits
+
+    def _check_caches(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], batch: AttentionBatch) -> int:
+        """How many blocks the caches have."""
+        weights = self._weights
+        for name, caches in (("k_caches", k_caches), ("v_caches", v_caches)):
+            if len(caches) != len(weights.layers):
+                raise InvalidArgumentError(f"len({name})", len(caches), f"{len(weights.layers)}, one per layer")
+        shape = (k_caches[0].shape[0], batch.block_size, weights.num_kv_heads, weights.head_dim)
+        for cache in chain(k_caches, v_caches):
+            if cache.shape != shape or cache.dtype != self.dtype or not cache.is_contiguous():
+                kv_shape("cache", cache, head_major=False)
+                raise InvalidArgumentError("cache", (tuple(cache.shape), cache.dtype), f"{shape} of {self.dtype}")
+        if batch.highest_block >= shape[0]:
+            raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {shape[0]}, the pool")
+        return shape[0]
+
+
+def _check(weights: DecoderWeights, hidden_size: int, intermediate_size: int) -> None:
+    num_heads, num_kv_heads, dim = weights.num_heads, weights.num_kv_heads, weights.head_dim
+    if num_heads % num_kv_heads or dim % 2:
+        raise InvalidArgumentError("heads", (num_heads, num_kv_heads, dim), "whole groups of heads of an even size")
+    shapes = {
+        "qkv": ((num_heads + 2 * num_kv_heads) * dim, hidden_size),
+        "attention_out": (hidden_size, num_heads * dim),
+        "gate_up": (2 * intermediate_size, hidden_size),
+        "down": (hidden_size, intermediate_size),
+    }
+    for layer in weights.layers:
+        for name, shape in shapes.items():
+            _check_linear(name, getattr(layer, name), shape, weights.head.weight.dtype)
+        for name, width in (
+            ("attention_norm", hidden_size),
+            ("mlp_norm", hidden_size),
+            ("q_norm", dim),
+            ("k_norm", dim),
+        ):
+            norm = getattr(layer, name)
+            if norm is not None:
+                check_tensor(name, norm, (width,), (torch.float32,), torch.device("cpu"))
+        if layer.attention.sinks is not None:
+            raise InvalidArgumentError("attention.sinks", "given", "None")
+    _check_linear("head", weights.head, (weights.head.weight.num_outputs, hidden_size), weights.head.weight.dtype)
+
+
+def _check_linear(name: str, linear: Linear, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = linear.weight
+    if (weight.num_outputs, weight.packed.shape[1]) != shape or weight.dtype != dtype:
+        found = (weight.num_outputs, weight.packed.shape[1], weight.dtype)
+        raise InvalidArgumentError(name, found, f"{(*shape, dtype)}")
+    if linear.bias is not None:
+        check_tensor(f"{name}.bias", linear.bias, (weight.num_outputs,), (torch.float32,), torch.device("cpu"))
+
+
+def _check_range(name: str, values: Tensor, low: int | None, end: int) -> None:
+    if values.numel():
+        least, most = (int(value) for value in torch.aminmax(values))
+        if most >= end or (low is not None and least < low):
+            raise InvalidArgumentError(
+                name, most if most >= end else least, f"below {end}" if low is None else f"{low} to {end - 1}"
+            )
+
+
+def _native_layer(layer: DecoderLayer) -> _Layer:
+    norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
+    return _Layer(
+        *map(_native_linear, _linears(layer)),
+        *(None if norm is None else norm.data_ptr() for norm in norms),
+    )
+
+
+def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
+    return (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+
+
+def _native_linear(linear: Linear) -> NativeInt8Weight:
+    return NativeInt8Weight.of(linear.weight, linear.bias)
+
+
+def _pointers(addresses: Sequence[int]) -> ctypes.Array[Any]:
+    return (_Pointer * len(addresses))(*addresses)

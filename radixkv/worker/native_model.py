@@ -1,0 +1,150 @@
+"""A model of the Llama family, run by the native decoder in place of its own code.
+
+Only models whose classes are known are taken, and only where all their matrices were rounded to int8. Before it is used, a
+short prompt is run both ways. Whatever does not fit, is left to the model itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import AttentionBatch, plan_attention
+from radixkv.kernels.int8_linear import concatenate_int8
+from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, Linear, NativeDecoder
+from radixkv.kernels.spec import AttentionSpec
+from radixkv.worker.attention import StepAttention
+from radixkv.worker.kv_pool import KVPool, LayerShape
+from radixkv.worker.packed_linear import Int8Linear
+
+__all__ = ["NativeModel", "find_native_model"]
+
+_LOG = logging.getLogger(__name__)
+
+_FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+"""Decoders of one shape: RMS norms, rotated halves of heads, silu-gated MLPs, nothing else between the matrices."""
+
+_NUM_COMPARED = 8
+_MOST_APART = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+"""Of the logits' norm. The model rounds to bfloat16 between its modules, the decoder less often."""
+
+
+class NativeModel:
+    """Embeds tokens and runs the decoder on them."""
+
+    def __init__(self, model: Any, decoder: NativeDecoder) -> None:
+        self._embed = model.get_input_embeddings()
+        self._rotary = model.model.rotary_emb
+        self._decoder = decoder
+        self.dtype = decoder.dtype
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, kept: Tensor, slots: Tensor, pool: KVPool, batch: AttentionBatch
+    ) -> Tensor:
+        """[T] ids at [T] positions, K and V of which go to [T] slots of the pool: float32 logits of the tokens in `kept`."""
+        with torch.inference_mode():
+            hidden = self._embed(token_ids).float()
+            cosines, sines = self._rotary(hidden[None], positions[None])
+            return self._decoder.run(hidden, cosines[0], sines[0], slots, kept, pool.k_caches, pool.v_caches, batch)
+
+
+def find_native_model(
+    model: Any,
+    layers: Sequence[LayerShape],
+    specs: Sequence[AttentionSpec],
+    run: Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor],
+) -> NativeModel | None:
+    """The model by the native decoder, or None where that cannot be.
+
+    Args:
+        model: on a CPU, its linear layers packed.
+        layers, specs: what its attention keeps and computes, per layer.
+        run: ids, positions, tokens kept and a site, by the model's own code; answers logits.
+    """
+    if type(model).__name__ not in _FAMILY:
+        return None
+    try:
+        native = NativeModel(model, NativeDecoder(_weights(model, layers, specs)))
+    except (_NotRoundedError, InvalidArgumentError) as reason:
+        _LOG.debug("the model runs by its own code: %s", reason)
+        return None
+    apart, most = _compare(model, native, layers, run), _MOST_APART[native.dtype]
+    if not apart <= most:
+        _LOG.warning("the model runs by its own code, more slowly: the native decoder's logits are %.2g off", apart)
+        return None
+    return native
+
+
+class _NotRoundedError(Exception):
+    """A matrix that is not in int8."""
+
+
+def _weights(model: Any, layers: Sequence[LayerShape], specs: Sequence[AttentionSpec]) -> DecoderWeights:
+    config = model.config
+    shape = layers[0]
+    return DecoderWeights(
+        layers=[_layer(layer, spec) for layer, spec in zip(model.model.layers, specs, strict=True)],
+        head=_linear(model.lm_head),
+        last_norm=model.model.norm.weight.detach().float(),
+        num_heads=config.num_attention_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.key_dim,
+        norm_epsilon=config.rms_norm_eps,
+    )
+
+
+def _layer(layer: Any, spec: AttentionSpec) -> DecoderLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    return DecoderLayer(
+        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        attention_out=_linear(attention.o_proj),
+        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        down=_linear(mlp.down_proj),
+        attention_norm=layer.input_layernorm.weight.detach().float(),
+        mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
+        q_norm=None if q_norm is None else q_norm.weight.detach().float(),
+        k_norm=None if k_norm is None else k_norm.weight.detach().float(),
+        attention=spec,
+    )
+
+
+def _linear(module: Any) -> Linear:
+    if not isinstance(module, Int8Linear):
+        raise _NotRoundedError(f"a matrix is a {type(module).__name__}")
+    return Linear(module.quantised, module.float_bias)
+
+
+def _joined(*modules: Any) -> Linear:
+    """Several matrices of the same inputs as one; the modules go on with their parts of its memory."""
+    linears = [_linear(module) for module in modules]
+    whole, parts = concatenate_int8([linear.weight for linear in linears])
+    for module, part in zip(modules, parts, strict=True):
+        module.quantised = part
+    if all(linear.bias is None for linear in linears):
+        return Linear(whole)
+    biases = [torch.zeros(one.weight.num_outputs) if one.bias is None else one.bias for one in linears]
+    return Linear(whole, torch.cat(biases))
+
+
+def _compare(
+    model: Any,
+    native: NativeModel,
+    layers: Sequence[LayerShape],
+    run: Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor],
+) -> float:
+    """How far the two ways' logits of a short prompt are apart, relative to their norm."""
+    token_ids = torch.from_numpy(np.linspace(0, model.config.vocab_size - 1, _NUM_COMPARED).astype(np.int64))
+    positions = torch.arange(_NUM_COMPARED)
+    batch = plan_attention([_NUM_COMPARED], [_NUM_COMPARED], [array("i", [0])], _NUM_COMPARED, "cpu")
+    pools = [KVPool(layers, 1, _NUM_COMPARED, native.dtype, torch.device("cpu")) for _ in range(2)]
+    expected = run(token_ids, positions, positions, StepAttention(pools[0], batch, positions))
+    found = native.forward(token_ids, positions, positions, positions, pools[1], batch)
+    return float((found - expected).norm() / expected.norm())

@@ -1,0 +1,317 @@
+"""The native decoder against its formula in float64, on every level that this machine can run."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import allocate_kv, int8_linear, native_decoder, plan_attention
+from radixkv.kernels.int8_linear import concatenate_int8, linear_int8_reference, quantise_int8
+from radixkv.kernels.native_build import build_native, usable_levels
+from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, Linear, NativeDecoder
+from radixkv.kernels.spec import AttentionSpec
+
+RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+NUM_BLOCKS, BLOCK_SIZE = 24, 4
+EPSILON = 1e-5
+
+
+@pytest.fixture(params=usable_levels(), autouse=True)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ctypes.CDLL(str(build_native(request.param)))
+    for module in (int8_linear, native_decoder):
+        monkeypatch.setattr(module, "native_library", lambda: library)
+
+
+@pytest.fixture(params=[1, 2], autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+class Toy:
+    """Random weights of a small decoder, plain and as the kernel takes them."""
+
+    def __init__(self, dtype: torch.dtype, **traits: Any) -> None:
+        self.dtype = dtype
+        self.num_heads, self.num_kv_heads, self.dim = traits.get("heads", (4, 2, 16))
+        self.hidden_size, self.intermediate_size, self.num_layers, self.vocabulary = 64, 128, 2, 51
+        self.spec = AttentionSpec(self.dim**-0.5, traits.get("window"), traits.get("softcap"))
+        self._with_bias = traits.get("bias", False)
+        self._generator = torch.Generator().manual_seed(7)
+        q_size, kv_size = self.num_heads * self.dim, self.num_kv_heads * self.dim
+        sizes = {
+            "q": (q_size, self.hidden_size),
+            "k": (kv_size, self.hidden_size),
+            "v": (kv_size, self.hidden_size),
+            "out": (self.hidden_size, q_size),
+            "gate": (self.intermediate_size, self.hidden_size),
+            "up": (self.intermediate_size, self.hidden_size),
+            "down": (self.hidden_size, self.intermediate_size),
+        }
+        self.layers: list[dict[str, Any]] = []
+        for _ in range(self.num_layers):
+            layer: dict[str, Any] = {name: self._linear(*size) for name, size in sizes.items()}
+            layer |= {name: 1 + 0.3 * self._random(self.hidden_size) for name in ("norm", "mlp_norm")}
+            has_head_norms = traits.get("head_norms", False)
+            layer |= {
+                name: 1 + 0.3 * self._random(self.dim) if has_head_norms else None for name in ("q_norm", "k_norm")
+            }
+            self.layers.append(layer)
+        self.head = self._linear(self.vocabulary, self.hidden_size)
+        self.last_norm = 1 + 0.3 * self._random(self.hidden_size)
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator)
+
+    def _linear(self, num_outputs: int, num_inputs: int) -> tuple[Tensor, Tensor | None]:
+        weight = (self._random(num_outputs, num_inputs) * num_inputs**-0.5).to(self.dtype)
+        return weight, self._random(num_outputs) if self._with_bias else None
+
+    def weights(self) -> DecoderWeights:
+        return DecoderWeights(
+            layers=[self._layer(layer) for layer in self.layers],
+            head=_joined(self.head),
+            last_norm=self.last_norm,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.dim,
+            norm_epsilon=EPSILON,
+        )
+
+    def _layer(self, layer: dict[str, Any]) -> DecoderLayer:
+        return DecoderLayer(
+            qkv=_joined(layer["q"], layer["k"], layer["v"]),
+            attention_out=_joined(layer["out"]),
+            gate_up=_joined(layer["gate"], layer["up"]),
+            down=_joined(layer["down"]),
+            attention_norm=layer["norm"],
+            mlp_norm=layer["mlp_norm"],
+            q_norm=layer["q_norm"],
+            k_norm=layer["k_norm"],
+            attention=self.spec,
+        )
+
+    def expect(self, hidden: Tensor) -> Tensor:
+        """Logits after every token of one sequence [T, hidden], in float64."""
+        hidden = hidden.double()
+        positions = torch.arange(hidden.shape[0])
+        cosines, sines = (angles.double() for angles in self.angles(positions))
+        visible = positions[None] <= positions[:, None]
+        if self.spec.sliding_window is not None:
+            visible &= positions[None] > positions[:, None] - self.spec.sliding_window
+        for layer in self.layers:
+            x = _norm(hidden, layer["norm"])
+            q, k, v = (_multiply(x, layer[name]).unflatten(1, (-1, self.dim)).transpose(0, 1) for name in "qkv")
+            q, k = (
+                _rotate(_norm(heads, layer[f"{name}_norm"]), cosines, sines) for heads, name in ((q, "q"), (k, "k"))
+            )
+            k, v = (heads.repeat_interleave(self.num_heads // self.num_kv_heads, dim=0) for heads in (k, v))
+            scores = q @ k.mT * self.spec.scale
+            if self.spec.softcap is not None:
+                scores = self.spec.softcap * torch.tanh(scores / self.spec.softcap)
+            found = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+            hidden = hidden + _multiply(found.transpose(0, 1).flatten(1), layer["out"])
+            x = _norm(hidden, layer["mlp_norm"])
+            gated = torch.nn.functional.silu(_multiply(x, layer["gate"])) * _multiply(x, layer["up"])
+            hidden = hidden + _multiply(gated, layer["down"])
+        return _multiply(_norm(hidden, self.last_norm), self.head)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        turns = positions[:, None] * torch.logspace(0, -2, self.dim // 2, dtype=torch.float64)
+        both = torch.cat((turns, turns), dim=1)
+        return both.cos().float(), both.sin().float()
+
+
+def _joined(*linears: tuple[Tensor, Tensor | None]) -> Linear:
+    quantised = [quantise_int8(weight) for weight, _ in linears]
+    whole = quantised[0] if len(linears) == 1 else concatenate_int8(quantised)[0]
+    biases = [bias for _, bias in linears if bias is not None]
+    return Linear(whole, torch.cat(biases) if biases else None)
+
+
+def _norm(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x if weight is None else x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight
+
+
+def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+def _multiply(x: Tensor, linear: tuple[Tensor, Tensor | None]) -> Tensor:
+    return linear_int8_reference(x, *linear)
+
+
+class Served:
+    """Sequences of a toy's kernel over one pool, whose unwritten slots hold NaN."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.toy = toy
+        self.decoder = NativeDecoder(toy.weights())
+        sizes = (NUM_BLOCKS, BLOCK_SIZE, toy.num_kv_heads, toy.dim, toy.dtype, "cpu")
+        self.k_caches, self.v_caches = ([allocate_kv(*sizes).fill_(torch.nan) for _ in toy.layers] for _ in "kv")
+        self.free = list(range(NUM_BLOCKS))
+        random.Random(3).shuffle(self.free)
+
+    def take(self, num_tokens: int) -> array[int]:
+        return array("i", [self.free.pop() for _ in range(-(-num_tokens // BLOCK_SIZE))])
+
+    def run(self, parts: list[tuple[Tensor, int, array[int]]], num_stored: int = 0) -> Tensor:
+        """Each part: embedded tokens, their first position, a block table. Logits of every token."""
+        lengths = [len(hidden) for hidden, _, _ in parts]
+        ends = [start + len(hidden) for hidden, start, _ in parts]
+        batch = plan_attention(lengths, ends, [table for _, _, table in parts], BLOCK_SIZE, "cpu")
+        positions = torch.cat([torch.arange(start, end) for (_, start, _), end in zip(parts, ends, strict=True)])
+        slots = [
+            table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE if p >= num_stored else -1
+            for (hidden, start, table), end in zip(parts, ends, strict=True)
+            for p in range(start, end)
+        ]
+        hidden = torch.cat([hidden for hidden, _, _ in parts]).clone()
+        kept = torch.arange(len(positions))
+        angles = self.toy.angles(positions)
+        return self.decoder.run(
+            hidden, *angles, torch.tensor(slots, dtype=torch.int64), kept, self.k_caches, self.v_caches, batch
+        )
+
+
+TRAITS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "9/3 heads": {"heads": (3, 1, 64)},
+    "bias": {"bias": True},
+    "norms of heads": {"head_norms": True},
+    "window and cap": {"window": 5, "softcap": 1.5},
+    "odd heads": {"heads": (2, 2, 32)},
+}
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    return bool((found - expected).norm() <= RELATIVE_ERRORS[dtype] * expected.norm())
+
+
+@pytest.mark.parametrize("dtype", RELATIVE_ERRORS, ids=str)
+@pytest.mark.parametrize("traits", TRAITS.values(), ids=TRAITS)
+def test_it_computes_its_formula_in_one_piece_in_chunks_and_token_by_token(
+    traits: dict[str, Any], dtype: torch.dtype
+) -> None:
+    toy = Toy(dtype, **traits)
+    served = Served(toy)
+    hidden = toy._random(21, toy.hidden_size)
+    expected = toy.expect(hidden)
+    assert close(served.run([(hidden, 0, served.take(21))]), expected, dtype)
+    table = served.take(21)
+    pieces = [served.run([(hidden[start:end], start, table)]) for start, end in ((0, 7), (7, 17), (17, 18), (18, 21))]
+    assert close(torch.cat(pieces), expected, dtype)
+
+
+def test_branches_of_one_prefix_in_one_step_beside_a_prompt() -> None:
+    toy = Toy(torch.float32)
+    served = Served(toy)
+    prefix, prompt = toy._random(8, toy.hidden_size), toy._random(5, toy.hidden_size)
+    turns = toy._random(3, 2, toy.hidden_size)
+    shared = served.take(8)
+    served.run([(prefix, 0, shared)])
+    tables = [shared + served.take(2) for _ in turns]
+    served.run([(turn[:1], 8, table) for turn, table in zip(turns, tables, strict=True)])
+    parts = [(turn[1:], 9, table) for turn, table in zip(turns, tables, strict=True)]
+    found = served.run([*parts, (prompt, 0, served.take(5))])
+    expected = [toy.expect(torch.cat((prefix, turn)))[-1:] for turn in turns]
+    assert close(found, torch.cat([*expected, toy.expect(prompt)]), torch.float32)
+
+
+def test_what_is_stored_already_is_computed_and_not_written() -> None:
+    toy = Toy(torch.float32)
+    served = Served(toy)
+    hidden, table = toy._random(6, toy.hidden_size), served.take(6)
+    expected = served.run([(hidden, 0, table)])
+    before = [cache.clone() for cache in (*served.k_caches, *served.v_caches)]
+    assert close(served.run([(hidden, 0, table)], num_stored=6), expected, torch.float32)
+    for cache, earlier in zip((*served.k_caches, *served.v_caches), before, strict=True):
+        assert torch.equal(cache.nan_to_num(), earlier.nan_to_num())
+
+
+def test_a_token_does_not_depend_on_what_else_is_in_the_step() -> None:
+    toy = Toy(torch.float32)
+    served = Served(toy)
+    one, other = (toy._random(6, toy.hidden_size) for _ in range(2))
+    alone = served.run([(one, 0, served.take(6))])
+    together = served.run([(other, 0, served.take(6)), (one, 0, served.take(6))])
+    assert torch.equal(together[6:], alone)
+
+
+def test_a_step_of_no_tokens_and_one_of_no_logits() -> None:
+    toy = Toy(torch.float32)
+    served = Served(toy)
+    assert served.run([(toy._random(0, toy.hidden_size), 0, array("i"))]).shape == (0, toy.vocabulary)
+
+
+def test_misfits_are_refused_by_name_and_change_nothing() -> None:
+    toy = Toy(torch.float32)
+    served = Served(toy)
+    batch = plan_attention([2], [2], [array("i", [0])], BLOCK_SIZE, "cpu")
+    fitting: dict[str, Any] = {
+        "hidden": torch.zeros(2, toy.hidden_size),
+        "cosines": torch.zeros(2, toy.dim),
+        "sines": torch.zeros(2, toy.dim),
+        "slots": torch.tensor([0, 1]),
+        "kept": torch.tensor([1]),
+        "k_caches": served.k_caches,
+        "v_caches": served.v_caches,
+        "batch": batch,
+    }
+    cases: list[tuple[str, Any, str]] = [
+        ("hidden", torch.zeros(3, toy.hidden_size), r"hidden\.shape"),
+        ("cosines", torch.zeros(2, toy.dim + 1), r"cosines\.shape"),
+        ("slots", torch.tensor([0, NUM_BLOCKS * BLOCK_SIZE]), "slots"),
+        ("kept", torch.tensor([2]), "kept"),
+        ("kept", torch.tensor([-1]), "kept"),
+        ("k_caches", served.k_caches[:1], r"len\(k_caches\)"),
+        ("v_caches", [cache.bfloat16() for cache in served.v_caches], "cache"),
+        ("batch", plan_attention([2], [2], [array("i", [NUM_BLOCKS])], BLOCK_SIZE, "cpu"), r"batch\.highest_block"),
+    ]
+    for name, value, told in cases:
+        with pytest.raises(InvalidArgumentError, match=f"^{told} is "):
+            served.decoder.run(**{**fitting, name: value})
+    assert all(cache.isnan().all() for cache in (*served.k_caches, *served.v_caches))
+
+
+def test_weights_that_do_not_fit_each_other_are_refused() -> None:
+    weights = Toy(torch.float32).weights()
+    layer = weights.layers[0]
+    for wrong, name in (
+        (replace(layer, gate_up=layer.qkv), "gate_up"),
+        (replace(layer, attention_norm=torch.ones(63)), r"attention_norm\.shape"),
+        (replace(layer, attention=AttentionSpec(1.0, sinks=torch.zeros(4))), r"attention\.sinks"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"^{name} is "):
+            NativeDecoder(replace(weights, layers=[wrong, wrong]))
+    with pytest.raises(InvalidArgumentError, match=r"^heads is "):
+        NativeDecoder(replace(weights, num_kv_heads=3))
+
+
+def test_weights_are_joined_in_whole_panels_and_keep_their_answers() -> None:
+    torch.manual_seed(0)
+    plain, x = [torch.randn(n, 64) for n in (32, 96, 64)], torch.randn(3, 64)
+    weights = [quantise_int8(weight) for weight in plain]
+    expected = [int8_linear.linear_int8(x, weight) for weight in weights]
+    whole, parts = concatenate_int8(weights)
+    assert torch.equal(int8_linear.linear_int8(x, whole), torch.cat(expected, dim=1))
+    for part, answer in zip(parts, expected, strict=True):
+        assert torch.equal(int8_linear.linear_int8(x, part), answer)
+        assert part.packed.untyped_storage().data_ptr() == whole.packed.untyped_storage().data_ptr()
+    with pytest.raises(InvalidArgumentError, match=r"^weights\[1\]\.num_outputs is 33; it must be a multiple of 32"):
+        concatenate_int8([weights[0], quantise_int8(torch.randn(33, 64))])
+    with pytest.raises(InvalidArgumentError, match=r"^weights\[1\] is "):
+        concatenate_int8([weights[0], quantise_int8(torch.randn(32, 128))])
