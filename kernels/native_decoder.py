@@ -178,8 +178,8 @@ class NativeDecoder:
         """Computes T tokens: writes their K and V, and answers the logits of those in `kept`.
 
         Args:
-            hidden: [T, hidden] float32, contiguous: the embedded tokens. Overwritten.
-            cosines, sines: [T, D] float32, contiguous, of the tokens' rotary angles.
+            hidden: [T, hidden] float32: the embedded tokens. May be overwritten.
+            cosines, sines: [T, D] float32, of the tokens' rotary angles.
             slots: [T] int64, where K and V go; below 0: nowhere.
             kept: [K] int64, tokens.
             k_caches, v_caches: per layer, from `allocate_kv`, in `dtype`.
@@ -198,6 +198,7 @@ class NativeDecoder:
             check_tensor(name, angles, (num_tokens, weights.head_dim), (torch.float32,), cpu)
         check_tensor("slots", slots, (num_tokens,), (torch.int64,), cpu)
         check_tensor("kept", kept, (None,), (torch.int64,), cpu)
+        hidden, cosines, sines, slots, kept = (tensor.contiguous() for tensor in (hidden, cosines, sines, slots, kept))
         num_blocks = self._check_caches(k_caches, v_caches, batch)
         _check_range("slots", slots, None, num_blocks * batch.block_size)
         _check_range("kept", kept, 0, num_tokens)

@@ -103,12 +103,12 @@ struct Buffers {
   std::vector<T> x, q, attended, gated;
   std::vector<float> qkv, gate_up;
 
-  void fit(const Decoder& decoder, int64_t num_tokens) {
+  void fit(const Decoder& decoder, int64_t num_tokens, int64_t num_kept) {
     const auto grow = [](auto& buffer, int64_t size) {
       if (int64_t(buffer.size()) < size) buffer.resize(size);
     };
     const int64_t q_size = int64_t(decoder.num_heads) * decoder.head_dim;
-    grow(x, num_tokens * decoder.hidden_size);
+    grow(x, std::max(num_tokens, num_kept) * decoder.hidden_size);
     grow(q, num_tokens * q_size);
     grow(attended, num_tokens * q_size);
     grow(gated, num_tokens * decoder.intermediate_size);
@@ -121,7 +121,7 @@ template <class T>
 class Step {
  public:
   Step(const Decoder& decoder, const DecoderStep& step) : decoder_(decoder), step_(step), num_tokens_(step.num_tokens) {
-    buffers_.fit(decoder, num_tokens_);
+    buffers_.fit(decoder, num_tokens_, step.num_kept);
   }
 
   void run() {

@@ -168,8 +168,10 @@ class Served:
     def take(self, num_tokens: int) -> array[int]:
         return array("i", [self.free.pop() for _ in range(-(-num_tokens // BLOCK_SIZE))])
 
-    def run(self, parts: list[tuple[Tensor, int, array[int]]], num_stored: int = 0) -> Tensor:
-        """Each part: embedded tokens, their first position, a block table. Logits of every token."""
+    def run(
+        self, parts: list[tuple[Tensor, int, array[int]]], num_stored: int = 0, kept: list[int] | None = None
+    ) -> Tensor:
+        """Each part: embedded tokens, their first position, a block table. Logits of the tokens in `kept`, or of all."""
         lengths = [len(hidden) for hidden, _, _ in parts]
         ends = [start + len(hidden) for hidden, start, _ in parts]
         batch = plan_attention(lengths, ends, [table for _, _, table in parts], BLOCK_SIZE, "cpu")
@@ -180,10 +182,10 @@ class Served:
             for p in range(start, end)
         ]
         hidden = torch.cat([hidden for hidden, _, _ in parts]).clone()
-        kept = torch.arange(len(positions))
+        wanted = torch.tensor(range(len(positions)) if kept is None else kept, dtype=torch.int64)
         angles = self.toy.angles(positions)
         return self.decoder.run(
-            hidden, *angles, torch.tensor(slots, dtype=torch.int64), kept, self.k_caches, self.v_caches, batch
+            hidden, *angles, torch.tensor(slots, dtype=torch.int64), wanted, self.k_caches, self.v_caches, batch
         )
 
 
@@ -251,10 +253,15 @@ def test_a_token_does_not_depend_on_what_else_is_in_the_step() -> None:
     assert torch.equal(together[6:], alone)
 
 
-def test_a_step_of_no_tokens_and_one_of_no_logits() -> None:
+def test_a_step_of_no_tokens_of_no_logits_and_of_one_tokens_logits_many_times() -> None:
     toy = Toy(torch.float32)
     served = Served(toy)
     assert served.run([(toy._random(0, toy.hidden_size), 0, array("i"))]).shape == (0, toy.vocabulary)
+    hidden, table = toy._random(3, toy.hidden_size), served.take(3)
+    assert served.run([(hidden, 0, table)], kept=[]).shape == (0, toy.vocabulary)
+    assert torch.equal(
+        served.run([(hidden, 0, table)], kept=[2] * 99), served.run([(hidden, 0, table)])[2].expand(99, -1)
+    )
 
 
 def test_misfits_are_refused_by_name_and_change_nothing() -> None:
