@@ -104,7 +104,7 @@ def test_over_grpc_a_notice_wakes_an_engine_that_has_nothing_else_to_do() -> Non
             engines.append(engine)
             runner.close_gate_after(3)
             sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-            prompts = [[*PREFIX[:600], 1 + number, 5] for number in range(20)]
+            prompts = [[*PREFIX[:608], 1 + number, 5] for number in range(20)]
             streams = [engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)) for prompt in prompts]
             while runner.gate.is_set():
                 pass
@@ -113,4 +113,4 @@ def test_over_grpc_a_notice_wakes_an_engine_that_has_nothing_else_to_do() -> Non
             for prompt, stream in zip(prompts[1:], streams[1:], strict=True):
                 tokens = [token_id for event in stream if isinstance(event, Delta) for token_id in event.token_ids]
                 assert tokens == generate(prompt, 2)
-            assert sum(end - start for start, end in runner.rows) <= 600 + 16 + 20 * 4
+            assert sum(end - start for start, end in runner.rows) <= 608 + 16 + 20 * 4
