@@ -69,7 +69,7 @@ class _Plan:
     end_ids: frozenset[int]
 
     def new_reply(self, index: int) -> Reply:
-        return Reply(index, self.tools.names, self.end_ids)
+        return Reply(index, self.tools.names, self.end_ids, takes_one_call=self.tools.takes_one_call)
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
@@ -90,7 +90,7 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
     if not model.info.has_chat_template:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
-    tools = plan_tools(body.tools, body.tool_choice)
+    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     arguments = body.chat_template_kwargs or {}
     check_plain(arguments, "chat_template_kwargs")
     if body.top_logprobs is not None and not body.logprobs:

@@ -28,15 +28,30 @@ class Reply:
         index: among the choices.
         names: functions whose calls are looked for.
         end_ids: tokens that end a reply and stand for no text of it.
+        takes_one_call: what comes behind the first call is no part of the reply.
 
     Attributes:
         text: what is shown of it. raw: all its text, calls among it. token_ids: all that was sampled.
         calls: of functions. reason, stop: how it ended, None while it runs.
     """
 
-    __slots__ = ("_end_ids", "_parser", "calls", "index", "logprobs", "raw", "reason", "stop", "text", "token_ids")
+    __slots__ = (
+        "_end_ids",
+        "_parser",
+        "_takes_one_call",
+        "calls",
+        "index",
+        "logprobs",
+        "raw",
+        "reason",
+        "stop",
+        "text",
+        "token_ids",
+    )
 
-    def __init__(self, index: int, names: Collection[str], end_ids: Collection[int]) -> None:
+    def __init__(
+        self, index: int, names: Collection[str], end_ids: Collection[int], *, takes_one_call: bool = False
+    ) -> None:
         self.index = index
         self.text = ""
         self.raw = ""
@@ -47,9 +62,12 @@ class Reply:
         self.stop: str | int | None = None
         self._parser = CallParser(names)
         self._end_ids = end_ids
+        self._takes_one_call = takes_one_call
 
     def push(self, delta: Delta) -> Growth:
         """Take in further tokens."""
+        if self._is_over:
+            return Growth("", [])
         self.token_ids += delta.token_ids
         self.raw += delta.text
         shown = tuple(token for token in delta.logprobs if token.token_id not in self._end_ids)
@@ -58,11 +76,20 @@ class Reply:
 
     def finish(self, event: BranchFinished) -> Growth:
         """Take in the end."""
+        if self._is_over:
+            self.reason = FinishReason.STOP
+            return Growth("", [])
         self.reason = event.reason
         self.stop = event.stop
         return self._grow(*self._parser.flush(), ())
 
+    @property
+    def _is_over(self) -> bool:
+        return self._takes_one_call and bool(self.calls)
+
     def _grow(self, text: str, calls: list[FunctionCalled], logprobs: tuple[SampledToken, ...]) -> Growth:
+        if self._takes_one_call:
+            calls = calls[:1]
         self.text += text
         self.calls += calls
         return Growth(text, calls, logprobs)

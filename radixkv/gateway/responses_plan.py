@@ -56,7 +56,7 @@ class Plan:
     def new_reply(self) -> Reply:
         """Reads the worker's events."""
         ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, frozenset(ends))
+        return Reply(0, self.tools.names, frozenset(ends), takes_one_call=self.tools.takes_one_call)
 
 
 async def make_plan(

@@ -10,7 +10,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.formats import schema_grammar
 from radixkv.gateway.options import ApiModel, check_plain
-from radixkv.gateway.tools import ChatTool, NamedFunction, NamedTool, ToolFunction, ToolPlan, plan_tools
+from radixkv.gateway.tools import ChatTool, NamedFunction, NamedTool, ToolChoice, ToolFunction, ToolPlan, plan_tools
 from radixkv.worker.sampling import Grammar, SamplingParams
 
 __all__ = ["InputItem", "ResponseRequest"]
@@ -165,10 +165,10 @@ class ResponseRequest(ApiModel):
                 raise _refusal(message, f"tools.{index}", "unsupported_tool")
             fields = tool.model_dump(include={"name", "description", "parameters", "strict"})
             tools.append(ChatTool(type="function", function=ToolFunction(**fields)))
-        choice = self.tool_choice
+        choice: ToolChoice | NamedChoice | None = self.tool_choice
         if isinstance(choice, NamedChoice):
-            return plan_tools(tools, NamedTool(type="function", function=NamedFunction(name=choice.name)))
-        return plan_tools(tools, choice)
+            choice = NamedTool(type="function", function=NamedFunction(name=choice.name))
+        return plan_tools(tools, choice, self.parallel_tool_calls)
 
     def grammar(self) -> Grammar | None:
         """What `text.format` holds the reply to.

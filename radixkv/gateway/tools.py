@@ -68,15 +68,24 @@ class ToolPlan:
         tools: as the chat template takes them; empty where the model is not to know of any.
         names: functions whose calls are looked for in the reply.
         grammar: what the reply is held to where a call is required.
+        takes_one_call: whether a reply ends for the caller with its first call.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     names: frozenset[str] = frozenset()
     grammar: Grammar | None = None
+    takes_one_call: bool = False
 
 
-def plan_tools(tools: Sequence[ChatTool] | None, choice: ToolChoice | None) -> ToolPlan:
-    """Raises ApiError 400 for tools or a choice that make no sense."""
+def plan_tools(
+    tools: Sequence[ChatTool] | None, choice: ToolChoice | None, parallel_calls: bool | None = None
+) -> ToolPlan:
+    """What a request's `tools`, `tool_choice` and `parallel_tool_calls` mean; None is what the API says without them.
+
+    Raises:
+        ApiError: 400: tools or a choice that make no sense.
+    """
+    takes_one_call = parallel_calls is False
     if not tools:
         if choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice needs tools", code="invalid_value", param="tool_choice")
@@ -89,7 +98,7 @@ def plan_tools(tools: Sequence[ChatTool] | None, choice: ToolChoice | None) -> T
     if choice == "none":
         return ToolPlan()
     if choice is None or choice == "auto":
-        return ToolPlan(described, frozenset(functions))
+        return ToolPlan(described, frozenset(functions), takes_one_call=takes_one_call)
     if isinstance(choice, NamedTool):
         name = choice.function.name
         if name not in functions:
@@ -97,7 +106,7 @@ def plan_tools(tools: Sequence[ChatTool] | None, choice: ToolChoice | None) -> T
                 400, f"tool_choice names {name!r}, which is not in tools", code="invalid_value", param="tool_choice"
             )
         functions = {name: functions[name]}
-    return ToolPlan(described, frozenset(functions), _call_grammar(functions))
+    return ToolPlan(described, frozenset(functions), _call_grammar(functions), takes_one_call)
 
 
 def _call_grammar(functions: Mapping[str, ToolFunction]) -> Grammar:

@@ -8,7 +8,9 @@ import random
 import pytest
 
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.replies import Reply
 from radixkv.gateway.tools import CallParser, ChatTool, FunctionCalled, NamedTool, plan_tools
+from radixkv.worker.request import BranchFinished, Delta, FinishReason
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -73,6 +75,29 @@ def test_plain_text_is_shown_at_once_with_tools() -> None:
     parser = CallParser(("weather",))
     assert parser.push("The ")[0] == "The "
     assert parser.push("{x}")[0] == "{x}"
+
+
+@pytest.mark.parametrize("separator", ["\n", "\nand then\n", ""])
+def test_one_call_at_a_time_ends_the_reply_for_its_caller(separator: str) -> None:
+    assert plan_tools([tool()], None, False).takes_one_call
+    assert plan_tools([tool()], "required", False).takes_one_call
+    assert not plan_tools([tool()], None, True).takes_one_call
+    reply = Reply(0, ("weather", "time"), (), takes_one_call=True)
+    first, rest = f"Let me see.{HERMES}", f"{separator}{HERMES}"
+    shown = [reply.push(Delta(0, (number,), piece)).text for number, piece in enumerate((*first, *rest))]
+    reply.finish(BranchFinished(0, FinishReason.LENGTH, None, None))
+    assert "".join(shown) == reply.text == "Let me see."
+    assert [call.name for call in reply.calls] == ["weather"]
+    assert (reply.raw, reply.token_ids) == (first, list(range(len(first))))
+    assert (reply.finish_reason, reply.stop) == ("tool_calls", None)
+
+
+def test_of_a_list_of_calls_the_first_is_taken_where_one_is_wanted() -> None:
+    reply = Reply(0, ("weather", "time"), (), takes_one_call=True)
+    reply.push(Delta(0, (1,), MISTRAL))
+    grown = reply.finish(BranchFinished(0, FinishReason.STOP, 2, None))
+    assert [call.name for call in grown.calls] == [call.name for call in reply.calls] == ["weather"]
+    assert reply.finish_reason == "tool_calls"
 
 
 def test_a_choice_of_none_hides_the_tools() -> None:
