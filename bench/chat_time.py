@@ -4,8 +4,8 @@ The parts of a token, in the order in which the chat pays for them:
 
     linear layers         beside them what reading their weights alone takes on this machine, which is the limit
     attention             over the blocks, and the writing of K and V
-    norms and the like    norms, activations, rotated heads; by a model's own code, its modules but for the linear layers
-    rest of the forward   planning the step and embedding its token; by a model's own code, all between its modules too
+    norms and the like    norms, activations, rotated heads; by a model's own code, all modules but linear layers
+    rest of the forward   planning the step, embedding its token; by a model's own code, all between its modules too
     round                 planning a batch, drawing the token, telling the stream; the engine in one process with its caller
     processes apart       what a token takes more through `radixkv worker` with a service: gRPC, and its threads on these cores
 
@@ -68,7 +68,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.num_forwards = 0
-        self._is_running = False
+        self._is_running = self._is_native = False
         self._linear_bytes: dict[int, int] = {}
         self._within = [0.0]  # per call under way, what its inner calls took
 
@@ -91,7 +91,7 @@ class Stopwatch:
 
     def _counted(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(runner: ModelRunner, rows: Sequence[ForwardRow]) -> Any:
-            self._is_running = len(rows[0].token_ids) == 1
+            self._is_running, self._is_native = len(rows[0].token_ids) == 1, runner.is_native
             self.num_forwards += self._is_running
             return forward(runner, rows)
 
@@ -140,8 +140,8 @@ class Stopwatch:
             if isinstance(module, (Int8Linear, PackedLinear, torch.nn.Linear)):
                 self._linear_bytes[id(module)] = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
                 return linear(module, *arguments, **keywords)
-            is_leaf = next(module.children(), None) is None
-            return (other if is_leaf else plain_call)(module, *arguments, **keywords)
+            is_part = next(module.children(), None) is None and not self._is_native
+            return (other if is_part else plain_call)(module, *arguments, **keywords)
 
         with ExitStack() as stack:
             stack.enter_context(_replaced(torch.nn.Module, "__call__", call))
@@ -178,11 +178,10 @@ class Chat:
 
         prompt = self._source.choices(range(1_000, 40_000), k=PROMPT_TOKENS)
         sampling = SamplingParams(max_tokens=self._num_tokens, temperature=1.0, seed=0, ignore_eos=True)
-        arrivals_s = [
-            perf_counter()
-            for event in self._generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))
-            if isinstance(event, Delta)
-        ]
+        stream = self._generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        arrivals_s = [perf_counter() for event in stream if isinstance(event, Delta)]
+        if stream.usage is None or stream.usage.num_generated_tokens != self._num_tokens:
+            raise AssertionError(f"{stream.usage}: {self._num_tokens} tokens were asked for")
         return (arrivals_s[-1] - arrivals_s[0]) / (len(arrivals_s) - 1) * 1e3
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.batch import AttentionBatch
+from radixkv.kernels.batch import AttentionBatch, Scratch
 from radixkv.kernels.checks import check_tensor
 from radixkv.kernels.int8_linear import Int8Weight, NativeInt8Weight
 from radixkv.kernels.layout import kv_shape
@@ -115,6 +115,7 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("hidden", "cosines", "sines", "slots", "kept")),
         *((name, _Pointer) for name in ("attention", "works", "k_caches", "v_caches", "logits", "seconds")),
+        *((name, _Pointer) for name in ("x", "q", "attended", "gated", "qkv", "gate_up")),
         ("num_tokens", ctypes.c_int64),
         ("num_kept", ctypes.c_int64),
         ("num_threads", ctypes.c_int32),
@@ -202,7 +203,7 @@ class NativeDecoder:
         num_blocks = self._check_caches(k_caches, v_caches, batch)
         _check_range("slots", slots, None, num_blocks * batch.block_size)
         _check_range("kept", kept, 0, num_tokens)
-        logits = torch.empty(kept.shape[0], weights.head.weight.num_outputs)
+        logits = torch.empty(kept.shape[0], weights.head.weight.num_outputs, dtype=torch.float32)
         if not num_tokens:
             return logits
         q = torch.empty(0, weights.num_heads, weights.head_dim, dtype=self.dtype)
@@ -214,12 +215,27 @@ class NativeDecoder:
             *map(ctypes.addressof, (attention, works, k_pointers, v_pointers)),
             logits.data_ptr(),
             None if self.seconds is None else self.seconds.ctypes.data,
+            *(buffer.data_ptr() for buffer in self._buffers(num_tokens, kept.shape[0], batch.scratch)),
             num_tokens,
             kept.shape[0],
             torch.get_num_threads(),
         )
         self._function(ctypes.addressof(self._decoder), ctypes.addressof(step))
         return logits
+
+    def _buffers(self, num_tokens: int, num_kept: int, scratch: Scratch) -> tuple[Tensor, ...]:
+        """What lies between the kernels of a layer: x, q, attended and gated in `dtype`, qkv and gate_up in float32."""
+        weights, intermediate_size = self._weights, self._decoder.intermediate_size
+        q_size, kv_size = weights.num_heads * weights.head_dim, weights.num_kv_heads * weights.head_dim
+        like = weights.last_norm
+        return (
+            scratch.take("x", (max(num_tokens, num_kept), self._hidden_size), like, self.dtype),
+            scratch.take("q", (num_tokens, q_size), like, self.dtype),
+            scratch.take("attended", (num_tokens, q_size), like, self.dtype),
+            scratch.take("gated", (num_tokens, intermediate_size), like, self.dtype),
+            scratch.take("qkv", (num_tokens, q_size + 2 * kv_size), like),
+            scratch.take("gate_up", (num_tokens, 2 * intermediate_size), like),
+        )
 
     def _check_caches(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], batch: AttentionBatch) -> int:
         """How many blocks the caches have."""
@@ -261,6 +277,7 @@ def _check(weights: DecoderWeights, hidden_size: int, intermediate_size: int) ->
                 check_tensor(name, norm, (width,), (torch.float32,), torch.device("cpu"))
         if layer.attention.sinks is not None:
             raise InvalidArgumentError("attention.sinks", "given", "None")
+    check_tensor("last_norm", weights.last_norm, (hidden_size,), (torch.float32,), torch.device("cpu"))
     _check_linear("head", weights.head, (weights.head.weight.num_outputs, hidden_size), weights.head.weight.dtype)
 
 

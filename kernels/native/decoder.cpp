@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "operations.h"
 
@@ -44,6 +43,10 @@ struct DecoderStep {
   void* const* v_caches;
   float* logits;              // [num_kept, vocabulary]
   double* seconds;            // [3] of matrices, attention, the rest: what they take is added; or null
+  // Between the kernels of a layer, a row per token. Of type T: x [hidden_size], also a row per kept token; q and attended
+  // [num_heads * D]; gated [intermediate_size]. Then fp32.
+  void *x, *q, *attended, *gated;
+  float *qkv, *gate_up;
   int64_t num_tokens, num_kept;
   int32_t num_threads;
 };
@@ -97,55 +100,35 @@ void gate_row(const float* gates, const float* values, int64_t count, T* to) {
   for (; i < count; ++i) put(to + i, gates[i] / (1.0f + std::exp(-gates[i])) * values[i]);
 }
 
-// Memory of the thread that drives the steps.
-template <class T>
-struct Buffers {
-  std::vector<T> x, q, attended, gated;
-  std::vector<float> qkv, gate_up;
-
-  void fit(const Decoder& decoder, int64_t num_tokens, int64_t num_kept) {
-    const auto grow = [](auto& buffer, int64_t size) {
-      if (int64_t(buffer.size()) < size) buffer.resize(size);
-    };
-    const int64_t q_size = int64_t(decoder.num_heads) * decoder.head_dim;
-    grow(x, std::max(num_tokens, num_kept) * decoder.hidden_size);
-    grow(q, num_tokens * q_size);
-    grow(attended, num_tokens * q_size);
-    grow(gated, num_tokens * decoder.intermediate_size);
-    grow(qkv, num_tokens * (q_size + 2 * int64_t(decoder.num_kv_heads) * decoder.head_dim));
-    grow(gate_up, num_tokens * 2 * decoder.intermediate_size);
-  }
-};
-
 template <class T>
 class Step {
  public:
-  Step(const Decoder& decoder, const DecoderStep& step) : decoder_(decoder), step_(step), num_tokens_(step.num_tokens) {
-    buffers_.fit(decoder, num_tokens_, step.num_kept);
-  }
+  Step(const Decoder& decoder, const DecoderStep& step)
+      : decoder_(decoder), step_(step), num_tokens_(step.num_tokens), x_(static_cast<T*>(step.x)), q_(static_cast<T*>(step.q)),
+        attended_(static_cast<T*>(step.attended)), gated_(static_cast<T*>(step.gated)) {}
 
   void run() {
     for (int number = 0; number < decoder_.num_layers; ++number) {
       const DecoderLayer& layer = decoder_.layers[number];
       T *k_cache = static_cast<T*>(step_.k_caches[number]), *v_cache = static_cast<T*>(step_.v_caches[number]);
       timed(kRest, [&] { norm(layer.attention_norm); });
-      linear(buffers_.x.data(), layer.qkv, buffers_.qkv.data(), false);
+      linear(x_, layer.qkv, step_.qkv, false);
       timed(kRest, [&] { take_heads(layer, k_cache, v_cache); });
       timed(kAttention, [&] {
-        attend(*step_.attention[number], *step_.works[number], buffers_.q.data(),
-               int64_t(decoder_.num_heads) * decoder_.head_dim, decoder_.head_dim, k_cache, v_cache, buffers_.attended.data());
+        attend(*step_.attention[number], *step_.works[number], q_,
+               int64_t(decoder_.num_heads) * decoder_.head_dim, decoder_.head_dim, k_cache, v_cache, attended_);
       });
-      linear(buffers_.attended.data(), layer.attention_out, step_.hidden, true);
+      linear(attended_, layer.attention_out, step_.hidden, true);
       timed(kRest, [&] { norm(layer.mlp_norm); });
-      linear(buffers_.x.data(), layer.gate_up, buffers_.gate_up.data(), false);
+      linear(x_, layer.gate_up, step_.gate_up, false);
       timed(kRest, [&] { gate(); });
-      linear(buffers_.gated.data(), layer.down, step_.hidden, true);
+      linear(gated_, layer.down, step_.hidden, true);
     }
     const int64_t size = decoder_.hidden_size;
     for (int64_t i = 0; i < step_.num_kept; ++i)
-      norm_row(step_.hidden + step_.kept[i] * size, decoder_.last_norm, size, decoder_.norm_epsilon, buffers_.x.data() + i * size);
+      norm_row(step_.hidden + step_.kept[i] * size, decoder_.last_norm, size, decoder_.norm_epsilon, x_ + i * size);
     timed(kMatrices, [&] {
-      linear_int8(buffers_.x.data(), step_.num_kept, decoder_.head, step_.logits, false, step_.num_threads);
+      linear_int8(x_, step_.num_kept, decoder_.head, step_.logits, false, step_.num_threads);
     });
   }
 
@@ -170,26 +153,23 @@ class Step {
 
   void norm(const float* weight) {
     const int64_t size = decoder_.hidden_size;
-    T* x = buffers_.x.data();
     each_token(size, [&](int64_t token) {
-      norm_row(step_.hidden + token * size, weight, size, decoder_.norm_epsilon, x + token * size);
+      norm_row(step_.hidden + token * size, weight, size, decoder_.norm_epsilon, x_ + token * size);
     });
   }
 
   // From the products with Wqkv to q, and to the slots of K and V.
   void take_heads(const DecoderLayer& layer, T* k_cache, T* v_cache) {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
-    float* qkv = buffers_.qkv.data();
-    T* q = buffers_.q.data();
     each_token((num_heads + 2 * num_kv_heads) * dim, [&](int64_t token) {
-      float* from = qkv + token * (num_heads + 2 * num_kv_heads) * dim;
+      float* from = step_.qkv + token * (num_heads + 2 * num_kv_heads) * dim;
       const float *cosines = step_.cosines + token * dim, *sines = step_.sines + token * dim;
       for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
         const float* weight = head < num_heads ? layer.q_norm : layer.k_norm;
         if (weight) norm_row(from + head * dim, weight, dim, decoder_.norm_epsilon, from + head * dim);
         rotate(from + head * dim, int(dim), cosines, sines);
       }
-      put_row(from, num_heads * dim, q + token * num_heads * dim);
+      put_row(from, num_heads * dim, q_ + token * num_heads * dim);
       const int64_t slot = step_.slots[token];
       if (slot < 0) return;
       put_row(from + num_heads * dim, num_kv_heads * dim, k_cache + slot * num_kv_heads * dim);
@@ -199,21 +179,16 @@ class Step {
 
   void gate() {
     const int64_t size = decoder_.intermediate_size;
-    const float* gate_up = buffers_.gate_up.data();
-    T* gated = buffers_.gated.data();
     each_token(size, [&](int64_t token) {
-      gate_row(gate_up + token * 2 * size, gate_up + (token * 2 + 1) * size, size, gated + token * size);
+      gate_row(step_.gate_up + token * 2 * size, step_.gate_up + (token * 2 + 1) * size, size, gated_ + token * size);
     });
   }
 
   const Decoder& decoder_;
   const DecoderStep& step_;
   const int64_t num_tokens_;
-  static thread_local Buffers<T> buffers_;
+  T *const x_, *const q_, *const attended_, *const gated_;
 };
-
-template <class T>
-thread_local Buffers<T> Step<T>::buffers_;
 
 }  // namespace
 

@@ -110,6 +110,7 @@ template <class T, class Out>
 void linear_int8(const T* x, int64_t num_rows, const Int8Weight& weight, Out* out, bool adds, int num_threads) {
   using C = Compute<T>;
   using Word = typename C::Word;
+  if (num_rows == 0) return;
   const int64_t k = weight.num_inputs, n = weight.num_outputs;
   const int num_groups = int(k / kInputs), num_panels = int((n + kOutputs - 1) / kOutputs);
   const int x_stride = int(k) / C::kPerWord;

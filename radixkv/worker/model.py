@@ -124,6 +124,11 @@ class ModelRunner:
         return len(self._layers)
 
     @property
+    def is_native(self) -> bool:
+        """Whether the native decoder runs the model in place of its own code."""
+        return self._native is not None
+
+    @property
     def token_bytes(self) -> int:
         """Bytes that one token's K and V take over all layers."""
         return pool_token_bytes(self._layers, self.dtype)

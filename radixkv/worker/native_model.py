@@ -29,7 +29,10 @@ __all__ = ["NativeModel", "find_native_model"]
 _LOG = logging.getLogger(__name__)
 
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-"""Decoders of one shape: RMS norms, rotated halves of heads, silu-gated MLPs, nothing else between the matrices."""
+"""Decoders of one shape: RMS norms, rotated halves of heads, gated MLPs, nothing else between the matrices."""
+
+_ACTIVATIONS = ("silu", "swish")
+"""What transformers calls the one activation that the decoder knows."""
 
 _NUM_COMPARED = 8
 _MOST_APART = {torch.float32: 1e-3, torch.bfloat16: 0.05}
@@ -68,7 +71,7 @@ def find_native_model(
         layers, specs: what its attention keeps and computes, per layer.
         run: ids, positions, tokens kept and a site, by the model's own code; answers logits.
     """
-    if type(model).__name__ not in _FAMILY:
+    if type(model).__name__ not in _FAMILY or model.config.hidden_act not in _ACTIVATIONS:
         return None
     try:
         native = NativeModel(model, NativeDecoder(_weights(model, layers, specs)))
@@ -130,7 +133,9 @@ def _joined(*modules: Any) -> Linear:
         module.quantised = part
     if all(linear.bias is None for linear in linears):
         return Linear(whole)
-    biases = [torch.zeros(one.weight.num_outputs) if one.bias is None else one.bias for one in linears]
+    biases = [
+        torch.zeros(one.weight.num_outputs, dtype=torch.float32) if one.bias is None else one.bias for one in linears
+    ]
     return Linear(whole, torch.cat(biases))
 
 

@@ -160,8 +160,10 @@ class Served:
     def __init__(self, toy: Toy) -> None:
         self.toy = toy
         self.decoder = NativeDecoder(toy.weights())
-        sizes = (NUM_BLOCKS, BLOCK_SIZE, toy.num_kv_heads, toy.dim, toy.dtype, "cpu")
-        self.k_caches, self.v_caches = ([allocate_kv(*sizes).fill_(torch.nan) for _ in toy.layers] for _ in "kv")
+        sizes = (BLOCK_SIZE, toy.num_kv_heads, toy.dim, toy.dtype, "cpu")
+        self.whole = [allocate_kv(NUM_BLOCKS + 1, *sizes).fill_(torch.nan) for _ in (*toy.layers, *toy.layers)]
+        caches = [cache[1:] for cache in self.whole]  # what lies before them must stay as it is
+        self.k_caches, self.v_caches = caches[: toy.num_layers], caches[toy.num_layers :]
         self.free = list(range(NUM_BLOCKS))
         random.Random(3).shuffle(self.free)
 
@@ -242,6 +244,7 @@ def test_what_is_stored_already_is_computed_and_not_written() -> None:
     assert close(served.run([(hidden, 0, table)], num_stored=6), expected, torch.float32)
     for cache, earlier in zip((*served.k_caches, *served.v_caches), before, strict=True):
         assert torch.equal(cache.nan_to_num(), earlier.nan_to_num())
+    assert all(cache[0].isnan().all() for cache in served.whole)
 
 
 def test_a_token_does_not_depend_on_what_else_is_in_the_step() -> None:
@@ -262,6 +265,19 @@ def test_a_step_of_no_tokens_of_no_logits_and_of_one_tokens_logits_many_times() 
     assert torch.equal(
         served.run([(hidden, 0, table)], kept=[2] * 99), served.run([(hidden, 0, table)])[2].expand(99, -1)
     )
+
+
+def test_another_default_dtype_changes_nothing() -> None:
+    toy = Toy(torch.float32)
+    hidden = toy._random(3, toy.hidden_size)
+    served = Served(toy)
+    expected = served.run([(hidden, 0, served.take(3))])
+    torch.set_default_dtype(torch.bfloat16)  # as transformers does while it loads a model, on any thread
+    try:
+        found = served.run([(hidden, 0, served.take(3))])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
 
 
 def test_misfits_are_refused_by_name_and_change_nothing() -> None:
@@ -300,10 +316,13 @@ def test_weights_that_do_not_fit_each_other_are_refused() -> None:
     for wrong, name in (
         (replace(layer, gate_up=layer.qkv), "gate_up"),
         (replace(layer, attention_norm=torch.ones(63)), r"attention_norm\.shape"),
+        (replace(layer, k_norm=torch.ones(16, dtype=torch.bfloat16)), r"k_norm\.dtype"),
         (replace(layer, attention=AttentionSpec(1.0, sinks=torch.zeros(4))), r"attention\.sinks"),
     ):
         with pytest.raises(InvalidArgumentError, match=f"^{name} is "):
             NativeDecoder(replace(weights, layers=[wrong, wrong]))
+    with pytest.raises(InvalidArgumentError, match=r"^last_norm\.dtype is "):
+        NativeDecoder(replace(weights, last_norm=weights.last_norm.double()))
     with pytest.raises(InvalidArgumentError, match=r"^heads is "):
         NativeDecoder(replace(weights, num_kv_heads=3))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,45 @@ from tiny_models import CONFIGS, VOCAB_SIZE
 
 from radixkv.kernels.native_build import native_library
 from radixkv.worker import model as worker_model
+from radixkv.worker import native_model
 from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.native_model import NativeModel
 
 RELATIVE_ERRORS = {"float32": 1e-5, "bfloat16": 0.05}
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "llama3 rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "mistral with a window": ("mistral", {}),
+    "qwen2 with windows in some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "qwen3": ("qwen3", {}),
+}
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 NUM_BLOCKS, BLOCK_SIZE = 48, 4
 
@@ -59,17 +94,17 @@ def load(folder: str, dtype: str, **arguments: Any) -> ModelRunner:
 def both(folder: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelRunner, ModelRunner]:
     """By the native decoder, and by the model's own code."""
     native = load(folder, dtype)
-    assert isinstance(native._native, NativeModel)
+    assert native.is_native
     monkeypatch.setattr(worker_model, "find_native_model", lambda *_: None)
     return native, load(folder, dtype)
 
 
 @pytest.mark.parametrize("dtype", RELATIVE_ERRORS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "changes"), MODELS.values(), ids=MODELS)
 def test_every_step_of_a_branching_run_has_the_same_logits_and_kv(
-    family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, changes: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native, own = both(save_wide(family, tmp_path), dtype, monkeypatch)
+    native, own = both(save_wide(family, tmp_path, **changes), dtype, monkeypatch)
     ids = random.Random(1).choices(range(3, VOCAB_SIZE), k=40)
     tables = [array("i", blocks) for blocks in ((9, 2, 30, 7, 5), (9, 2, 30, 11, 12), (40, 41, 42))]
     steps = [
@@ -83,8 +118,11 @@ def test_every_step_of_a_branching_run_has_the_same_logits_and_kv(
         found, expected = native.forward(step), own.forward(step)
         assert found.shape == (sum(row.wants_logits for row in step), VOCAB_SIZE)
         assert (found - expected).norm() <= RELATIVE_ERRORS[dtype] * expected.norm()
-    for cache, reference in zip(native.pool.k_caches, own.pool.k_caches, strict=True):
-        assert torch.equal(cache.isnan(), reference.isnan())
+    caches = zip((*native.pool.k_caches, *native.pool.v_caches), (*own.pool.k_caches, *own.pool.v_caches), strict=True)
+    for found, expected in caches:
+        assert torch.equal(found.isnan(), expected.isnan())
+        difference = (found.float() - expected.float()).nan_to_num().norm()
+        assert difference <= RELATIVE_ERRORS[dtype] * expected.float().nan_to_num().norm()
 
 
 def test_a_model_may_be_checked_again_by_its_own_code_once_its_weights_are_joined(
@@ -92,30 +130,35 @@ def test_a_model_may_be_checked_again_by_its_own_code_once_its_weights_are_joine
 ) -> None:
     native, own = both(save_wide("qwen2", tmp_path), "float32", monkeypatch)
     assert native.weight_bytes == own.weight_bytes
-    native_alone = native._native
     row = ForwardRow([4, 8, 15], 0, array("i", [3]), 0, True)
     native._native = None
     assert torch.equal(native.forward([row]), own.forward([row]))
-    assert native_alone is not None
 
 
 def test_a_model_that_computes_otherwise_runs_by_its_own_code_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    weights = native_model._weights
+    monkeypatch.setattr(native_model, "_weights", lambda *what: replace(weights(*what), norm_epsilon=1.0))
     with caplog.at_level(logging.WARNING, "radixkv"):
-        assert load(save_wide("llama", tmp_path, hidden_act="gelu"), "float32")._native is None
+        assert not load(save_wide("llama", tmp_path), "float32").is_native
     assert "the native decoder's logits are" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("gemma2", {}), ("llama", {"intermediate_size": 80}), ("llama", {"head_dim": 8, "num_key_value_heads": 1})],
-    ids=["another family", "a matrix that cannot be rounded", "heads that fill no panel"],
+    [
+        ("gemma2", {}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"intermediate_size": 80}),
+        ("llama", {"head_dim": 8, "num_key_value_heads": 1}),
+    ],
+    ids=["another family", "another activation", "a matrix that cannot be rounded", "heads that fill no panel"],
 )
 def test_what_the_decoder_does_not_take_runs_by_its_own_code(
     family: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     runner = load(save_wide(family, tmp_path, **changes), "float32")
     assert runner.quantization == "int8"
-    assert runner._native is None
+    assert not runner.is_native
     assert runner.forward([ForwardRow([4, 8], 0, array("i", [3]), 0, True)]).isfinite().all()
