@@ -4,8 +4,8 @@
     generate / fork / call / close  - inbox ->  commands, then a round: see `rounds`
     events                         <- stream -
 
-The thread sleeps only when no branch can run and nothing is left to say to the cache. It alone calls the holder, so an
-in-process `PrefixCache` is owned by it.
+The thread sleeps when no branch can run and nothing is left to say to the cache, and for milliseconds where requests tend to
+come right behind replies. It alone calls the holder, so an in-process `PrefixCache` is owned by it.
 """
 
 from __future__ import annotations

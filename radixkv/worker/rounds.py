@@ -6,7 +6,8 @@
     plan_batch; forward, sample, tell the streams: see `drawing`
 
 Branches that have room run on without an answer. Only for branches that would begin a round waits, and for a fifth of the
-last batch's time at most: they save a whole round, and the others lose little. One thread drives all of this; see `engine`.
+last batch's time at most: they save a whole round, and the others lose little. For the same reason a round may begin a moment
+later, for requests that come right behind a reply; see `followers`. One thread drives all of this; see `engine`.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class Rounds:
         self._num_submitted = self._num_answered = 0
         self._followers = Followers()
         self._batch_s = 0.0  # what the last one took
+        self._leaves_queue = False  # whether somebody waited for room when the last round ended
 
     # -- commands
 
@@ -217,6 +219,7 @@ class Rounds:
             start_s = self._clock()
             self._drawing.run(rows)
             self._batch_s = self._clock() - start_s
+        self._leaves_queue = self._scheduler.num_queued > 0
         while self._calls and self._num_answered >= min(self._calls[0].after_step, self._num_submitted):
             self._calls.popleft().run()
         return bool(rows or failures or has_news or (ops and not self._answers))
@@ -224,7 +227,7 @@ class Rounds:
     def next_round_s(self) -> float:
         """When a further round should begin at the earliest, on the engine's clock; to be asked when all messages are read."""
         now_s = self._clock()
-        return now_s if self._scheduler.num_queued else self._followers.awaited_until_s(now_s)
+        return now_s if self._leaves_queue else self._followers.awaited_until_s(now_s)
 
     @property
     def next_deadline_s(self) -> float:
