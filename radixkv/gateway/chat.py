@@ -150,9 +150,10 @@ def _params(plan: _Plan, exchange: Exchange, messages: Any, history: bytes) -> G
 
 
 async def _remember(plan: _Plan, transcripts: Transcripts, reply: Reply, prompt: bytes) -> None:
-    await transcripts.remember(
-        plan.transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop
-    )
+    if reply.is_exact:
+        await transcripts.remember(
+            plan.transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop
+        )
 
 
 async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
@@ -226,10 +227,10 @@ async def _stream_chunks(
                         reply = replies[event.branch]
                         growth = reply.push(event)
                         logprobs = await chat_logprobs(backend, growth.logprobs) if wants_logprobs else None
-                        pieces.append(chunks.grown(reply, growth, logprobs, event.token_ids))
+                        pieces.append(chunks.grown(reply, growth, logprobs))
                     case BranchFinished():
                         reply = replies[event.branch]
-                        pieces.append(chunks.grown(reply, reply.finish(event), None, ()))
+                        pieces.append(chunks.grown(reply, reply.finish(event), None))
                         await _remember(plan, transcripts, reply, prompt)
                         pieces.append(chunks.finished(reply))
                     case Started():

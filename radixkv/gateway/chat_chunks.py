@@ -56,22 +56,18 @@ class ChatChunks:
         extra = {"prompt_token_ids": list(unpack_tokens(prompt))} if self._tells_token_ids and index == 0 else {}
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None, top=extra)
 
-    def grown(
-        self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None, token_ids: Sequence[int]
-    ) -> bytes:
+    def grown(self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
         """A choice has grown; no bytes where there is nothing to tell."""
         if growth.calls:
-            return self._called(reply, growth, logprobs, token_ids)
-        if logprobs or (self._tells_token_ids and token_ids):
-            return self._chunk(reply.index, {"content": growth.text}, logprobs, None, token_ids)
+            return self._called(reply, growth, logprobs)
+        if logprobs or (self._tells_token_ids and growth.token_ids):
+            return self._chunk(reply.index, {"content": growth.text}, logprobs, None, growth.token_ids)
         if not growth.text:
             return b""
         text = encode_basestring(growth.text)
         return f'{self._head},"choices":[{{"index":{reply.index},"delta":{{"content":{text}{self._text_tail}'.encode()
 
-    def _called(
-        self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None, token_ids: Sequence[int]
-    ) -> bytes:
+    def _called(self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
         first = self._num_calls.get(reply.index, 0)
         self._num_calls[reply.index] = first + len(growth.calls)
         calls = [
@@ -84,7 +80,7 @@ class ChatChunks:
             for number, call in enumerate(growth.calls, first)
         ]
         delta: dict[str, Any] = {"content": growth.text} if growth.text else {}
-        return self._chunk(reply.index, {**delta, "tool_calls": calls}, logprobs, None, token_ids)
+        return self._chunk(reply.index, {**delta, "tool_calls": calls}, logprobs, None, growth.token_ids)
 
     def finished(self, reply: Reply) -> bytes:
         """A choice has ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.tools import CallParser, FunctionCalled
@@ -14,11 +14,12 @@ __all__ = ["Growth", "Reply", "usage_body"]
 
 
 class Growth(NamedTuple):
-    """What an event has added to a reply: text to be shown, calls, and log probabilities of its tokens."""
+    """What an event has added to a reply: text to be shown, calls, log probabilities of its tokens, and these."""
 
     text: str
     calls: list[FunctionCalled]
     logprobs: tuple[SampledToken, ...] = ()
+    token_ids: Sequence[int] = ()
 
 
 class Reply:
@@ -31,14 +32,13 @@ class Reply:
         takes_one_call: what comes behind the first call is no part of the reply.
 
     Attributes:
-        text: what is shown of it. raw: all its text, calls among it. token_ids: all that was sampled.
+        text: what is shown of it. raw: all its text, calls among it. token_ids: all that was sampled of it.
         calls: of functions. reason, stop: how it ended, None while it runs.
     """
 
     __slots__ = (
         "_end_ids",
         "_parser",
-        "_takes_one_call",
         "calls",
         "index",
         "logprobs",
@@ -60,39 +60,43 @@ class Reply:
         self.calls: list[FunctionCalled] = []
         self.reason: FinishReason | None = None
         self.stop: str | int | None = None
-        self._parser = CallParser(names)
+        self._parser = CallParser(names, takes_one_call=takes_one_call)
         self._end_ids = end_ids
-        self._takes_one_call = takes_one_call
 
     def push(self, delta: Delta) -> Growth:
         """Take in further tokens."""
-        if self._is_over:
+        if self._parser.is_over:
             return Growth("", [])
         self.token_ids += delta.token_ids
         self.raw += delta.text
         shown = tuple(token for token in delta.logprobs if token.token_id not in self._end_ids)
         self.logprobs += shown
-        return self._grow(*self._parser.push(delta.text), shown)
+        return self._grow(*self._parser.push(delta.text), shown, delta.token_ids)
 
     def finish(self, event: BranchFinished) -> Growth:
         """Take in the end."""
-        if self._is_over:
+        if self._parser.is_over:
             self.reason = FinishReason.STOP
             return Growth("", [])
         self.reason = event.reason
         self.stop = event.stop
-        return self._grow(*self._parser.flush(), ())
+        return self._grow(*self._parser.flush(), (), ())
 
     @property
-    def _is_over(self) -> bool:
-        return self._takes_one_call and bool(self.calls)
+    def is_exact(self) -> bool:
+        """Whether `token_ids` say what the caller was told: nothing was left out of their text."""
+        return not self._parser.has_cut
 
-    def _grow(self, text: str, calls: list[FunctionCalled], logprobs: tuple[SampledToken, ...]) -> Growth:
-        if self._takes_one_call:
-            calls = calls[:1]
+    def _grow(
+        self,
+        text: str,
+        calls: list[FunctionCalled],
+        logprobs: tuple[SampledToken, ...],
+        token_ids: Sequence[int],
+    ) -> Growth:
         self.text += text
         self.calls += calls
-        return Growth(text, calls, logprobs)
+        return Growth(text, calls, logprobs, token_ids)
 
     @property
     def finish_reason(self) -> str:

@@ -100,7 +100,9 @@ async def _keep(
     """Keep what has ended: its exact ids for what will go on from it, here or as a chat completion, and itself."""
     tokens = b""
     if body["status"] in ("completed", "incomplete"):
-        exact = await transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
+        exact = None
+        if reply.is_exact:
+            exact = await transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
         turn = assistant_turn(body["output"])
         if exact is not None:
             tokens = prompt + exact

@@ -68,7 +68,7 @@ class ToolPlan:
         tools: as the chat template takes them; empty where the model is not to know of any.
         names: functions whose calls are looked for in the reply.
         grammar: what the reply is held to where a call is required.
-        takes_one_call: whether a reply ends for the caller with its first call.
+        takes_one_call: whether what a reply holds behind its first call is left out.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -138,9 +138,17 @@ class CallParser:
 
     Args:
         names: the functions offered; with none, all is text.
+        takes_one_call: what comes behind the first call is left out.
+
+    Attributes:
+        is_over: nothing further is taken in.
+        has_cut: something was left out of what was taken in.
     """
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], *, takes_one_call: bool = False) -> None:
+        self.is_over = False
+        self.has_cut = False
+        self._takes_one_call = takes_one_call
         self._names = frozenset(names)
         self._held = ""
         self._has_text = False
@@ -150,6 +158,8 @@ class CallParser:
         """Take in more text: the text that is certain to be none of a call, and the calls that are complete."""
         if not self._names:
             return text, []
+        if self.is_over:
+            return "", []
         self._hold(text)
         shown: list[str] = []
         calls: list[FunctionCalled] = []
@@ -167,6 +177,8 @@ class CallParser:
             shown.append(self._held[:start] if found else self._held[:past])
             calls += found
             rest, self._held = self._held[past:], ""
+            if found and self._takes_one_call:
+                return self._show(shown), self._end_with(calls, rest)
             self._follows_call = bool(found)
             self._hold(rest)
         if not self._may_be_json(shown):
@@ -181,8 +193,14 @@ class CallParser:
         text = held.strip()
         calls = self._read(text.removeprefix(_OPEN)) if self._names and text.startswith(("{", "[", _OPEN)) else []
         if calls:
-            return "", calls
+            return "", self._end_with(calls, "") if self._takes_one_call else calls
         return self._show([held]), []
+
+    def _end_with(self, calls: list[FunctionCalled], rest: str) -> list[FunctionCalled]:
+        """The first of the calls, and nothing behind it any more."""
+        self.is_over = True
+        self.has_cut = len(calls) > 1 or bool(rest.strip())
+        return calls[:1]
 
     def _hold(self, text: str) -> None:
         if self._follows_call:

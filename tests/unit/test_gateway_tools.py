@@ -92,11 +92,24 @@ def test_one_call_at_a_time_ends_the_reply_for_its_caller(separator: str) -> Non
     assert (reply.finish_reason, reply.stop) == ("tool_calls", None)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_exact"), [(f"Hi {HERMES}", True), (f"Hi {HERMES}\n", True), (f"Hi {HERMES} and then {HERMES}", False)]
+)
+def test_what_comes_with_the_first_call_is_left_out_as_well(text: str, is_exact: bool) -> None:
+    reply = Reply(0, ("weather",), (), takes_one_call=True)
+    grown = reply.push(Delta(0, (1, 2), text))
+    assert (grown.text, len(grown.calls), grown.token_ids) == ("Hi ", 1, (1, 2))
+    assert reply.push(Delta(0, (3,), "more")).token_ids == ()
+    assert (reply.text, len(reply.calls), reply.token_ids) == ("Hi ", 1, [1, 2])
+    assert reply.is_exact is is_exact
+
+
 def test_of_a_list_of_calls_the_first_is_taken_where_one_is_wanted() -> None:
     reply = Reply(0, ("weather", "time"), (), takes_one_call=True)
     reply.push(Delta(0, (1,), MISTRAL))
     grown = reply.finish(BranchFinished(0, FinishReason.STOP, 2, None))
     assert [call.name for call in grown.calls] == [call.name for call in reply.calls] == ["weather"]
+    assert not reply.is_exact
     assert reply.finish_reason == "tool_calls"
 
 
