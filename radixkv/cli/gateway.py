@@ -88,7 +88,7 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long streams may go on once it is told to stop (default %(default)s)",
+        help="how long streams and responses in the background may go on once it is told to stop (default %(default)s)",
     )
     flags.add_argument("--log-requests", action="store_true", help="one line per request on standard error")
 

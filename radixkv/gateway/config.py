@@ -46,7 +46,7 @@ class GatewayConfig:
         max_body_bytes: of a request.
         max_requests: requests under way at once, all tenants together; the next one is refused with 503.
         cors_origins: origins whose pages may call; ``("*",)`` for any.
-        drain_s: how long streams may go on once the server is told to stop, in seconds.
+        drain_s: how long streams and responses in the background may go on once the server is told to stop, in seconds.
         log_requests: one line per request in the log: who, what, how long, how many tokens; never contents.
         state_file: SQLite file of stored responses and transcripts; None: they are kept in memory and end with the process.
         response_ttl_s: how long a stored response is kept, in seconds.

@@ -275,6 +275,16 @@ class Runs:
         """Drop the events of a response that was deleted."""
         self._finished.pop(response_id, None)
 
+    async def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until none is under way; False if some still are after `timeout_s`."""
+        waiting = [asyncio.ensure_future(run.wait()) for run in self._running.values()]
+        if not waiting:
+            return True
+        _, left = await asyncio.wait(waiting, timeout=max(0.0, timeout_s))
+        for one in left:
+            one.cancel()
+        return not left
+
     async def aclose(self) -> None:
         """The server stops: end all runs and wait until each is stored."""
         runs = list(self._running.values())

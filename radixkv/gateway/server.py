@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 class GatewayServer:
     """Serves the API from entering it as a context manager to leaving it, which drains: what is new is refused with 503,
-    streams go on for up to `config.drain_s` and are then ended with an error.
+    streams and responses in the background go on for up to `config.drain_s` and are then ended with an error.
 
         with GatewayServer(engine, GatewayConfig(listen="127.0.0.1:0")) as server:
             print(server.url)
@@ -109,9 +109,11 @@ class GatewayServer:
 
     async def _stop(self) -> None:
         assert self._server is not None
-        state = self.app.state
-        if not await state.gate.wait_empty(self.config.drain_s):
-            _LOG.warning("%d requests are ended: they did not end by themselves", state.gate.num_running)
+        state, loop = self.app.state, asyncio.get_running_loop()
+        until_s = loop.time() + self.config.drain_s
+        has_ended = await state.gate.wait_empty(self.config.drain_s)
+        if not (has_ended and await state.runs.wait_empty(until_s - loop.time())):
+            _LOG.warning("what still runs after %g s is ended with an error", self.config.drain_s)
             state.backend.fail_all(UnavailableError("the server is stopping"))
             await state.gate.wait_empty(_GRACE_S)
         self._server.should_exit = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -297,6 +298,18 @@ def test_a_conversation_goes_on_as_text_with_another_model(default_model: str, t
         told = "user: Hello<|im_end|>\nassistant: Good day.<|im_end|>\nuser: And you?<|im_end|>\nassistant: "
         assert stack.engine.shown() == told
         assert cached(create(client, "Hm.", previous_response_id=second.id)) >= total(second) - 1
+
+
+def test_a_response_in_the_background_may_end_while_the_gateway_drains(default_model: str, tmp_path: Path) -> None:
+    config = GatewayConfig(listen="127.0.0.1:0", drain_s=60.0, state_file=tmp_path / "state.sqlite")
+    with gibberish_engine(default_model) as (engine, runner, _):
+        with gateway(engine, config) as server, client_of(server) as client:
+            runner.gate.clear()
+            begun = create(client, background=True)
+            server.drain()
+            threading.Timer(0.3, runner.gate.set).start()
+        with gateway(engine, config) as server, client_of(server) as client:
+            assert client.responses.retrieve(begun.id).status in ("completed", "incomplete")
 
 
 def test_what_runs_when_the_gateway_stops_is_ended_and_said_so(default_model: str, tmp_path: Path) -> None:
