@@ -192,8 +192,12 @@ class Attention {
     Words tile[kLanes];
     int word = 0;
     for (; (word + kLanes) * C::kPerWord <= layer_.head_dim; word += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) tile[lane] = words_of(rows[lane] + word * C::kPerWord);
-      transpose(tile);
+      if constexpr (C::kPerWord * sizeof(T) == sizeof(Word)) {
+        load_transposed(rows, word * C::kPerWord, tile);
+      } else {
+        for (int lane = 0; lane < kLanes; ++lane) tile[lane] = words_of(rows[lane] + word * C::kPerWord);
+        transpose(tile);
+      }
       for (int lane = 0; lane < kLanes; ++lane) store(to + (word + lane) * kKeys, tile[lane]);
     }
     for (; word < head_words_; ++word)
@@ -220,6 +224,12 @@ class Attention {
       int column = 0;
       if constexpr (C::kPerWord == 2) {
         const bool has_second = key + 1 < count;
+        for (; column + 2 * kLanes <= dim; column += 2 * kLanes) {
+          const Pairs first = load<Pairs>(rows[key] + column);
+          const Pairs second = has_second ? load<Pairs>(rows[key + 1] + column) : Pairs{};
+          store(to + column, interleave_low(first, second));
+          store(to + column + kLanes, interleave_high(first, second));
+        }
         for (; column + kLanes <= dim; column += kLanes)
           store(to + column, interleave(load<Halves>(rows[key] + column),
                                         has_second ? load<Halves>(rows[key + 1] + column) : Halves{}));

@@ -161,6 +161,47 @@ inline void transpose(Words rows[kLanes]) {
   }
 }
 
+// Of kLanes rows, the words from `offset` elements on become columns.
+template <class T>
+inline void load_transposed(const T* const* rows, int offset, Words columns[kLanes]) {
+#if defined(__AVX512F__)
+  // Four words of sixteen rows at a time, put in place as they are loaded: half of the shuffles are saved.
+  for (int part = 0; part < 4; ++part) {
+    const auto words = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + offset) + part); };
+    __m512i four[4];
+    for (int i = 0; i < 4; ++i) {
+      four[i] = _mm512_castsi128_si512(words(i));
+      four[i] = _mm512_inserti32x4(four[i], words(i + 4), 1);
+      four[i] = _mm512_inserti32x4(four[i], words(i + 8), 2);
+      four[i] = _mm512_inserti32x4(four[i], words(i + 12), 3);
+    }
+    const __m512i low[2] = {_mm512_unpacklo_epi32(four[0], four[1]), _mm512_unpacklo_epi32(four[2], four[3])};
+    const __m512i high[2] = {_mm512_unpackhi_epi32(four[0], four[1]), _mm512_unpackhi_epi32(four[2], four[3])};
+    columns[4 * part] = (Words)_mm512_unpacklo_epi64(low[0], low[1]);
+    columns[4 * part + 1] = (Words)_mm512_unpackhi_epi64(low[0], low[1]);
+    columns[4 * part + 2] = (Words)_mm512_unpacklo_epi64(high[0], high[1]);
+    columns[4 * part + 3] = (Words)_mm512_unpackhi_epi64(high[0], high[1]);
+  }
+#else
+  for (int lane = 0; lane < kLanes; ++lane) columns[lane] = load<Words>(rows[lane] + offset);
+  transpose(columns);
+#endif
+}
+
+// (a0 b0 a1 b1 ...) of two rows of twice kLanes 16-bit numbers, from the lane `first` on.
+template <int first, size_t... lane>
+inline Words interleave_from(Pairs a, Pairs b, std::index_sequence<lane...>) {
+#if defined(__clang__)
+  return (Words)__builtin_shufflevector(a, b, (lane % 2 * 2 * kLanes + first + lane / 2)...);
+#else
+  return (Words)__builtin_shuffle(a, b, Pairs{uint16_t(lane % 2 * 2 * kLanes + first + lane / 2)...});
+#endif
+}
+
+// The first and the second half of that.
+inline Words interleave_low(Pairs a, Pairs b) { return interleave_from<0>(a, b, std::make_index_sequence<2 * kLanes>()); }
+inline Words interleave_high(Pairs a, Pairs b) { return interleave_from<kLanes>(a, b, std::make_index_sequence<2 * kLanes>()); }
+
 // (a0 b0 a1 b1 ...) of two rows of kLanes 16-bit numbers each.
 inline Words interleave(Halves a, Halves b) {
   return __builtin_convertvector(a, Words) | (__builtin_convertvector(b, Words) << 16);
