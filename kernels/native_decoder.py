@@ -161,7 +161,7 @@ class NativeDecoder:
             head_dim=weights.head_dim,
             norm_epsilon=weights.norm_epsilon,
         )
-        self._kept = layers  # what the structure points to
+        self._layers = layers  # what the structure points to
         linears = [weights.head, *chain.from_iterable(map(_linears, weights.layers))]
         self.linear_bytes = sum(linear.weight.packed.nbytes + linear.weight.scales.nbytes for linear in linears)
 
