@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.checks import KERNEL_DTYPES, check_tensor
-from radixkv.kernels.decode import decode_triton
-from radixkv.kernels.launch import MAX_HEAD_DIM
-from radixkv.kernels.layout import kv_shape
-from radixkv.kernels.native_attention import attend_natively, can_attend_natively
+from radixkv.kernels.device_work import take_device_work
+from radixkv.kernels.kv_cache import KVCache, Layout
+from radixkv.kernels.native_attention import attend_natively
 from radixkv.kernels.native_build import native_library
-from radixkv.kernels.prefill import prefill_triton
+from radixkv.kernels.rotation import rotate
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.torch_attention import attend_on_cpu
+from radixkv.kernels.tree_attention import KVScales, attend_by_work, form_limits, layer_shape
 
-__all__ = ["paged_attention", "paged_attention_triton"]
+__all__ = ["paged_attention"]
 
 
 def paged_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: KVCache,
     batch: AttentionBatch,
     *,
     scale: float,
@@ -35,8 +33,7 @@ def paged_attention(
 
     Args:
         q: [T, Hq, D]; Hq is a multiple of the cache's Hkv.
-        k_cache: K cache of this layer, from `allocate_kv`.
-        v_cache: V cache of this layer, from `allocate_kv`; its width Dv may differ from D.
+        cache: of this layer, from `allocate_kv`; V's width Dv may differ from D.
         batch: from `plan_attention`, with T rows, on the same device.
         scale: factor of q . k.
         sliding_window: how many positions a query sees, its own included; None: all.
@@ -50,73 +47,47 @@ def paged_attention(
         InvalidArgumentError: a shape, dtype, device or block id that does not fit.
     """
     spec = AttentionSpec(scale, sliding_window, softcap, sinks)
-    on_cpu = k_cache.device.type == "cpu"
-    out = _check_and_allocate(q, k_cache, v_cache, batch, spec, head_major=not on_cpu)
-    library = native_library() if on_cpu and can_attend_natively(q) else None
-    if library is not None:
-        attend_natively(library, q, k_cache, v_cache, batch, spec, out)
-    elif on_cpu:
-        attend_on_cpu(q, k_cache, v_cache, batch, spec, out)
+    out = _check_and_allocate(q, cache, batch, spec)
+    if cache.format is not None:
+        q = rotate(q.float()).to(q.dtype)  # as the keys in the cache are
+    _attend(q, cache, batch, spec, out)
+    return out if cache.format is None else rotate(out.float()).to(out.dtype)
+
+
+def _attend(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec, out: Tensor) -> None:
+    if cache.layout is Layout.TRANSPOSED:
+        library = native_library()
+        assert library is not None  # without it there are no such caches
+        attend_natively(library, q, cache, batch, spec, out)
+    elif cache.layout is Layout.TOKEN_MAJOR:
+        attend_on_cpu(q, cache, batch, spec, out)
     else:
-        _run_triton(q, k_cache, v_cache, batch, spec, out)
-    return out
+        _run_triton(q, cache, batch, spec, out)
 
 
-def paged_attention_triton(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: AttentionBatch,
-    spec: AttentionSpec,
-    out: Tensor | None = None,
-) -> Tensor:
-    """`paged_attention` over head-major caches by the Triton kernels, also on CPU tensors under Triton's interpreter.
-
-    Writes every row of `out`, if that is given.
-    """
-    allocated = _check_and_allocate(q, k_cache, v_cache, batch, spec, head_major=True)
-    out = allocated if out is None else out
-    _run_triton(q, k_cache, v_cache, batch, spec, out)
-    return out
+def _run_triton(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec, out: Tensor) -> None:
+    if not q.shape[0]:
+        return
+    num_heads, v_head_dim = out.shape[1:]
+    shape = layer_shape(q, cache.k, v_head_dim, is_latent=cache.is_latent)
+    forms = form_limits(shape, q.device)
+    work = take_device_work(batch, spec, shape.group, forms, num_heads, v_head_dim)
+    scales = None
+    if cache.k_scales is not None and cache.v_scales is not None:
+        scales = KVScales(cache.k_scales, cache.v_scales)
+    attend_by_work(q, cache.k, None if cache.is_latent else cache.v, batch.block_tables, work, spec, out, scales)
 
 
-def _run_triton(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec, out: Tensor
-) -> None:
-    widest = max(k_cache.shape[-1], v_cache.shape[-1])
-    if widest > MAX_HEAD_DIM:
-        raise InvalidArgumentError("head_dim", widest, f"at most {MAX_HEAD_DIM} on this device")
-    if q.dtype == torch.float64:
-        raise InvalidArgumentError("q.dtype", q.dtype, "float32 or narrower on this device")
-    decode_triton(q, k_cache, v_cache, batch, spec, out)
-    prefill_triton(q, k_cache, v_cache, batch, spec, out)
-
-
-def _check_and_allocate(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: AttentionBatch,
-    spec: AttentionSpec,
-    *,
-    head_major: bool,
-) -> Tensor:
-    device = k_cache.device
-    shape = kv_shape("k_cache", k_cache, head_major=head_major)
-    v_shape = kv_shape("v_cache", v_cache, head_major=head_major)
-    if v_shape[:3] != shape[:3]:
-        raise InvalidArgumentError("v_cache.shape", tuple(v_cache.shape), f"k_cache's {tuple(k_cache.shape)} but for D")
-    check_tensor("q", q, (batch.num_tokens, None, shape.head_dim), KERNEL_DTYPES, device)
-    if not q.shape[1] or q.shape[1] % shape.num_kv_heads:
-        raise InvalidArgumentError("q.shape[1]", q.shape[1], f"a multiple of {shape.num_kv_heads}, the kv heads")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        check_tensor(name, cache, (None, None, None, None), (q.dtype,), device)
-    if batch.block_size != shape.block_size:
-        raise InvalidArgumentError("batch.block_size", batch.block_size, f"{shape.block_size}, the cache's")
-    if batch.device != device:
-        raise InvalidArgumentError("batch.device", str(batch.device), str(device))
-    if batch.highest_block >= shape.num_blocks:
-        raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {shape.num_blocks}, the pool")
+def _check_and_allocate(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec) -> Tensor:
+    check_tensor("q", q, (batch.num_tokens, None, cache.head_dim), (cache.dtype,), cache.device)
+    if not q.shape[1] or q.shape[1] % cache.num_kv_heads:
+        raise InvalidArgumentError("q.shape[1]", q.shape[1], f"a multiple of {cache.num_kv_heads}, the kv heads")
+    if batch.block_size != cache.block_size:
+        raise InvalidArgumentError("batch.block_size", batch.block_size, f"{cache.block_size}, the cache's")
+    if batch.device != cache.device:
+        raise InvalidArgumentError("batch.device", str(batch.device), str(cache.device))
+    if batch.highest_block >= cache.num_blocks:
+        raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {cache.num_blocks}, the pool")
     if spec.sinks is not None:
-        check_tensor("sinks", spec.sinks, (q.shape[1],), KERNEL_DTYPES, device)
-    return q.new_empty(q.shape[0], q.shape[1], v_shape.head_dim)
+        check_tensor("sinks", spec.sinks, (q.shape[1],), KERNEL_DTYPES, cache.device)
+    return q.new_empty(q.shape[0], q.shape[1], cache.v_head_dim)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,20 +51,19 @@ class Scratch:
         return buffer[:size].view(shape)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AttentionBatch:
     """B sequences and T packed query rows; see the module's picture. Made by `plan_attention`.
 
-    `decode_rows` and `prefill_rows` are the sequences with one query and with more. `host_*` repeat on the host what
-    the tensors hold on the device. `highest_block` is the largest block id that may be read, -1 if none. `plans` keeps
-    what the CPU path derives from the batch once for all layers.
+    Attributes:
+        host_tables: [B, max_blocks]. host_query_starts: [B + 1]. host_context_lens: [B].
+        host_decode_rows, host_prefill_rows: the sequences with one query, and with more.
+        highest_block: the largest block id that may be read, -1 if none.
+        shares: whether blocks that sequences have in common are read once for all of them.
+        plans: what kernels derive from the batch once for all layers.
+        before: the step before this one, whose plans may be moved on. Its own `before` is dropped.
     """
 
-    block_tables: Tensor
-    query_starts: Tensor
-    context_lens: Tensor
-    decode_rows: Tensor
-    prefill_rows: Tensor
     host_tables: npt.NDArray[np.int32]
     host_query_starts: tuple[int, ...]
     host_context_lens: tuple[int, ...]
@@ -71,18 +71,25 @@ class AttentionBatch:
     host_prefill_rows: tuple[int, ...]
     block_size: int
     highest_block: int
+    device: torch.device
     scratch: Scratch
+    shares: bool = True
+    before: AttentionBatch | None = None
     plans: dict[Hashable, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.before is not None:
+            self.before.before = None
 
     @property
     def num_tokens(self) -> int:
         """Packed query rows, T."""
         return self.host_query_starts[-1]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors lie; queries and caches must lie there too."""
-        return self.block_tables.device
+    @cached_property
+    def block_tables(self) -> Tensor:
+        """[B, max_blocks] int32 on the device."""
+        return torch.from_numpy(self.host_tables).to(self.device)
 
 
 def plan_attention(
@@ -93,8 +100,10 @@ def plan_attention(
     device: torch.device | str,
     *,
     scratch: Scratch | None = None,
+    shares: bool = True,
+    before: AttentionBatch | None = None,
 ) -> AttentionBatch:
-    """Plans attention of B sequences. O(B + block ids), four small copies to the device.
+    """Plans attention of B sequences. O(B + block ids).
 
     Args:
         query_lens: [B] new queries per sequence, the last ones of its context; 0 gives a sequence no row.
@@ -103,6 +112,9 @@ def plan_attention(
         block_size: token slots per block.
         device: where the queries and caches are.
         scratch: memory that outlives the step; without it the batch makes its own.
+        shares: read blocks that sequences have in common once for all of them, where that pays. Without it a row is summed in
+            an order that depends on its position alone.
+        before: the step before, which is over: where the same branches decode one token more, what was planned for it is kept.
 
     Raises:
         InvalidArgumentError: lists of different lengths, a context shorter than its queries, a table shorter than its
@@ -123,15 +135,7 @@ def plan_attention(
     if lowest < 0:
         raise InvalidArgumentError("block_tables", lowest, "block ids of at least 0")
 
-    def on_device(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
     return AttentionBatch(
-        block_tables=torch.from_numpy(host_tables).to(device),
-        query_starts=on_device(starts),
-        context_lens=on_device(list(context_lens)),
-        decode_rows=on_device(rows[0]),
-        prefill_rows=on_device(rows[1]),
         host_tables=host_tables,
         host_query_starts=tuple(starts),
         host_context_lens=tuple(context_lens),
@@ -139,7 +143,10 @@ def plan_attention(
         host_prefill_rows=tuple(rows[1]),
         block_size=block_size,
         highest_block=highest,
+        device=torch.device(device),
         scratch=scratch or Scratch(),
+        shares=shares,
+        before=before,
     )
 
 

@@ -2,8 +2,9 @@
 
     cache[dst[i], :num_tokens[i]] = cache[src[i], :num_tokens[i]]     for each copy i and each cache
 
-Layout: caches as in `layout`, of one dtype, block count, block size and head count; widths may differ (K and V of some models).
-Grid: (copies, caches, kv heads); a program copies num_tokens x width elements, one contiguous run in the head-major layout.
+Layout: caches as in `kv_cache`, of one layout, dtype, block count, block size and head count; widths may differ.
+Grid: (copies, tensors of all caches, kv heads); a program copies the beginnings of the runs that a head has in a block: one of
+K or of V in the head-major layout, and of their scales one for each scale of a row.
 Dtypes: any; elements move as integers of their size.
 Limits: the copies of one call do not meet: no block is the destination of two, or both source and destination. Callers
 with a chain of copies make one call per link.
@@ -14,6 +15,7 @@ with a chain of copies make one call per link.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -21,11 +23,13 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
+from radixkv.kernels.kv_cache import KVCache, Layout
 from radixkv.kernels.launch import PLAIN_OPTIONS
-from radixkv.kernels.layout import KVShape, kv_shape
+from radixkv.kernels.native_build import native_library
+from radixkv.kernels.native_cache import NativeKVCache
 from radixkv.kernels.triton_port import tl, triton
 
-__all__ = ["copy_blocks", "copy_blocks_reference", "copy_blocks_triton"]
+__all__ = ["copy_blocks", "copy_blocks_reference"]
 
 _RUN_ELEMENTS = 1024
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -40,8 +44,9 @@ def copy_blocks_reference(caches: Sequence[Tensor], src: Tensor, dst: Tensor, nu
 
 @triton.jit
 def _copy_blocks_kernel(
-    p_caches,  # [L] addresses of caches [num_blocks, Hkv, block_size, width]
-    p_widths,  # [L]
+    p_tensors,  # [L] addresses of [num_blocks, Hkv, runs, block_size x width]
+    p_runs,  # [L]
+    p_widths,  # [L] elements of a token in a run
     p_src,  # [N]
     p_dst,  # [N]
     p_num_tokens,  # [N]
@@ -52,26 +57,27 @@ def _copy_blocks_kernel(
     RUN: tl.constexpr,
 ):
     copy = tl.program_id(0)
-    p_cache = tl.load(p_caches + tl.program_id(1)).to(p_element.dtype)
+    p_tensor = tl.load(p_tensors + tl.program_id(1)).to(p_element.dtype)
+    num_runs = tl.load(p_runs + tl.program_id(1)).to(tl.int64)
     width = tl.load(p_widths + tl.program_id(1)).to(tl.int64)
     source = tl.load(p_src + copy).to(tl.int64)
     destination = tl.load(p_dst + copy).to(tl.int64)
     if (source >= 0) & (source < num_blocks) & (destination >= 0) & (destination < num_blocks):
         tokens = tl.minimum(tl.load(p_num_tokens + copy).to(tl.int64), BLOCK_SIZE)
-        head_size = BLOCK_SIZE * width
-        p_from = p_cache + (source * HKV + tl.program_id(2)) * head_size
-        p_to = p_cache + (destination * HKV + tl.program_id(2)) * head_size
-        for start in range(0, tokens * width, RUN):
-            b_element = start + tl.arange(0, RUN)  # [RUN]
-            m_element = b_element < tokens * width
-            tl.store(p_to + b_element, tl.load(p_from + b_element, mask=m_element), mask=m_element)
+        for run in range(0, num_runs):
+            p_from = p_tensor + ((source * HKV + tl.program_id(2)) * num_runs + run) * (BLOCK_SIZE * width)
+            p_to = p_tensor + ((destination * HKV + tl.program_id(2)) * num_runs + run) * (BLOCK_SIZE * width)
+            for start in range(0, tokens * width, RUN):
+                b_element = start + tl.arange(0, RUN)  # [RUN]
+                m_element = b_element < tokens * width
+                tl.store(p_to + b_element, tl.load(p_from + b_element, mask=m_element), mask=m_element)
 
 
-def copy_blocks(caches: Sequence[Tensor], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
+def copy_blocks(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
     """Copies the first slots of N blocks onto N others, in all caches, in place.
 
     Args:
-        caches: K and V caches of all layers, from `allocate_kv`.
+        caches: of all layers, from `allocate_kv`.
         src: [N] int64 block ids to read.
         dst: [N] int64 block ids to write, distinct, none of them in `src`.
         num_tokens: [N] int64, how many leading slots of each; 0 copies nothing.
@@ -79,61 +85,81 @@ def copy_blocks(caches: Sequence[Tensor], src: Tensor, dst: Tensor, num_tokens: 
     Raises:
         InvalidArgumentError: shapes, dtypes or devices that do not fit; on a CPU also an id or a count out of range.
     """
-    if caches and caches[0].device.type == "cpu":
-        shape = _check(caches, src, dst, num_tokens, head_major=False)
-        _copy_on_cpu(caches, src, dst, num_tokens, shape)
-    else:
-        copy_blocks_triton(caches, src, dst, num_tokens)
-
-
-def copy_blocks_triton(caches: Sequence[Tensor], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
-    """`copy_blocks` on head-major caches, by the Triton kernel. Ids out of range are skipped."""
     if not caches or not src.numel():
         return
-    shape = _check(caches, src, dst, num_tokens, head_major=True)
-    device = caches[0].device
-    _copy_blocks_kernel[(src.numel(), len(caches), shape.num_kv_heads)](
-        torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64, device=device),
-        torch.tensor([cache.shape[-1] for cache in caches], dtype=torch.int64, device=device),
+    _check(caches, src, dst, num_tokens)
+    if caches[0].layout is Layout.HEAD_MAJOR:
+        _copy_by_triton(caches, src, dst, num_tokens)
+        return
+    _check_ranges(caches[0], src, dst, num_tokens)
+    if caches[0].layout is Layout.TRANSPOSED:
+        _copy_natively(caches, src, dst, num_tokens)
+    else:
+        _copy_by_torch(caches, src, dst, num_tokens)
+
+
+def _copy_by_triton(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
+    first = caches[0]
+    moved_bytes = first.k.element_size()
+    runs = [(tensor.data_ptr(), 1, tensor.shape[3]) for cache in caches for tensor in cache.tensors[:2]]
+    for cache in caches:
+        scales = cache.tensors[2:]
+        runs.extend((tensor.data_ptr(), tensor.shape[2], tensor.element_size() // moved_bytes) for tensor in scales)
+    columns = [torch.tensor(column, dtype=torch.int64, device=first.device) for column in zip(*runs, strict=True)]
+    _copy_blocks_kernel[(src.numel(), len(runs), first.num_kv_heads)](
+        *columns,
         src,
         dst,
         num_tokens,
-        torch.empty(0, dtype=_INTEGER_OF_SIZE[caches[0].element_size()], device=device),
-        shape.num_blocks,
-        HKV=shape.num_kv_heads,
-        BLOCK_SIZE=shape.block_size,
+        torch.empty(0, dtype=_INTEGER_OF_SIZE[moved_bytes], device=first.device),
+        first.num_blocks,
+        HKV=first.num_kv_heads,
+        BLOCK_SIZE=first.block_size,
         RUN=_RUN_ELEMENTS,
         **PLAIN_OPTIONS,
     )
 
 
-def _copy_on_cpu(caches: Sequence[Tensor], src: Tensor, dst: Tensor, num_tokens: Tensor, shape: KVShape) -> None:
-    for name, values, low, high in (
-        ("src", src, 0, shape.num_blocks - 1),
-        ("dst", dst, 0, shape.num_blocks - 1),
-        ("num_tokens", num_tokens, 0, shape.block_size),
-    ):
-        for value in values.tolist():
-            if not low <= value <= high:
-                raise InvalidArgumentError(name, value, f"from {low} to {high}")
-    offset = torch.arange(shape.block_size)
+def _copy_natively(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
+    library = native_library()
+    assert library is not None  # without it there are no transposed caches
+    native = (NativeKVCache * len(caches))(*map(NativeKVCache.of, caches))
+    columns = [values.contiguous() for values in (src, dst, num_tokens)]
+    pointers = [ctypes.c_void_p(values.data_ptr()) for values in columns]
+    library.radixkv_copy_blocks(native, ctypes.c_int64(len(caches)), *pointers, ctypes.c_int64(src.numel()))
+
+
+def _copy_by_torch(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
+    block_size = caches[0].block_size
+    offset = torch.arange(block_size)
     kept = offset < num_tokens[:, None]
-    source_slots = (src[:, None] * shape.block_size + offset)[kept]
-    destination_slots = (dst[:, None] * shape.block_size + offset)[kept]
+    source_slots = (src[:, None] * block_size + offset)[kept]
+    destination_slots = (dst[:, None] * block_size + offset)[kept]
     for cache in caches:
-        rows = cache.view(shape.num_blocks * shape.block_size, -1)
-        rows.index_copy_(0, destination_slots, rows.index_select(0, source_slots))
+        for tensor in cache.tensors:
+            rows = tensor.view(cache.num_slots, -1).view(torch.uint8)  # not every format can be copied as what it is
+            rows.index_copy_(0, destination_slots, rows.index_select(0, source_slots))
 
 
-def _check(caches: Sequence[Tensor], src: Tensor, dst: Tensor, num_tokens: Tensor, *, head_major: bool) -> KVShape:
+def _check(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
     first = caches[0]
-    shape = kv_shape("caches[0]", first, head_major=head_major)
-    for index, cache in enumerate(caches):
-        if kv_shape(f"caches[{index}]", cache, head_major=head_major)[:3] != shape[:3]:
-            raise InvalidArgumentError(
-                f"caches[{index}].shape", tuple(cache.shape), f"that of caches[0], {tuple(first.shape)}, but for D"
-            )
-        check_tensor(f"caches[{index}]", cache, (None, None, None, None), (first.dtype,), first.device)
+    for name in ("layout", "format", "num_blocks", "block_size", "num_kv_heads", "dtype", "device"):
+        wanted = getattr(first, name)
+        for index, cache in enumerate(caches):
+            if getattr(cache, name) != wanted:
+                raise InvalidArgumentError(
+                    f"caches[{index}].{name}", getattr(cache, name), f"that of caches[0], {wanted}"
+                )
     for name, ids in (("src", src), ("dst", dst), ("num_tokens", num_tokens)):
         check_tensor(name, ids, (src.numel(),), (torch.int64,), first.device)
-    return shape
+
+
+def _check_ranges(cache: KVCache, src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
+    for name, values, high in (
+        ("src", src, cache.num_blocks - 1),
+        ("dst", dst, cache.num_blocks - 1),
+        ("num_tokens", num_tokens, cache.block_size),
+    ):
+        for value in values.tolist():
+            if not 0 <= value <= high:
+                raise InvalidArgumentError(name, value, f"from 0 to {high}")

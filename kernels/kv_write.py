@@ -1,8 +1,11 @@
-"""KV write: the new tokens' K and V go into the cache through the slot mapping.
+"""KV write: the new tokens' K and V, or their latents, go into the cache through the slot mapping.
 
     cache[slot // block_size, slot % block_size, h, :] = new[t, h, :]     slot = slot_mapping[t]; slots below 0 are skipped
 
-Layout: new K [T, Hkv, D] and V [T, Hkv, Dv] with any strides over tokens and heads; caches as in `layout`.
+Rows of a cache in fewer bits are rotated and quantised first, all at once, by torch; their scales are written as they are.
+
+Layout: new K [T, Hkv, D] and V [T, Hkv, Dv] with any strides over tokens and heads; caches as in `kv_cache`. Latents are K of
+one head, without V.
 Grid: (T, groups of heads); one program writes one token's K and V for as many heads as fill a tile.
 Dtypes: the cache's own; a plain copy, no arithmetic, so NaN payloads survive.
 Limits: slots of one call are distinct. A slot past the pool raises on a CPU and is skipped on a GPU (no sync to see it).
@@ -14,18 +17,21 @@ Limits: slots of one call are distinct. A slot past the pool raises on a CPU and
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.checks import KERNEL_DTYPES, check_tensor
+from radixkv.kernels.checks import check_tensor
+from radixkv.kernels.kv_cache import KVCache, Layout
 from radixkv.kernels.launch import PLAIN_OPTIONS, next_power_of_2
-from radixkv.kernels.layout import KVShape, kv_shape
 from radixkv.kernels.native_build import native_library
+from radixkv.kernels.native_cache import NativeKVCache
+from radixkv.kernels.rotation import rotate
 from radixkv.kernels.triton_port import tl, triton
 
-__all__ = ["write_kv", "write_kv_reference", "write_kv_triton"]
+__all__ = ["write_kv", "write_kv_reference", "write_latents"]
 
 _TILE_ELEMENTS = 4096
 
@@ -57,6 +63,7 @@ def _write_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SCALES: tl.constexpr,  # the caches are [num_blocks, Hkv, D, block_size]
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + token).to(tl.int64)
@@ -65,124 +72,154 @@ def _write_kv_kernel(
         offset = slot % BLOCK_SIZE
         b_head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)  # [H]
         b_column = tl.arange(0, BLOCK_D)  # [D]
-        b_row = (block * HKV + b_head) * BLOCK_SIZE + offset  # [H]
+        b_block = (block * HKV + b_head) * BLOCK_SIZE  # [H]
         m_head = b_head < HKV
 
         m_k = m_head[:, None] & (b_column < D)[None, :]
         b_k = tl.load(p_k + token * stride_k_t + b_head[:, None] * stride_k_h + b_column[None, :], mask=m_k)
-        tl.store(p_k_cache + b_row[:, None] * D + b_column[None, :], b_k, mask=m_k)
+        if SCALES:
+            b_to = b_block[:, None] * D + b_column[None, :] * BLOCK_SIZE + offset
+        else:
+            b_to = (b_block + offset)[:, None] * D + b_column[None, :]
+        tl.store(p_k_cache + b_to, b_k, mask=m_k)
 
-        m_v = m_head[:, None] & (b_column < DV)[None, :]
-        b_v = tl.load(p_v + token * stride_v_t + b_head[:, None] * stride_v_h + b_column[None, :], mask=m_v)
-        tl.store(p_v_cache + b_row[:, None] * DV + b_column[None, :], b_v, mask=m_v)
+        if DV > 0:  # 0: there is none
+            m_v = m_head[:, None] & (b_column < DV)[None, :]
+            b_v = tl.load(p_v + token * stride_v_t + b_head[:, None] * stride_v_h + b_column[None, :], mask=m_v)
+            if SCALES:
+                b_to = b_block[:, None] * DV + b_column[None, :] * BLOCK_SIZE + offset
+            else:
+                b_to = (b_block + offset)[:, None] * DV + b_column[None, :]
+            tl.store(p_v_cache + b_to, b_v, mask=m_v)
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
     """Writes T tokens' K and V of one layer into the cache, in place.
 
     Args:
         k: [T, Hkv, D].
         v: [T, Hkv, Dv]; Dv may differ from D.
-        k_cache: K cache of this layer, from `allocate_kv`.
-        v_cache: V cache of this layer, from `allocate_kv`.
+        cache: of this layer, from `allocate_kv`.
         slot_mapping: [T] int64, block_id * block_size + offset; -1 skips the token.
 
     Raises:
-        InvalidArgumentError: a shape, dtype or device that does not fit; on a CPU also a slot past the pool.
+        InvalidArgumentError: a shape, dtype or device that does not fit, or a cache of latents; on a CPU also a slot past the
+            pool.
     """
-    if k_cache.device.type == "cpu":
-        _check(k, v, k_cache, v_cache, slot_mapping, head_major=False)
-        _write_on_cpu(k, v, k_cache, v_cache, slot_mapping)
-    else:
-        write_kv_triton(k, v, k_cache, v_cache, slot_mapping)
-
-
-def write_kv_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """`write_kv` on head-major caches, by the Triton kernel."""
-    shape = _check(k, v, k_cache, v_cache, slot_mapping, head_major=True)
-    if not slot_mapping.numel():
-        return
-    v_head_dim = v_cache.shape[-1]
-    block_d = next_power_of_2(max(shape.head_dim, v_head_dim))
-    block_h = min(next_power_of_2(shape.num_kv_heads), max(1, _TILE_ELEMENTS // block_d))
-    _write_kv_kernel[(slot_mapping.numel(), -(-shape.num_kv_heads // block_h))](
-        k,
-        v,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        shape.num_blocks * shape.block_size,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        HKV=shape.num_kv_heads,
-        D=shape.head_dim,
-        DV=v_head_dim,
-        BLOCK_SIZE=shape.block_size,
-        BLOCK_H=block_h,
-        BLOCK_D=block_d,
-        **PLAIN_OPTIONS,
-    )
-
-
-def _write_on_cpu(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    if cache.is_latent:
+        raise InvalidArgumentError("cache.is_latent", True, "False: latents are written by write_latents")
     num_tokens = slot_mapping.numel()
+    check_tensor("slot_mapping", slot_mapping, (None,), (torch.int64,), cache.device)
+    check_tensor("k", k, (num_tokens, cache.num_kv_heads, cache.head_dim), (cache.dtype,), cache.device)
+    check_tensor("v", v, (num_tokens, cache.num_kv_heads, cache.v_head_dim), (cache.dtype,), cache.device)
     if not num_tokens:
         return
-    num_slots = k_cache.shape[0] * k_cache.shape[1]
-    library = native_library()
-    if library is None:
-        misfit = int(slot_mapping.max())
+    tensors: tuple[Tensor, ...] = (k, v)
+    if cache.format is not None:
+        quantised = [cache.format.quantise(rotate(rows.float())) for rows in (k, v)]
+        tensors = (*(rows.data for rows in quantised), *(rows.scales for rows in quantised))
+    if cache.layout is Layout.HEAD_MAJOR:
+        _write_by_triton(tensors, cache, slot_mapping)
+    elif cache.layout is Layout.TRANSPOSED:
+        _write_natively(tensors, cache, slot_mapping.contiguous())
     else:
-        slots = slot_mapping.contiguous()
-        rows = (ctypes.byref(_KVRows.of(k, k_cache)), ctypes.byref(_KVRows.of(v, v_cache)))
-        library.radixkv_write_kv.restype = ctypes.c_int64
-        misfit = library.radixkv_write_kv(
-            *rows, *map(ctypes.c_int64, (slots.data_ptr(), num_tokens, k_cache.shape[2], num_slots))
+        _write_by_torch(tensors, cache, slot_mapping)
+
+
+def write_latents(latents: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """Writes T tokens' rows of one layer into a cache of latents, in place.
+
+    Args:
+        latents: [T, D].
+        cache: of this layer, from `allocate_latents`.
+        slot_mapping: as of `write_kv`.
+
+    Raises:
+        InvalidArgumentError: as `write_kv`, of a cache of K and V.
+    """
+    if not cache.is_latent:
+        raise InvalidArgumentError("cache.is_latent", False, "True: K and V are written by write_kv")
+    check_tensor("slot_mapping", slot_mapping, (None,), (torch.int64,), cache.device)
+    check_tensor("latents", latents, (slot_mapping.numel(), cache.head_dim), (cache.dtype,), cache.device)
+    if not slot_mapping.numel():
+        return
+    if cache.layout is Layout.HEAD_MAJOR:
+        _write_by_triton((latents[:, None],), cache, slot_mapping)
+    else:
+        _write_by_torch((latents[:, None],), cache, slot_mapping)
+
+
+def _write_by_triton(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: Tensor) -> None:
+    """`tensors`: what goes into each of the cache's."""
+    for first in range(0, len(tensors), 2):  # K and V, then their scales
+        new = [
+            tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor for tensor in tensors[first : first + 2]
+        ]
+        rows = [tensor.view(new[0].dtype) for tensor in cache.tensors[first : first + 2]]
+        k, k_rows, v, v_rows = new[0], rows[0], new[-1], rows[-1]  # of latents one twice, the second unread
+        widths = k.shape[2], v.shape[2] if len(new) == 2 else 0
+        block_d = next_power_of_2(max(widths))
+        block_h = min(next_power_of_2(cache.num_kv_heads), max(1, _TILE_ELEMENTS // block_d))
+        _write_kv_kernel[(slot_mapping.numel(), -(-cache.num_kv_heads // block_h))](
+            k,
+            v,
+            k_rows,
+            v_rows,
+            slot_mapping,
+            cache.num_slots,
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            HKV=cache.num_kv_heads,
+            D=widths[0],
+            DV=widths[1],
+            BLOCK_SIZE=cache.block_size,
+            BLOCK_H=block_h,
+            BLOCK_D=block_d,
+            SCALES=first > 0,
+            **PLAIN_OPTIONS,
         )
-    if misfit >= num_slots:
-        raise InvalidArgumentError("slot_mapping", misfit, f"below {num_slots}, the slots of the pool")
-    if library is None:
-        _write_by_torch(k, v, k_cache, v_cache, slot_mapping)
 
 
-class _KVRows(ctypes.Structure):
-    """As `native/kv_write.cpp` has it."""
+def _write_natively(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: Tensor) -> None:
+    library = native_library()
+    assert library is not None  # without it there are no transposed caches
+    write: Any = library.radixkv_write_kv
+    write.restype = ctypes.c_int64
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    tokens = _KVTokens(*pointers, *(None,) * (4 - len(pointers)), *tensors[0].stride()[:2], *tensors[1].stride()[:2])
+    misfit = write(
+        ctypes.byref(NativeKVCache.of(cache)),
+        ctypes.byref(tokens),
+        ctypes.c_void_p(slot_mapping.data_ptr()),
+        ctypes.c_int64(slot_mapping.numel()),
+    )
+    if misfit >= 0:
+        raise _past_the_pool(misfit, cache)
+
+
+class _KVTokens(ctypes.Structure):
+    """As `native/block_movement.cpp` has it."""
 
     _fields_ = (
-        ("new", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("token_stride", "head_stride", "row_bytes")),
-        ("cache", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("k", "v", "k_scales", "v_scales")),
+        *((name, ctypes.c_int64) for name in ("k_token", "k_head", "v_token", "v_head")),
     )
 
-    @classmethod
-    def of(cls, new: Tensor, cache: Tensor) -> _KVRows:
-        size = new.element_size()
-        token_stride, head_stride, _ = new.stride()
-        return cls(new.data_ptr(), token_stride * size, head_stride * size, new.shape[2] * size, cache.data_ptr())
 
-
-def _write_by_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def _write_by_torch(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: Tensor) -> None:
+    """`tensors`: what goes into each of the cache's."""
+    highest = int(slot_mapping.max())
+    if highest >= cache.num_slots:
+        raise _past_the_pool(highest, cache)
     if int(slot_mapping.min()) < 0:
         kept = slot_mapping >= 0
-        k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
-    for new, cache in ((k, k_cache), (v, v_cache)):
-        cache.flatten(0, 1).index_copy_(0, slot_mapping, new)
+        tensors, slot_mapping = tuple(tensor[kept] for tensor in tensors), slot_mapping[kept]
+    for new, rows in zip(tensors, cache.tensors, strict=True):
+        as_bytes = torch.uint8 if new.element_size() == 1 else new.dtype  # not every format can be copied as what it is
+        rows.flatten(0, 1).view(as_bytes).index_copy_(0, slot_mapping, new.view(as_bytes))
 
 
-def _check(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, head_major: bool
-) -> KVShape:
-    shape = kv_shape("k_cache", k_cache, head_major=head_major)
-    v_shape = kv_shape("v_cache", v_cache, head_major=head_major)
-    if v_shape[:3] != shape[:3]:
-        raise InvalidArgumentError("v_cache.shape", tuple(v_cache.shape), f"k_cache's {tuple(k_cache.shape)} but for D")
-    tokens, device = slot_mapping.numel(), k_cache.device
-    check_tensor("slot_mapping", slot_mapping, (None,), (torch.int64,), device)
-    check_tensor("v_cache", v_cache, (None, None, None, None), (k_cache.dtype,), device)
-    if k_cache.dtype not in KERNEL_DTYPES:
-        raise InvalidArgumentError("k_cache.dtype", k_cache.dtype, "a floating-point dtype of the kernels")
-    check_tensor("k", k, (tokens, shape.num_kv_heads, shape.head_dim), (k_cache.dtype,), device)
-    check_tensor("v", v, (tokens, shape.num_kv_heads, v_shape.head_dim), (k_cache.dtype,), device)
-    return shape
+def _past_the_pool(slot: int, cache: KVCache) -> InvalidArgumentError:
+    return InvalidArgumentError("slot_mapping", slot, f"below {cache.num_slots}, the slots of the pool")

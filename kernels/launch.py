@@ -1,40 +1,66 @@
 """Launch configurations: a table to read and to edit, in place of autotuning at run time.
 
-Split and tile lengths are part of the result: reductions run over tiles at absolute positions in ascending order, so a
-row's value depends neither on what was cached nor on which chunk computed it. Change them for all rows or for none.
+`python -m bench.compile_gate` compiles each of them for every target and shows registers, memory and matrix instructions.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
+
+import torch
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.kv_format import int4_group
 
 __all__ = [
     "MAX_HEAD_DIM",
+    "MAX_LATENT_DIM",
     "PLAIN_OPTIONS",
-    "SPLIT_TOKENS",
+    "TARGETS",
+    "Forms",
+    "KeyColumns",
+    "LayerShape",
     "TileConfig",
-    "decode_config",
+    "key_columns",
+    "launch_target",
     "next_power_of_2",
-    "prefill_config",
+    "num_programs",
 ]
 
 MAX_HEAD_DIM = 256
 """Widest head of the Triton kernels: one head's tile of queries stays in registers."""
 
-SPLIT_TOKENS = 256
-"""Tokens of context per decode split; split s covers positions [s * SPLIT_TOKENS, (s + 1) * SPLIT_TOKENS)."""
+MAX_LATENT_DIM = 576
+"""Widest latent: 512 columns that are values too, and 64 more."""
 
 PLAIN_OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
 """Compiler options of a launch without a tile. Fused multiply-adds are asked for: Triton's default differs by version."""
 
+TARGETS = ("sm_80", "sm_90", "gfx942", "gfx1201")
+"""What the table is made for; a chip that is not named takes the nearest of its kind."""
+
+_HEAD_CLASSES = (64, 128, 256, 576)
+
+_PROGRAMS_PER_PROCESSOR = 4
+"""Of a kernel that walks a list. Those that find no room at once start later, and end at once where the list is done."""
+
+_INTERPRETED_PROGRAMS = 3
+
 
 class TileConfig(NamedTuple):
-    """`block_m` query rows x `block_n` keys per step. `block_n` divides SPLIT_TOKENS."""
+    """`block_m` query rows x `block_n` keys per step."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+
+    def heads(self, group: int) -> int:
+        """Query heads of a chunk: all `group` heads of a kv head where its rows hold them, else equal chunks of them."""
+        num_chunks = -(-group // self.block_m)
+        return -(-group // num_chunks)
 
     @property
     def options(self) -> dict[str, int | bool]:
@@ -42,24 +68,47 @@ class TileConfig(NamedTuple):
         return {**PLAIN_OPTIONS, "num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
-#        (bytes per element, widest head up to): rows, keys, warps, stages
-_PREFILL = {
-    (2, 64): TileConfig(64, 64, 4, 3),
-    (2, 128): TileConfig(64, 64, 4, 3),
-    (2, 256): TileConfig(64, 32, 8, 2),
-    (4, 64): TileConfig(32, 32, 8, 2),
-    (4, 128): TileConfig(32, 16, 8, 1),
-    (4, 256): TileConfig(32, 16, 8, 1),
-}
+class Forms(NamedTuple):
+    """Tiles of the item kernel's two forms: items of at most `narrow.block_m` rows take the narrow one, others the wide one."""
 
-_DECODE = {
-    (2, 64): TileConfig(16, 64, 4, 3),
-    (2, 128): TileConfig(16, 64, 4, 3),
-    (2, 256): TileConfig(16, 32, 4, 2),
-    (4, 64): TileConfig(16, 32, 8, 2),
-    (4, 128): TileConfig(16, 32, 8, 2),
-    (4, 256): TileConfig(16, 32, 8, 2),
-}
+    narrow: TileConfig
+    wide: TileConfig
+
+
+_TABLE = """
+#                    sm_80                      sm_90                      gfx942                     gfx1201
+# cache     q  head  narrow       wide          narrow       wide          narrow       wide          narrow       wide
+  plain     2    64  16/64/4/2    64/64/4/3     16/64/4/3    64/64/4/3     16/64/4/2    64/64/4/2     16/32/4/2    64/32/4/2
+  plain     2   128  16/64/4/3    64/32/4/3     16/64/4/3    64/64/4/3     16/64/4/2    64/64/4/2     16/32/4/2    64/32/8/2
+  plain     2   256  16/16/4/2    64/32/8/2     16/32/4/2    64/32/4/2     16/32/4/2    64/32/8/1     16/16/4/2    64/16/8/1
+  plain     2   576  16/32/8/2    32/32/8/2     16/32/8/2    64/32/8/2     16/16/8/1    64/16/8/1     16/16/8/1    32/16/16/1
+  scaled    2    64  16/64/4/3    64/32/4/2     16/64/4/3    64/64/4/3     16/64/4/2    64/64/4/2     16/32/4/2    64/32/8/2
+  scaled    2   128  16/32/4/3    64/32/4/3     16/64/4/2    64/64/4/3     16/32/4/2    64/64/4/2     16/16/4/2    64/16/8/1
+  scaled    2   256  16/32/4/2    64/32/8/2     16/32/4/3    64/32/4/2     16/32/4/2    64/16/8/1     16/16/4/2    64/16/8/1
+  scaled    2   576  16/32/8/2    32/16/8/2     16/16/8/2    64/16/8/2     16/16/8/1    32/16/8/1     -            -
+  int4      2   128  16/32/4/3    64/32/4/3     16/32/4/3    64/64/4/3     16/32/4/2    64/64/4/2     16/16/4/2    64/16/8/1
+  plain     4    64  16/32/8/2    32/32/8/2     16/32/8/2    32/32/8/2     16/32/4/2    32/32/8/1     16/16/8/1    32/16/8/1
+  plain     4   128  16/32/8/2    32/16/8/1     16/32/8/2    32/16/8/1     16/32/8/1    32/16/8/1     16/16/8/1    16/16/8/1
+  plain     4   256  16/32/8/2    32/16/8/1     16/32/8/2    32/16/8/1     16/16/8/1    32/16/8/1     -            -
+  plain     4   576  16/16/8/1    16/16/8/1     16/16/8/2    16/16/8/2     16/16/4/1    16/16/4/1     -            -
+"""
+"""Tiles, rows/keys/warps/stages, in both forms. `q`: bytes of a query's element. `head`: the widest that the row is for.
+`scaled`: int8, fp8, and int4 where it has no row of its own; with fp32 queries all take the plain row. -: it spills on that
+target whatever the tile.
+"""
+
+
+@cache
+def _forms(target: str) -> dict[tuple[str, int, int], Forms]:
+    """The target's column of the table; O(table), once."""
+    column = 3 + 2 * TARGETS.index(target)
+    forms = {}
+    for line in _TABLE.splitlines():
+        cells = line.split()
+        if cells and cells[0] != "#" and cells[column] != "-":
+            narrow, wide = (TileConfig(*map(int, cell.split("/"))) for cell in cells[column : column + 2])
+            forms[cells[0], int(cells[1]), int(cells[2])] = Forms(narrow, wide)
+    return forms
 
 
 def next_power_of_2(value: int) -> int:
@@ -67,17 +116,96 @@ def next_power_of_2(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def _head_class(head_dim: int, v_head_dim: int) -> int:
-    return max(64, next_power_of_2(max(head_dim, v_head_dim)))
+class KeyColumns(NamedTuple):
+    """A key's columns in two dots: `first` and `rest` are powers of two, and `rest` may be 0."""
+
+    first: int
+    rest: int
 
 
-def prefill_config(element_size: int, head_dim: int, v_head_dim: int, group_size: int) -> TileConfig:
-    """Tile of the prefill kernel; rows hold whole groups of query heads."""
-    config = _PREFILL[element_size, _head_class(head_dim, v_head_dim)]
-    return config._replace(block_m=max(config.block_m, next_power_of_2(group_size)))
+def key_columns(head_dim: int) -> KeyColumns:
+    """How the columns of a key are cut: 128 is 128 + 0, 80 is 64 + 16, 576 is 512 + 64; a dot has 16 or more."""
+    first = max(16, 1 << (head_dim.bit_length() - 1))
+    return KeyColumns(first, 0 if head_dim <= first else max(16, next_power_of_2(head_dim - first)))
 
 
-def decode_config(element_size: int, head_dim: int, v_head_dim: int, group_size: int) -> TileConfig:
-    """Tile of the decode kernel; its rows are the query heads of one kv head."""
-    config = _DECODE[element_size, _head_class(head_dim, v_head_dim)]
-    return config._replace(block_m=max(config.block_m, next_power_of_2(group_size)))
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What the item kernel is compiled for, apart from the target and the variants of `spec`.
+
+    `group`: query heads per kv head. `element_size`: bytes of q's elements. `cache_format`: "plain", "int8", "fp8" or "int4".
+    """
+
+    group: int
+    head_dim: int
+    v_head_dim: int
+    block_size: int
+    element_size: int
+    cache_format: str
+    is_latent: bool
+
+    @property
+    def row(self) -> tuple[str, int, int]:
+        """Where the table has it, if it has."""
+        widest = max(self.head_dim, self.v_head_dim)
+        row = self.element_size, next((width for width in _HEAD_CLASSES if widest <= width), widest)
+        if self.cache_format == "plain" or self.element_size == 4:
+            return "plain", *row
+        return ("int4" if self.cache_format == "int4" and ("int4", *row) in _forms(TARGETS[0]) else "scaled"), *row
+
+    def forms(self, target: str) -> Forms:
+        """The tiles that the table has for this shape.
+
+        Raises:
+            InvalidArgumentError: it has none, for one is too wide or spills on this target.
+        """
+        forms = _forms(target).get(self.row)
+        if forms is None:
+            what = f"{self.cache_format} caches with queries of {8 * self.element_size} bits on {target}"
+            raise InvalidArgumentError("head_dim", max(self.head_dim, self.v_head_dim), f"narrower, for {what}")
+        return forms
+
+    def constants(self, config: TileConfig) -> dict[str, int | str | bool]:
+        """The kernel's constants in a form with this tile."""
+        columns = key_columns(self.head_dim)
+        return {
+            "GROUP": self.group,
+            "HEADS": config.heads(self.group),
+            "D": self.head_dim,
+            "DV": self.v_head_dim,
+            "BLOCK_SIZE": self.block_size,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "BLOCK_D": columns.first,
+            "REST": columns.rest,
+            "BLOCK_DV": max(16, next_power_of_2(self.v_head_dim)),
+            "FORMAT": self.cache_format,
+            "K_GROUP": int4_group(self.head_dim),
+            "V_GROUP": int4_group(self.v_head_dim),
+            "LATENT": self.is_latent,
+        }
+
+
+@cache
+def launch_target(device: torch.device) -> str:
+    """The column of the table for a device; on a CPU, where the interpreter runs, the same as on sm_90.
+
+    Raises:
+        InvalidArgumentError: a GPU older than those that the kernels are compiled for.
+    """
+    if device.type == "cpu":
+        return "sm_90"
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return "gfx942" if properties.gcnArchName.startswith("gfx9") else "gfx1201"
+    if properties.major < 8:
+        raise InvalidArgumentError("device", properties.name, "a GPU of compute capability 8.0 or newer")
+    return "sm_90" if properties.major == 9 else "sm_80"
+
+
+def num_programs(num_units: int, device: torch.device) -> int:
+    """Programs of a kernel that walks a list of up to `num_units`."""
+    most = _INTERPRETED_PROGRAMS
+    if device.type != "cpu":
+        most = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_PROCESSOR
+    return max(1, min(num_units, most))

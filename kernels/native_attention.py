@@ -1,31 +1,36 @@
 """Paged attention on a CPU by the compiled kernel of `native/attention.cpp`: over blocks where they lie, each once per kv head
 for all rows that stand on it.
 
-Dtypes: q and caches alike, float32 or bfloat16 (of an even head dimension); sums in fp32. Other calls take the torch path.
+Dtypes: q and the transposed cache alike, float32 or bfloat16; sums in fp32.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from radixkv.kernels.batch import AttentionBatch
-from radixkv.kernels.native_plan import plan_native
+from radixkv.kernels.kv_cache import KVCache
+from radixkv.kernels.native_cache import NativeKVCache
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.work_list import WorkLimits, make_work_list
 
-__all__ = ["NativeCall", "attend_natively", "can_attend_natively", "plan_native_call"]
+__all__ = ["NATIVE_LIMITS", "NativeCall", "attend_natively", "plan_native_call"]
+
+NATIVE_LIMITS = WorkLimits(item_rows=96, split_keys=1024, sharing_queries=64, min_saved_tokens=200)
 
 _FUNCTIONS = {torch.float32: "radixkv_attend_float32", torch.bfloat16: "radixkv_attend_bfloat16"}
-_ARRAYS = ("tokens", "positions", "first_keys", "items", "parts", "blocks", "merges", "merge_parts")
+_ARRAYS = ("tokens", "positions", "first_keys", "items", "merges", "merge_parts")
 _Pointer = ctypes.c_void_p
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
+        ("num_heads", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("sinks", _Pointer),
@@ -34,40 +39,35 @@ class _Layer(ctypes.Structure):
 
 class _Work(ctypes.Structure):
     _fields_ = (
-        *((name, _Pointer) for name in _ARRAYS),
-        ("part_out", _Pointer),
-        ("part_lse", _Pointer),
-        *((name, ctypes.c_int32) for name in ("num_items", "num_merges", "num_threads")),
+        *((name, _Pointer) for name in (*_ARRAYS, "tables", "part_out", "part_lse")),
+        *((name, ctypes.c_int32) for name in ("num_items", "num_merges", "num_threads", "table_stride")),
     )
 
 
-def can_attend_natively(q: Tensor) -> bool:
-    """Whether the kernel computes in the dtype of q [T, Hq, D]."""
-    return q.dtype == torch.float32 or (q.dtype == torch.bfloat16 and q.shape[2] % 2 == 0)
-
-
 def attend_natively(
-    library: ctypes.CDLL,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: AttentionBatch,
-    spec: AttentionSpec,
-    out: Tensor,
+    library: ctypes.CDLL, q: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec, out: Tensor
 ) -> None:
-    """Fills `out` [T, Hq, Dv]. Token-major caches; arguments as checked by `paged_attention`, and by `can_attend_natively`."""
+    """Fills `out` [T, Hq, Dv]. Arguments as checked by `paged_attention`."""
     if out.numel():
-        plan_native_call(library, q, v_cache, batch, spec)(q, k_cache, v_cache, spec.sinks, out)
+        plan_native_call(library, q.shape[1], cache, batch, spec)(q, cache, spec.sinks, out)
 
 
 def plan_native_call(
-    library: ctypes.CDLL, q: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec
+    library: ctypes.CDLL, num_heads: int, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec
 ) -> NativeCall:
-    """The call for layers of this kind in this step, made once; of q [T, Hq, D] and v_cache only dtype and shapes count."""
-    key = (library, q.dtype, q.shape[1:], v_cache.shape[2:], spec.scale, spec.sliding_window, spec.softcap)
+    """The call for layers of this kind in this step, made once, or that of the step before where `batch` goes on from it.
+
+    Of the cache only dtype and shape count.
+    """
+    shape = (cache.dtype, num_heads, cache.num_kv_heads, cache.head_dim, cache.v_head_dim)
+    key: Hashable = (library, shape, spec.scale, spec.sliding_window, spec.softcap)
     call: NativeCall | None = batch.plans.get(key)
     if call is None:
-        call = batch.plans[key] = NativeCall(library, q, v_cache, batch, spec)
+        before = batch.before
+        call = before.plans.pop(key, None) if before is not None else None
+        if before is None or call is None or not call.advance(before, batch, spec):
+            call = NativeCall(library, num_heads, cache, batch, spec)
+        batch.plans[key] = call
     return call
 
 
@@ -79,51 +79,49 @@ class NativeCall:
     """
 
     def __init__(
-        self, library: ctypes.CDLL, q: Tensor, v_cache: Tensor, batch: AttentionBatch, spec: AttentionSpec
+        self, library: ctypes.CDLL, num_heads: int, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec
     ) -> None:
-        num_heads, head_dim = q.shape[1:]
-        num_kv_heads, v_head_dim = v_cache.shape[2:]
-        self._function: Any = library[_FUNCTIONS[q.dtype]]
-        self._function.argtypes = (
-            _Pointer,
-            _Pointer,
-            _Pointer,
-            ctypes.c_int64,
-            ctypes.c_int64,
-            _Pointer,
-            _Pointer,
-            _Pointer,
-        )
+        self._function: Any = library[_FUNCTIONS[cache.dtype]]
+        self._function.argtypes = (_Pointer,) * 4 + (ctypes.c_int64,) * 2 + (_Pointer,)
         self._function.restype = None
         self._layer = _Layer(
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            v_head_dim=v_head_dim,
-            block_size=batch.block_size,
             scale=spec.scale,
             softcap=spec.softcap or 0.0,
         )
-        plan = plan_native(batch, spec, num_heads // num_kv_heads)
-        part_out = batch.scratch.take("part_out", (plan.num_part_rows, num_heads, v_head_dim), q, torch.float32)
-        part_lse = batch.scratch.take("part_lse", (plan.num_part_rows, num_heads), q, torch.float32)
-        self._kept = (plan, part_out, part_lse)  # what the structure points to
+        self._list = make_work_list(batch, spec, num_heads // cache.num_kv_heads, NATIVE_LIMITS)
+        num_parts = self._list.num_part_rows
+        part_out = batch.scratch.take("part_out", (num_parts, num_heads, cache.v_head_dim), cache.k, torch.float32)
+        part_lse = batch.scratch.take("part_lse", (num_parts, num_heads), cache.k, torch.float32)
+        self._kept = (part_out, part_lse)  # what the structure points to
         self._work = _Work(
-            **{name: getattr(plan, name).ctypes.data for name in _ARRAYS},
+            **{name: getattr(self._list, name).ctypes.data for name in _ARRAYS},
             part_out=part_out.data_ptr(),
             part_lse=part_lse.data_ptr(),
-            num_items=len(plan.items),
-            num_merges=len(plan.merges),
-            num_threads=torch.get_num_threads(),
+            num_items=len(self._list.items),
+            num_merges=len(self._list.merges),
         )
+        self._use_tables(batch)
         self.layer, self.work = ctypes.addressof(self._layer), ctypes.addressof(self._work)
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | None, out: Tensor) -> None:
+    def advance(self, before: AttentionBatch, batch: AttentionBatch, spec: AttentionSpec) -> bool:
+        """Moves on to the next step, if `batch` goes on where `before` stopped."""
+        if not self._list.advance(before, batch, spec, NATIVE_LIMITS.split_keys):
+            return False
+        self._use_tables(batch)
+        return True
+
+    def _use_tables(self, batch: AttentionBatch) -> None:
+        self._tables = batch.host_tables
+        self._work.tables = self._tables.ctypes.data
+        self._work.table_stride = self._tables.shape[1]
+        self._work.num_threads = torch.get_num_threads()
+
+    def __call__(self, q: Tensor, cache: KVCache, sinks: Tensor | None, out: Tensor) -> None:
         if sinks is not None:
             sinks = sinks.float().contiguous()
             self._layer.sinks = sinks.data_ptr()
         q_token, q_head, _ = q.stride()
-        self._function(
-            self.layer, self.work, q.data_ptr(), q_token, q_head, k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr()
-        )
+        native = NativeKVCache.of(cache)
+        self._function(self.layer, self.work, ctypes.byref(native), q.data_ptr(), q_token, q_head, out.data_ptr())
         self._layer.sinks = None

@@ -30,9 +30,10 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch, Scratch
 from radixkv.kernels.checks import check_tensor
 from radixkv.kernels.int8_linear import Int8Weight, NativeInt8Weight
-from radixkv.kernels.layout import kv_shape
+from radixkv.kernels.kv_cache import KVCache, Layout
 from radixkv.kernels.native_attention import plan_native_call
 from radixkv.kernels.native_build import native_library
+from radixkv.kernels.native_cache import NativeKVCache
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["DecoderLayer", "DecoderWeights", "Linear", "NativeDecoder"]
@@ -114,7 +115,7 @@ class _Decoder(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("hidden", "cosines", "sines", "slots", "kept")),
-        *((name, _Pointer) for name in ("attention", "works", "k_caches", "v_caches", "logits", "seconds")),
+        *((name, _Pointer) for name in ("attention", "works", "caches", "logits", "seconds")),
         *((name, _Pointer) for name in ("x", "q", "attended", "gated", "qkv", "gate_up")),
         ("num_tokens", ctypes.c_int64),
         ("num_kept", ctypes.c_int64),
@@ -172,8 +173,7 @@ class NativeDecoder:
         sines: Tensor,
         slots: Tensor,
         kept: Tensor,
-        k_caches: Sequence[Tensor],
-        v_caches: Sequence[Tensor],
+        caches: Sequence[KVCache],
         batch: AttentionBatch,
     ) -> Tensor:
         """Computes T tokens: writes their K and V, and answers the logits of those in `kept`.
@@ -183,7 +183,7 @@ class NativeDecoder:
             cosines, sines: [T, D] float32, of the tokens' rotary angles.
             slots: [T] int64, where K and V go; below 0: nowhere.
             kept: [K] int64, tokens.
-            k_caches, v_caches: per layer, from `allocate_kv`, in `dtype`.
+            caches: per layer, from `allocate_kv`, in `dtype`.
             batch: the step's sequences, T rows.
 
         Returns:
@@ -200,19 +200,22 @@ class NativeDecoder:
         check_tensor("slots", slots, (num_tokens,), (torch.int64,), cpu)
         check_tensor("kept", kept, (None,), (torch.int64,), cpu)
         hidden, cosines, sines, slots, kept = (tensor.contiguous() for tensor in (hidden, cosines, sines, slots, kept))
-        num_blocks = self._check_caches(k_caches, v_caches, batch)
+        num_blocks = self._check_caches(caches, batch)
         _check_range("slots", slots, None, num_blocks * batch.block_size)
         _check_range("kept", kept, 0, num_tokens)
         logits = torch.empty(kept.shape[0], weights.head.weight.num_outputs, dtype=torch.float32)
         if not num_tokens:
             return logits
-        q = torch.empty(0, weights.num_heads, weights.head_dim, dtype=self.dtype)
-        calls = [plan_native_call(self._library, q, v_caches[0], batch, layer.attention) for layer in weights.layers]
+        num_heads = weights.num_heads
+        calls = [
+            plan_native_call(self._library, num_heads, cache, batch, layer.attention)
+            for cache, layer in zip(caches, weights.layers, strict=True)
+        ]
         attention, works = _pointers([call.layer for call in calls]), _pointers([call.work for call in calls])
-        k_pointers, v_pointers = (_pointers([c.data_ptr() for c in caches]) for caches in (k_caches, v_caches))
+        native_caches = (NativeKVCache * len(caches))(*map(NativeKVCache.of, caches))
         step = _Step(
             *(tensor.data_ptr() for tensor in (hidden, cosines, sines, slots, kept)),
-            *map(ctypes.addressof, (attention, works, k_pointers, v_pointers)),
+            *map(ctypes.addressof, (attention, works, native_caches)),
             logits.data_ptr(),
             None if self.seconds is None else self.seconds.ctypes.data,
             *(buffer.data_ptr() for buffer in self._buffers(num_tokens, kept.shape[0], batch.scratch)),
@@ -237,20 +240,22 @@ class NativeDecoder:
             scratch.take("gate_up", (num_tokens, 2 * intermediate_size), like),
         )
 
-    def _check_caches(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], batch: AttentionBatch) -> int:
+    def _check_caches(self, caches: Sequence[KVCache], batch: AttentionBatch) -> int:
         """How many blocks the caches have."""
         weights = self._weights
-        for name, caches in (("k_caches", k_caches), ("v_caches", v_caches)):
-            if len(caches) != len(weights.layers):
-                raise InvalidArgumentError(f"len({name})", len(caches), f"{len(weights.layers)}, one per layer")
-        shape = (k_caches[0].shape[0], batch.block_size, weights.num_kv_heads, weights.head_dim)
-        for cache in chain(k_caches, v_caches):
-            if cache.shape != shape or cache.dtype != self.dtype or not cache.is_contiguous():
-                kv_shape("cache", cache, head_major=False)
-                raise InvalidArgumentError("cache", (tuple(cache.shape), cache.dtype), f"{shape} of {self.dtype}")
-        if batch.highest_block >= shape[0]:
-            raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {shape[0]}, the pool")
-        return shape[0]
+        if len(caches) != len(weights.layers):
+            raise InvalidArgumentError("len(caches)", len(caches), f"{len(weights.layers)}, one per layer")
+        wanted = (Layout.TRANSPOSED, caches[0].num_blocks, batch.block_size, weights.num_kv_heads, weights.head_dim)
+        for cache in caches:
+            found = (cache.layout, cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_dim)
+            kind = (cache.v_head_dim, cache.dtype, cache.format)
+            if (found, kind) != (wanted, (weights.head_dim, self.dtype, None)):
+                raise InvalidArgumentError("caches", (*found, cache.dtype), f"{(*wanted, self.dtype)}")
+        if batch.highest_block >= caches[0].num_blocks:
+            raise InvalidArgumentError(
+                "batch.highest_block", batch.highest_block, f"below {caches[0].num_blocks}, the pool"
+            )
+        return caches[0].num_blocks
 
 
 def _check(weights: DecoderWeights, hidden_size: int, intermediate_size: int) -> None:

@@ -1,84 +1,164 @@
-"""One tile of keys, folded into a running softmax: the inner step that paged prefill and paged decode share.
+"""One tile of keys, folded into a running softmax: the inner step of `tree_attention`.
 
     new_max = max(old_max, max_n s)      p = 2^(s - new_max)      a = 2^(old_max - new_max)
     sum <- a sum + sum_n p               acc <- a acc + p v       scores s are in base 2, already times log2(e)
 
-A tile in which a row sees nothing leaves that row's state unchanged to the last bit (a = 1, p = 0), so a row's result
-depends on the absolute positions of the tiles and on nothing else. Keys and values outside [begin, end) are loaded as 0.
+A tile in which a row sees nothing leaves that row's state unchanged to the last bit (a = 1, p = 0). Keys and values that the
+item does not attend to are loaded as 0, so that what lies in foreign slots, NaN included, reaches no sum.
+
+Columns: a head is the first BLOCK_D columns, a power of two, and REST more, a power of two or 0, by a dot of their own: 192 is
+128 + 64, 80 is 64 + 16, a latent's 576 is 512 + 64. Values alone are padded to the next power of two.
+Formats of a cache, FORMAT: "plain", the queries' own dtype; "int8" and "fp8" (e4m3), whose values the queries' dtype holds
+exactly, with one bfloat16 scale per slot and kv head. A key's scale multiplies its score after the dot, a value's its
+probability before, where an fp16 product under 6e-5 loses bits: values so small want bf16 queries. "int4": a byte holds a
+column and the one half a head further on, GROUP columns of a row share a step and a lowest value, and numbers are made of them
+before the dot.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803
-# Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped.
+# ruff: noqa: N803, PLR1714
+# Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped, and it
+# knows no sets.
 
 from __future__ import annotations
 
 from radixkv.kernels.triton_port import LOG2_E, tl, triton
 
-__all__ = ["attend_tile"]
+__all__ = ["attend_tile", "load_columns"]
+
+
+@triton.jit
+def load_columns(
+    p_rows,  # [N] where the rows begin
+    m_row,  # [N]
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Columns [FIRST, FIRST + BLOCK) of rows of WIDTH, [N, BLOCK] in DTYPE; 0 past WIDTH and in rows that are masked."""
+    b_column = FIRST + tl.arange(0, BLOCK)
+    m_loaded = m_row[:, None]
+    if FIRST + BLOCK > WIDTH:
+        m_loaded = m_loaded & (b_column < WIDTH)[None, :]
+    b_loaded = tl.load(p_rows[:, None] + b_column[None, :], mask=m_loaded, other=0.0)
+    if FORMAT == "fp8" and b_loaded.dtype == tl.uint8:  # of a chip that has no fp8
+        # e4m3's bits, moved to where fp32 has exponent and mantissa, are the value times 2^-120, subnormals too.
+        b_bits = b_loaded.to(tl.uint32)
+        b_bits = ((b_bits & 0x80) << 24) | ((b_bits & 0x7F) << 20)
+        b_loaded = b_bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+    return b_loaded.to(DTYPE)
+
+
+@triton.jit
+def load_int4_columns(
+    p_rows,  # [N] where the rows begin
+    p_scales,  # [N] where the rows' steps begin, a lowest value after each, BLOCK_SIZE apart
+    m_row,  # [N]
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """As `load_columns`, of rows in four bits; BLOCK is a multiple of GROUP, and so is FIRST."""
+    b_column = FIRST + tl.arange(0, BLOCK)
+    half: tl.constexpr = WIDTH // 2
+    m_loaded = m_row[:, None] & (b_column < WIDTH)[None, :]
+    b_pair = tl.load(p_rows[:, None] + (b_column % half)[None, :], mask=m_loaded, other=0)
+    b_code = (b_pair >> tl.where(b_column < half, 0, 4)[None, :].to(tl.uint8)) & 15
+
+    num_groups: tl.constexpr = BLOCK // GROUP
+    b_group = FIRST // GROUP + tl.arange(0, num_groups)
+    m_group = m_row[:, None] & (b_group < WIDTH // GROUP)[None, :]
+    p_steps = p_scales[:, None] + (b_group * (2 * BLOCK_SIZE))[None, :]
+    b_step = tl.load(p_steps, mask=m_group, other=0.0).to(tl.float32)
+    b_lowest = tl.load(p_steps + BLOCK_SIZE, mask=m_group, other=0.0).to(tl.float32)
+    num_rows: tl.constexpr = b_code.shape[0]
+    b_codes = tl.reshape(b_code.to(tl.float32), [num_rows, num_groups, GROUP])
+    return tl.reshape(b_codes * b_step[:, :, None] + b_lowest[:, :, None], [num_rows, BLOCK]).to(DTYPE)
 
 
 @triton.jit
 def attend_tile(
-    b_acc,  # [M, DV] fp32
+    b_acc,  # [M, BLOCK_DV] fp32
     b_max,  # [M] fp32, base 2
     b_sum,  # [M] fp32
-    b_q,  # [M, D]
-    b_position,  # [M]
-    start,  # first position of the tile
-    begin,
-    end,
-    p_table,  # [max_blocks] of this sequence
-    p_k,  # [num_blocks, Hkv, BLOCK_SIZE, D], at this head
-    p_v,  # [num_blocks, Hkv, BLOCK_SIZE, DV], at this head
+    b_q,  # [M, BLOCK_D]
+    b_q_rest,  # [M, REST], read with REST
+    b_first,  # [M] first key that a row sees, read with HAS_WINDOW
+    b_last,  # [M] last key that a row sees
+    b_key,  # [N]
+    m_key,  # [N] keys to load
+    p_table,  # [max_blocks] of a row of block_tables
+    p_k,  # [num_blocks, Hkv, BLOCK_SIZE, D], at this head; D / 2 of int4
+    p_v,  # [num_blocks, Hkv, BLOCK_SIZE, DV], at this head; DV / 2 of int4; not read with LATENT
+    p_k_scales,  # [num_blocks, Hkv, scales, BLOCK_SIZE] bf16, at this head; not read with the plain FORMAT
+    p_v_scales,
     stride_k_b,
     stride_v_b,
+    stride_k_scales_b,
+    stride_v_scales_b,
     scale,
     softcap,
-    sliding_window,
     D: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    FORMAT: tl.constexpr,
+    K_GROUP: tl.constexpr,
+    V_GROUP: tl.constexpr,
+    LATENT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
-    b_key = start + tl.arange(0, BLOCK_N)  # [N]
-    m_key = (b_key >= begin) & (b_key < end)
     b_block = tl.load(p_table + b_key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
-    b_slot = (b_key % BLOCK_SIZE).to(tl.int64)
-    b_column = tl.arange(0, BLOCK_D)
-    b_v_column = tl.arange(0, BLOCK_DV)
+    b_slot = b_key % BLOCK_SIZE
 
-    p_keys = p_k + b_block * stride_k_b + b_slot * D
-    b_k = tl.load(  # [D, N]
-        p_keys[None, :] + b_column[:, None], mask=m_key[None, :] & (b_column < D)[:, None], other=0.0
-    )
-    if UPCAST:
-        b_k = b_k.to(tl.float32)
-    b_score = tl.dot(b_q, b_k, input_precision="ieee") * scale  # [M, N]
+    p_key_scales = p_k_scales + b_block * stride_k_scales_b + b_slot
+    if FORMAT == "int4":
+        p_keys = p_k + b_block * stride_k_b + b_slot * (D // 2)
+        b_k = load_int4_columns(p_keys, p_key_scales, m_key, D, 0, BLOCK_D, K_GROUP, BLOCK_SIZE, b_q.dtype)
+    else:
+        p_keys = p_k + b_block * stride_k_b + b_slot * D
+        b_k = load_columns(p_keys, m_key, D, 0, BLOCK_D, FORMAT, b_q.dtype)  # [N, D]
+    b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [M, N]
+    if REST > 0:
+        if FORMAT == "int4":
+            b_k_rest = load_int4_columns(p_keys, p_key_scales, m_key, D, BLOCK_D, REST, K_GROUP, BLOCK_SIZE, b_q.dtype)
+        else:
+            b_k_rest = load_columns(p_keys, m_key, D, BLOCK_D, REST, FORMAT, b_q.dtype)
+        b_score = tl.dot(b_q_rest, tl.trans(b_k_rest), b_score, input_precision="ieee")
+    if FORMAT != "plain" and FORMAT != "int4":
+        b_score *= tl.load(p_key_scales, mask=m_key, other=0.0).to(tl.float32)[None, :]
     if HAS_SOFTCAP:
-        b_score = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(b_score * LOG2_E * 2.0 / softcap)))
-    b_score *= LOG2_E
+        b_score = 1.0 - 2.0 / (1.0 + tl.exp2(b_score * (scale * LOG2_E * 2.0 / softcap)))  # tanh
+        b_score *= softcap * LOG2_E
+    else:
+        b_score *= scale * LOG2_E
 
-    m_seen = m_key[None, :] & (b_key[None, :] <= b_position[:, None])
+    m_seen = b_key[None, :] <= b_last[:, None]
     if HAS_WINDOW:
-        m_seen = m_seen & (b_key[None, :] > b_position[:, None] - sliding_window)
+        m_seen = m_seen & (b_key[None, :] >= b_first[:, None])
     b_score = tl.where(m_seen, b_score, float("-inf"))
 
     b_new_max = tl.maximum(b_max, tl.max(b_score, 1))
     b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
     b_p = tl.exp2(b_score - b_shift[:, None])  # [M, N]
     b_decay = tl.exp2(b_max - b_shift)
-
-    p_values = p_v + b_block * stride_v_b + b_slot * DV
-    b_v = tl.load(  # [N, DV]
-        p_values[:, None] + b_v_column[None, :], mask=m_key[:, None] & (b_v_column < DV)[None, :], other=0.0
-    )
-    if UPCAST:
-        b_v = b_v.to(tl.float32)
     b_sum = b_sum * b_decay + tl.sum(b_p, 1)
-    b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
+
+    p_value_scales = p_v_scales + b_block * stride_v_scales_b + b_slot
+    if FORMAT != "plain" and FORMAT != "int4":
+        b_p *= tl.load(p_value_scales, mask=m_key, other=0.0).to(tl.float32)[None, :]
+    b_v = b_k  # [N, DV]
+    if FORMAT == "int4":
+        p_values = p_v + b_block * stride_v_b + b_slot * (DV // 2)
+        b_v = load_int4_columns(p_values, p_value_scales, m_key, DV, 0, BLOCK_DV, V_GROUP, BLOCK_SIZE, b_q.dtype)
+    elif not LATENT:
+        b_v = load_columns(p_v + b_block * stride_v_b + b_slot * DV, m_key, DV, 0, BLOCK_DV, FORMAT, b_q.dtype)
+    b_acc = tl.dot(b_p.to(b_q.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
     return b_acc, b_new_max, b_sum

@@ -152,7 +152,7 @@ class _Planner:
         starts, contexts = batch.host_query_starts, batch.host_context_lens
         rows = [row for row in rows if not spec.first_visible(contexts[row] - 1)]
         limits = [(contexts[row] - (starts[row + 1] - starts[row])) // batch.block_size for row in rows]
-        if not is_worth(len(rows), max(limits, default=0)):
+        if not batch.shares or not is_worth(len(rows), max(limits, default=0)):
             return None
         return find_shared_runs(batch.host_tables, rows, limits, is_worth)
 

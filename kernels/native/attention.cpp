@@ -1,11 +1,11 @@
 // Paged attention on a CPU, over blocks where they lie and over the tree: native_attention.py tells it.
 //
-//   one task      = a kv head of one item: a run of keys, and the query rows that attend to it (entries x query heads of the kv head)
-//   for 64 keys:    K goes into a panel [words of D][64 keys] and V into one [words of 64 keys][Dv], once for all rows
+//   one task      = an item: a run of keys, and the query rows that attend to it; of one kv head (entries x query heads of the kv head),
+//                   or of all, head by head within a panel, where rows are few: memory is then read in the order in which it lies
+//   for 64 keys:    a panel: where the vectors of K, keys across, and the rows of V, columns across, lie in their blocks
 //     for 6 rows:   scores [6, 64] = Q x K panel;  running maximum, exp, sum;  out [6, Dv] += P x V panel
-//   afterwards    = rows with several items merge their parts by log-sum-exp (base e)
+//   afterwards    = rows with several items merge their parts by log-sum-exp (base 2)
 //
-// Words are those of multiply.h. Where the machine multiplies no bfloat16, it is widened as the panels are made.
 // Panels end at absolute positions, and so do items, but for the end of what a row shares: its rounding depends on who shares it.
 // Keys past a sequence's end enter neither score nor sum, whatever they hold.
 
@@ -15,330 +15,324 @@
 #include <vector>
 
 #include "operations.h"
+#include "panel.h"
 
 namespace radixkv {
 namespace {
 
-constexpr int kKeys = 64;   // of a panel
 constexpr int kRows = 6;    // of a register tile
 constexpr int kWide = kLanes == 16 ? 4 : 2;  // vectors across a register tile: 24 or 12 accumulators
-constexpr int kLineBytes = 64;
+constexpr int kItemsEach = 4;  // of a thread, that an item's heads are not shared among threads
+constexpr float kSlack = 8.0f;  // weights are at most 2^8
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+inline bool exceeds(Floats values, float bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)values, _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+#else
+  return highest(values) > bound;
+#endif
+}
 
-// c[R][width * kLanes] (+)= a[R][num_words] x b[num_words][b_stride].
-template <class C, int R, int kWidth>
-inline void multiply_tile(const typename C::Word* a, int a_stride, const float* b, int b_stride, float* c, int c_stride,
-                          int num_words, bool adds) {
+// Of a vector the first `count` numbers, then zeros.
+inline Floats load_first(const float* from, int count) {
+  Floats value{};
+  std::memcpy(&value, from, count * sizeof(float));
+  return value;
+}
+
+// scores[R][kWidth vectors] = q[R][num_words] x the panel's vectors from `first` on. With `asks`, those of `next` are prefetched on the
+// way: the processor does not guess where the next block lies. Into the second-level cache, since the first has few lines under way at
+// once: blocks are read at the speed of one run of memory, and at half of it where they are prefetched into the first.
+template <class C, int R, int kWidth, bool asks>
+inline void score_tile(const typename C::Word* q, int num_words, const Panel& panel, const Panel& next, int first, float* scores) {
+  Floats sums[R][kWidth]{};
+  for (int d = 0; d < num_words; ++d) {
+    Floats keys[kWidth];
+    for (int v = 0; v < kWidth; ++v) keys[v] = load<Floats>(panel.columns[first + v] + size_t(d) * panel.stride);
+    if constexpr (asks)
+      for (int v = 0; v < kWidth; ++v) __builtin_prefetch(next.columns[first + v] + size_t(d) * next.stride, 0, 2);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kWidth; ++v) sums[r][v] = C::multiply_add(sums[r][v], q[r * num_words + d], keys[v]);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kWidth; ++v) store(scores + r * kKeys + (first + v) * kLanes, sums[r][v]);
+}
+
+// out[R][kWidth vectors] += weights[R][words of keys] x the panel's values, from `column` on; without `whole`, a vector of which
+// they have `num_left` columns.
+template <class C, int R, int kWidth, bool asks, bool whole = true>
+inline void add_values_tile(const typename C::Word* weights, const Panel& panel, const Panel& next, int column, float* out,
+                            int out_stride, int num_left = kLanes) {
   Floats sums[R][kWidth];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kWidth; ++v) sums[r][v] = adds ? load<Floats>(c + r * c_stride + v * kLanes) : Floats{};
-  multiply_add<C, R, kWidth>(a, a_stride, b, b_stride, num_words, sums);
+    for (int v = 0; v < kWidth; ++v) sums[r][v] = load<Floats>(out + r * out_stride + column + v * kLanes);
+  const int num_words = round_up(panel.count, C::kPerWord) / C::kPerWord;
+  for (int w = 0; w < num_words; ++w) {
+    Floats values[kWidth];
+    const float* row = panel.rows[w] + column;
+    for (int v = 0; v < kWidth; ++v) values[v] = whole ? load<Floats>(row + v * kLanes) : load_first(row, num_left);
+    if constexpr (asks)
+      for (int v = 0; v < kWidth; ++v) __builtin_prefetch(next.rows[w] + column + v * kLanes, 0, 2);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kWidth; ++v)
+        sums[r][v] = C::multiply_add(sums[r][v], weights[r * (kKeys / C::kPerWord) + w], values[v]);
+  }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kWidth; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kWidth; ++v) store(out + r * out_stride + column + v * kLanes, sums[r][v]);
 }
 
-template <class C, int R>
-void multiply_rows(const typename C::Word* a, int a_stride, const float* b, int b_stride, float* c, int c_stride, int num_words,
-                   int num_columns, bool adds) {
+template <class C, int R, bool asks>
+void score_rows(const typename C::Word* q, int num_words, const Panel& panel, const Panel& next, float* scores) {
+  const int num_vectors = round_up(panel.count, kLanes) / kLanes;
+  int v = 0;
+  for (; v + kWide <= num_vectors; v += kWide) score_tile<C, R, kWide, asks>(q, num_words, panel, next, v, scores);
+  for (; v < num_vectors; ++v) score_tile<C, R, 1, asks>(q, num_words, panel, next, v, scores);
+}
+
+template <class C, int R, bool asks>
+void add_values_rows(const typename C::Word* weights, const Panel& panel, const Panel& next, int num_columns, float* out,
+                     int out_stride) {
   int column = 0;
   for (; column + kWide * kLanes <= num_columns; column += kWide * kLanes)
-    multiply_tile<C, R, kWide>(a, a_stride, b + column, b_stride, c + column, c_stride, num_words, adds);
-  for (; column < num_columns; column += kLanes)
-    multiply_tile<C, R, 1>(a, a_stride, b + column, b_stride, c + column, c_stride, num_words, adds);
+    add_values_tile<C, R, kWide, asks>(weights, panel, next, column, out, out_stride);
+  for (; column + kLanes <= num_columns; column += kLanes)
+    add_values_tile<C, R, 1, asks>(weights, panel, next, column, out, out_stride);
+  if (column < num_columns)
+    add_values_tile<C, R, 1, asks, false>(weights, panel, next, column, out, out_stride, num_columns - column);
 }
 
-template <class C>
-void multiply(int num_rows, const typename C::Word* a, int a_stride, const float* b, int b_stride, float* c, int c_stride,
-              int num_words, int num_columns, bool adds) {
+// Calls `run` with the number of rows, 1 to kRows, and whether it asks for what comes next, as constants.
+template <class Run>
+void with_rows(int num_rows, bool asks, Run run) {
+  const auto with = [&](auto rows) { asks ? run(rows, std::true_type()) : run(rows, std::false_type()); };
   switch (num_rows) {
-    case 1: return multiply_rows<C, 1>(a, a_stride, b, b_stride, c, c_stride, num_words, num_columns, adds);
-    case 2: return multiply_rows<C, 2>(a, a_stride, b, b_stride, c, c_stride, num_words, num_columns, adds);
-    case 3: return multiply_rows<C, 3>(a, a_stride, b, b_stride, c, c_stride, num_words, num_columns, adds);
-    case 4: return multiply_rows<C, 4>(a, a_stride, b, b_stride, c, c_stride, num_words, num_columns, adds);
-    case 5: return multiply_rows<C, 5>(a, a_stride, b, b_stride, c, c_stride, num_words, num_columns, adds);
-    default: return multiply_rows<C, 6>(a, a_stride, b, b_stride, c, c_stride, num_words, num_columns, adds);
-  }
-}
-
-// `count` numbers as words, padded with zeros to `num_words`.
-template <class T, class C>
-void make_words(const T* from, int count, typename C::Word* to, int num_words) {
-  if constexpr (C::kPerWord * sizeof(T) == sizeof(typename C::Word)) {
-    std::memcpy(to, from, count * sizeof(T));
-    std::memset(reinterpret_cast<char*>(to) + count * sizeof(T), 0, num_words * sizeof(typename C::Word) - count * sizeof(T));
-  } else {
-    for (int i = 0; i < num_words; ++i) to[i] = i < count ? as_float(from[i]) : 0.0f;
+    case 1: return with(std::integral_constant<int, 1>());
+    case 2: return with(std::integral_constant<int, 2>());
+    case 3: return with(std::integral_constant<int, 3>());
+    case 4: return with(std::integral_constant<int, 4>());
+    case 5: return with(std::integral_constant<int, 5>());
+    default: return with(std::integral_constant<int, kRows>());
   }
 }
 
 // One thread's memory.
-template <class C>
+template <class T, class Word>
 struct Scratch {
-  using Word = typename C::Word;
   std::vector<Word> queries, weights;
-  std::vector<float> keys, values, scores, out, highest, sums;
+  std::vector<float> scores, out, highest, sums;
+  typename Panels<T>::Memory panels;
 
-  void fit(int num_rows, int head_words, int v_columns) {
+  void fit(size_t num_rows, int head_words, int out_stride) {
     const auto grow = [](auto& buffer, size_t size) {
       if (buffer.size() < size) buffer.resize(size);
     };
-    grow(queries, size_t(num_rows) * head_words);
+    grow(queries, num_rows * head_words);
     grow(weights, size_t(kRows) * kKeys);
-    grow(keys, size_t(head_words) * kKeys);
-    grow(values, size_t(kKeys) * v_columns);
     grow(scores, size_t(kRows) * kKeys);
-    grow(out, size_t(num_rows) * v_columns);
+    grow(out, num_rows * out_stride);
     grow(highest, num_rows);
-    grow(sums, num_rows);
+    grow(sums, num_rows * kLanes);
   }
 };
 
 template <class T>
 class Attention {
-  using C = Compute<T>;
+  using C = ComputeInPlace<T>;
   using Word = typename C::Word;
+  using Memory = Scratch<T, Word>;
+  static constexpr int kPerWord = C::kPerWord;
+  static constexpr bool kWidens = sizeof(Word) > kPerWord * sizeof(T);
 
  public:
-  Attention(const Layer& layer, const Work& work, const T* q, int64_t q_token, int64_t q_head, const T* k_cache, const T* v_cache,
-            T* out)
-      : layer_(layer), work_(work), q_(q), q_token_(q_token), q_head_(q_head), k_cache_(k_cache), v_cache_(v_cache), out_(out),
-        group_(layer.num_heads / layer.num_kv_heads),
-        head_words_(round_up(layer.head_dim, C::kPerWord) / C::kPerWord),
-        v_columns_(round_up(layer.v_head_dim, kLanes)) {}
+  Attention(const Layer& layer, const Work& work, const KvCache& cache, const T* q, int64_t q_token, int64_t q_head, T* out)
+      : layer_(layer), work_(work), panels_(cache), q_(q), q_token_(q_token), q_head_(q_head), out_(out),
+        num_kv_heads_(int(cache.num_kv_heads)), group_(layer.num_heads / num_kv_heads_), head_dim_(int(cache.head_dim)),
+        head_words_(head_dim_ / kPerWord), v_head_dim_(int(cache.v_head_dim)), out_stride_(round_up(v_head_dim_, kLanes)) {}
 
   void run() const {
-    const int num_tasks = work_.num_items * layer_.num_kv_heads;
+    const int num_tasks = work_.num_items * num_kv_heads_;
     const int num_merges = work_.num_merges;
     const int num_threads = std::max(1, std::min(work_.num_threads, num_tasks));
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
-      static thread_local Scratch<C> scratch;
+      static thread_local Memory scratch;
 #pragma omp for schedule(dynamic, 1)
-      for (int task = 0; task < num_tasks; ++task)
-        attend(work_.items + 5 * (task / layer_.num_kv_heads), work_.parts[task / layer_.num_kv_heads],
-               task % layer_.num_kv_heads, scratch);
+      for (int task = 0; task < num_tasks; ++task) {
+        const Item& item = work_.items[task / num_kv_heads_];
+        const int kv_head = task % num_kv_heads_;
+        const bool takes_all = takes_all_heads(item, num_threads);
+        if (kv_head == 0 || !takes_all) attend(item, kv_head, takes_all ? num_kv_heads_ : 1, scratch);
+      }
 #pragma omp for schedule(static)
       for (int merge = 0; merge < num_merges; ++merge) merge_parts(work_.merges + 3 * merge);
     }
   }
 
  private:
-  // The rows of an item are numbered entry by entry, and within one by query head.
-  void attend(const int32_t* item, int part, int kv_head, Scratch<C>& scratch) const {
-    const int first_entry = item[0], num_rows = (item[1] - item[0]) * group_;
-    const int first_key = item[3], last_key = item[4];
-    scratch.fit(num_rows, head_words_, v_columns_);
-    for (int row = 0; row < num_rows; ++row)
-      make_words<T, C>(query(first_entry + row / group_, kv_head * group_ + row % group_), layer_.head_dim,
-                       scratch.queries.data() + size_t(row) * head_words_, head_words_);
-    std::fill_n(scratch.out.data(), size_t(num_rows) * v_columns_, 0.0f);
-    std::fill_n(scratch.highest.data(), num_rows, kNegativeInfinity);
-    std::fill_n(scratch.sums.data(), num_rows, 0.0f);
-    for (int key = first_key; key < last_key;) {
-      const int end = std::min(last_key, (key / kKeys + 1) * kKeys);
-      fill_panels(work_.blocks + item[2], first_key, key, end, kv_head, scratch);
-      prefetch(work_.blocks + item[2], first_key, end, std::min(last_key, end + kKeys), kv_head);
+  int rows_of(const Item& item) const { return (item.end_entry - item.first_entry) * group_; }
+
+  // Where all rows of a head are one tile, and threads have enough items to share.
+  bool takes_all_heads(const Item& item, int num_threads) const {
+    return rows_of(item) <= kRows && (num_threads == 1 || work_.num_items >= kItemsEach * num_threads);
+  }
+
+  // For `num_heads` kv heads from `first_head` on. The rows of an item are numbered entry by entry, and within one by query head; in
+  // memory those of the next kv head follow.
+  void attend(const Item& item, int first_head, int num_heads, Memory& scratch) const {
+    const int num_rows = rows_of(item);
+    const size_t all_rows = size_t(num_rows) * num_heads;
+    scratch.fit(all_rows, head_words_, out_stride_);
+    for (int head = 0; head < num_heads; ++head)
+      for (int row = 0; row < num_rows; ++row)
+        take_query(query(item.first_entry + row / group_, (first_head + head) * group_ + row % group_),
+                   scratch.queries.data() + size_t(head * num_rows + row) * head_words_);
+    std::fill_n(scratch.out.data(), all_rows * out_stride_, 0.0f);
+    std::fill_n(scratch.highest.data(), all_rows, kNegativeInfinity);
+    std::fill_n(scratch.sums.data(), all_rows * kLanes, 0.0f);
+    const int first_seen = *std::min_element(work_.first_keys + item.first_entry, work_.first_keys + item.end_entry);
+    const int last_seen = *std::max_element(work_.positions + item.first_entry, work_.positions + item.end_entry);
+    const int end_key = std::min(item.end_key, last_seen + 1);
+    const int32_t* table = work_.tables + size_t(item.row) * work_.table_stride;
+    Panel panels[2];
+    int key = std::max(item.first_key, first_seen), head = 0;
+    if (key < end_key) panels_.find(table, key, end_key, first_head, panels[0]);
+    for (bool which = false; key < end_key; which = !which) {
+      Panel &panel = panels[which], &next = panels[!which];
+      const int panel_head = head;
+      if (++head == num_heads) {
+        head = 0;
+        key = panel.first_key + panel.count;
+      }
+      if (key < end_key)
+        panels_.find(table, key, end_key, first_head + head, next);
+      else
+        next = panel;
+      panels_.prepare(table, first_head + panel_head, panel, first_head + head, next, scratch.panels);
       for (int row = 0; row < num_rows; row += kRows)
-        attend_tile(first_entry, row, std::min(kRows, num_rows - row), key, end, scratch);
-      key = end;
+        attend_tile(item, row, std::min(kRows, num_rows - row), panel_head * num_rows, panel, next, scratch);
     }
-    for (int row = 0; row < num_rows; ++row) finish(first_entry, row, part, kv_head, scratch);
+    for (head = 0; head < num_heads; ++head)
+      for (int row = 0; row < num_rows; ++row) finish(item, row, first_head + head, head * num_rows, scratch);
   }
 
   const T* query(int entry, int head) const { return q_ + work_.tokens[entry] * q_token_ + head * q_head_; }
 
-  // Calls `visit(i, row)` for the keys [key, end), `row` being the one of the caches' [slots * Hkv] rows where K and V lie, given
-  // the item's blocks, whose first holds `first_key`.
-  template <class Visit>
-  void visit_rows(const int32_t* blocks, int first_key, int key, int end, int kv_head, Visit visit) const {
-    const int block_size = layer_.block_size;
-    blocks += key / block_size - first_key / block_size;
-    int offset = key % block_size;
-    for (int i = 0; key < end; offset = 0, ++blocks) {
-      size_t row = (size_t(*blocks) * block_size + offset) * layer_.num_kv_heads + kv_head;
-      for (; offset < block_size && key < end; ++offset, ++key, ++i, row += layer_.num_kv_heads) visit(i, row);
-    }
+  void take_query(const T* from, Word* to) const {
+    if constexpr (kWidens)
+      for (int i = 0; i < head_dim_; ++i) reinterpret_cast<float*>(to)[i] = as_float(from[i]);
+    else
+      std::memcpy(to, from, head_dim_ * sizeof(T));
   }
 
-  // Asks for the next panel's rows while this one is computed: the processor does not guess where the next block lies.
-  void prefetch(const int32_t* blocks, int first_key, int key, int end, int kv_head) const {
-    visit_rows(blocks, first_key, key, end, kv_head, [this](int, size_t row) {
-      prefetch_line_by_line(k_cache_ + row * layer_.head_dim, layer_.head_dim);
-      prefetch_line_by_line(v_cache_ + row * layer_.v_head_dim, layer_.v_head_dim);
-    });
-  }
-
-  static void prefetch_line_by_line(const T* from, int count) {
-    for (int i = 0; i < count; i += kLineBytes / int(sizeof(T))) __builtin_prefetch(from + i);
-  }
-
-  void fill_panels(const int32_t* blocks, int first_key, int key, int end, int kv_head, Scratch<C>& scratch) const {
-    const T* k_rows[kKeys];
-    const T* v_rows[kKeys];
-    const int count = end - key;
-    visit_rows(blocks, first_key, key, end, kv_head, [&](int i, size_t row) {
-      k_rows[i] = k_cache_ + row * layer_.head_dim;
-      v_rows[i] = v_cache_ + row * layer_.v_head_dim;
-    });
-    for (int i = count; i < round_up(count, kLanes); ++i) k_rows[i] = k_rows[count - 1];
-    for (int first = 0; first < count; first += kLanes) fill_keys(k_rows + first, scratch.keys.data() + first);
-    fill_values(v_rows, count, scratch.values.data());
-  }
-
-  // kLanes keys: to[word * kKeys + lane].
-  void fill_keys(const T* const* rows, float* to) const {
-    Words tile[kLanes];
-    int word = 0;
-    for (; (word + kLanes) * C::kPerWord <= layer_.head_dim; word += kLanes) {
-      if constexpr (C::kPerWord * sizeof(T) == sizeof(Word)) {
-        load_transposed(rows, word * C::kPerWord, tile);
-      } else {
-        for (int lane = 0; lane < kLanes; ++lane) tile[lane] = words_of(rows[lane] + word * C::kPerWord);
-        transpose(tile);
-      }
-      for (int lane = 0; lane < kLanes; ++lane) store(to + (word + lane) * kKeys, tile[lane]);
-    }
-    for (; word < head_words_; ++word)
-      for (int lane = 0; lane < kLanes; ++lane) {
-        Word value;
-        make_words<T, C>(rows[lane] + word * C::kPerWord, std::min(C::kPerWord, layer_.head_dim - word * C::kPerWord), &value, 1);
-        std::memcpy(to + word * kKeys + lane, &value, sizeof value);
-      }
-  }
-
-  static Words words_of(const T* from) {
-    if constexpr (C::kPerWord * sizeof(T) == 4) {
-      return load<Words>(from);
-    } else {
-      const Floats floats = load_floats(from);
-      return load<Words>(&floats);
-    }
-  }
-
-  // to[word * v_columns_ + column]; of a word's keys past the last, zeros.
-  void fill_values(const T* const* rows, int count, float* to) const {
-    const int dim = layer_.v_head_dim;
-    for (int key = 0; key < count; key += C::kPerWord, to += v_columns_) {
-      int column = 0;
-      if constexpr (C::kPerWord == 2) {
-        const bool has_second = key + 1 < count;
-        for (; column + 2 * kLanes <= dim; column += 2 * kLanes) {
-          const Pairs first = load<Pairs>(rows[key] + column);
-          const Pairs second = has_second ? load<Pairs>(rows[key + 1] + column) : Pairs{};
-          store(to + column, interleave_low(first, second));
-          store(to + column + kLanes, interleave_high(first, second));
-        }
-        for (; column + kLanes <= dim; column += kLanes)
-          store(to + column, interleave(load<Halves>(rows[key] + column),
-                                        has_second ? load<Halves>(rows[key + 1] + column) : Halves{}));
-        for (; column < dim; ++column) {
-          const uint32_t second = has_second ? uint32_t(rows[key + 1][column]) << 16 : 0;
-          const uint32_t word = uint32_t(rows[key][column]) | second;
-          std::memcpy(to + column, &word, sizeof word);
-        }
-      } else {
-        for (; column + kLanes <= dim; column += kLanes) store(to + column, words_of(rows[key] + column));
-        for (; column < dim; ++column) to[column] = as_float(rows[key][column]);
-      }
-      for (; column < v_columns_; ++column) to[column] = 0.0f;
-    }
-  }
-
-  void attend_tile(int first_entry, int first_row, int num_rows, int key, int end, Scratch<C>& scratch) const {
+  // Rows from `first_row` on of a head whose rows lie from `base` on.
+  void attend_tile(const Item& item, int first_row, int num_rows, int base, const Panel& panel, const Panel& next,
+                   Memory& scratch) const {
     int lows[kRows], highs[kRows];
     bool sees_any = false;
     for (int r = 0; r < num_rows; ++r) {
-      const int entry = first_entry + (first_row + r) / group_;
-      lows[r] = std::max(key, work_.first_keys[entry]) - key;
-      highs[r] = std::min(end, work_.positions[entry] + 1) - key;
+      const int entry = item.first_entry + (first_row + r) / group_;
+      lows[r] = std::max({item.first_key, work_.first_keys[entry], panel.first_key}) - panel.first_key;
+      highs[r] = std::min(panel.first_key + panel.count, work_.positions[entry] + 1) - panel.first_key;
       sees_any |= lows[r] < highs[r];
     }
     if (!sees_any) return;
-    const int count = end - key, width = round_up(count, kLanes);
-    multiply<C>(num_rows, scratch.queries.data() + size_t(first_row) * head_words_, head_words_, scratch.keys.data(), kKeys,
-                scratch.scores.data(), kKeys, head_words_, width, false);
-    const int num_words = (count + C::kPerWord - 1) / C::kPerWord;
-    for (int r = 0; r < num_rows; ++r)
-      weigh(scratch.scores.data() + r * kKeys, lows[r], highs[r], width, first_row + r, scratch,
-            scratch.weights.data() + r * kKeys);
-    multiply<C>(num_rows, scratch.weights.data(), kKeys, scratch.values.data(), v_columns_,
-                scratch.out.data() + size_t(first_row) * v_columns_, v_columns_, num_words, v_columns_, true);
+    const Word* queries = scratch.queries.data() + size_t(base + first_row) * head_words_;
+    float* scores = scratch.scores.data();
+    float* out = scratch.out.data() + size_t(base + first_row) * out_stride_;
+    with_rows(num_rows, first_row == 0 && panels_.is_plain(), [&](auto rows, auto asks) {
+      score_rows<C, rows, asks>(queries, head_words_, panel, next, scores);
+      for (int r = 0; r < rows; ++r)
+        weigh(scores + r * kKeys, lows[r], highs[r], panel, base + first_row + r, scratch,
+              scratch.weights.data() + r * kKeys / kPerWord);
+      add_values_rows<C, rows, asks>(scratch.weights.data(), panel, next, v_head_dim_, out, out_stride_);
+    });
   }
 
-  // Scores of keys [low, high) become weights relative to the row's highest score so far, others 0.
-  void weigh(float* scores, int low, int high, int width, int row, Scratch<C>& scratch, Word* weights) const {
-    const Floats lowest = splat(kNegativeInfinity);
-    const bool sees_all = low <= 0 && high >= width;
-    Floats top = lowest;
+  // Scores of keys [low, high) become weights, others 0: powers of two of what they are above the row's `highest`, in which log2(e)
+  // is. That follows the highest score so far, where that rises by more than kSlack: sums are scaled but a few times.
+  void weigh(float* scores, int low, int high, const Panel& panel, int row, Memory& scratch, Word* weights) const {
+    const int width = round_up(panel.count, kLanes);
+    if (panel.k_scales)
+      for (int i = 0; i < width; i += kLanes) store(scores + i, load<Floats>(scores + i) * load<Floats>(panel.k_scales + i));
+    float factor = layer_.scale * kLog2E;
+    if (low > 0 || high < width || layer_.softcap > 0.0f) {
+      hide(scores, low, high, width);
+      factor = kLog2E;
+    }
+    Floats top = splat(kNegativeInfinity);
+    for (int i = 0; i < width; i += kLanes) top = max(top, load<Floats>(scores + i) * factor);
+    float* sums = scratch.sums.data() + size_t(row) * kLanes;
+    if (const float before = scratch.highest[row]; exceeds(top, before + kSlack)) {
+      const float now = highest(top);
+      scratch.highest[row] = now;
+      if (before > kNegativeInfinity) {
+        const float decay = std::exp2(before - now);
+        float* out = scratch.out.data() + size_t(row) * out_stride_;
+        for (int i = 0; i < out_stride_; i += kLanes) store(out + i, load<Floats>(out + i) * decay);
+        store(sums, load<Floats>(sums) * decay);
+      }
+    }
+    const float base = scratch.highest[row];
+    const Floats shift = splat(base > kNegativeInfinity ? -base : 0.0f);
+    Floats total = load<Floats>(sums);
+    for (int i = 0; i < width; i += kLanes) {
+      Floats weight = exp2(multiply_add(load<Floats>(scores + i), splat(factor), shift));
+      total += weight;
+      if (panel.v_scales) weight *= load<Floats>(panel.v_scales + i);
+      if constexpr (kPerWord == 2 && !kWidens)
+        store(reinterpret_cast<uint16_t*>(weights) + i, to_halves(weight));
+      else
+        store(reinterpret_cast<float*>(weights) + i, weight);
+    }
+    store(sums, total);
+  }
+
+  // Scales and caps scores; those of keys that are not seen become minus infinity.
+  void hide(float* scores, int low, int high, int width) const {
     for (int i = 0; i < width; i += kLanes) {
       Floats score = load<Floats>(scores + i) * layer_.scale;
       if (layer_.softcap > 0.0f)
         for (int lane = 0; lane < kLanes; ++lane) score[lane] = layer_.softcap * std::tanh(score[lane] / layer_.softcap);
-      if (!sees_all) {
-        const Ints number = lane_numbers() + i;
-        score = (number >= low) & (number < high) ? score : lowest;
-      }
-      store(scores + i, score);
-      top = max(top, score);
+      const Ints number = lane_numbers() + i;
+      store(scores + i, (number >= low) & (number < high) ? score : splat(kNegativeInfinity));
     }
-    float* out = scratch.out.data() + size_t(row) * v_columns_;
-    const float before = scratch.highest[row];
-    const float now = std::max(before, highest(top));
-    if (now > before && before > kNegativeInfinity) {
-      const float factor = std::exp(before - now);
-      scratch.sums[row] *= factor;
-      for (int i = 0; i < v_columns_; i += kLanes) store(out + i, load<Floats>(out + i) * factor);
-    }
-    scratch.highest[row] = now;
-    const float base = now > kNegativeInfinity ? now : 0.0f;
-    Floats total{};
-    for (int i = 0; i < width; i += kLanes) {
-      const Floats weight = exp_of_negative(load<Floats>(scores + i) - base);
-      total += weight;
-      if constexpr (C::kPerWord == 2)
-        store(reinterpret_cast<uint16_t*>(weights) + i, to_halves(weight));
-      else
-        store(weights + i, weight);
-    }
-    scratch.sums[row] += sum(total);
   }
 
-  void finish(int first_entry, int row, int part, int kv_head, Scratch<C>& scratch) const {
-    const int entry = first_entry + row / group_, head = kv_head * group_ + row % group_;
-    const float* found = scratch.out.data() + size_t(row) * v_columns_;
-    const float highest = scratch.highest[row];
-    float total = scratch.sums[row];
-    if (part < 0) {
-      if (layer_.sinks) total += std::exp(layer_.sinks[head] - highest);
+  void finish(const Item& item, int row, int kv_head, int base, Memory& scratch) const {
+    const int entry = item.first_entry + row / group_, head = kv_head * group_ + row % group_;
+    const float* found = scratch.out.data() + size_t(base + row) * out_stride_;
+    const float highest = scratch.highest[base + row];
+    float total = highest > kNegativeInfinity ? sum(load<Floats>(scratch.sums.data() + size_t(base + row) * kLanes)) : 0.0f;
+    if (item.part < 0) {
+      if (layer_.sinks) total += std::exp2(layer_.sinks[head] * kLog2E - highest);
       answer(entry, head, found, 1.0f / total);
       return;
     }
-    const size_t to = (size_t(part) + row / group_) * layer_.num_heads + head;
+    const size_t to = (size_t(item.part) + row / group_) * layer_.num_heads + head;
     const float factor = total > 0.0f ? 1.0f / total : 0.0f;
-    for (int i = 0; i < layer_.v_head_dim; ++i) work_.part_out[to * layer_.v_head_dim + i] = found[i] * factor;
-    work_.part_lse[to] = highest + std::log(total);
+    for (int i = 0; i < v_head_dim_; ++i) work_.part_out[to * v_head_dim_ + i] = found[i] * factor;
+    work_.part_lse[to] = highest + std::log2(total);
   }
 
   void answer(int entry, int head, const float* found, float factor) const {
-    T* to = out_ + (size_t(work_.tokens[entry]) * layer_.num_heads + head) * layer_.v_head_dim;
+    T* to = out_ + (size_t(work_.tokens[entry]) * layer_.num_heads + head) * v_head_dim_;
     int i = 0;
-    for (; i + kLanes <= layer_.v_head_dim; i += kLanes) put(to + i, load<Floats>(found + i) * factor);
-    for (; i < layer_.v_head_dim; ++i) put(to + i, found[i] * factor);
+    for (; i + kLanes <= v_head_dim_; i += kLanes) put(to + i, load<Floats>(found + i) * factor);
+    for (; i < v_head_dim_; ++i) put(to + i, found[i] * factor);
   }
 
   void merge_parts(const int32_t* merge) const {
     static thread_local std::vector<float> merged;
-    const int dim = layer_.v_head_dim;
+    const int dim = v_head_dim_;
     merged.resize(dim);
     for (int head = 0; head < layer_.num_heads; ++head) {
-      float top = layer_.sinks ? layer_.sinks[head] : kNegativeInfinity;
+      float top = layer_.sinks ? layer_.sinks[head] * kLog2E : kNegativeInfinity;
       for (int i = merge[1]; i < merge[2]; ++i) top = std::max(top, lse_of(i, head));
-      float total = layer_.sinks ? std::exp(layer_.sinks[head] - top) : 0.0f;
+      float total = layer_.sinks ? std::exp2(layer_.sinks[head] * kLog2E - top) : 0.0f;
       std::fill(merged.begin(), merged.end(), 0.0f);
       for (int i = merge[1]; i < merge[2]; ++i) {
-        const float weight = std::exp(lse_of(i, head) - top);
+        const float weight = std::exp2(lse_of(i, head) - top);
         const float* part = work_.part_out + (size_t(work_.merge_parts[i]) * layer_.num_heads + head) * dim;
         total += weight;
         if (weight > 0.0f)
@@ -354,35 +348,33 @@ class Attention {
 
   const Layer& layer_;
   const Work& work_;
+  const Panels<T> panels_;
   const T* q_;
   const int64_t q_token_, q_head_;
-  const T* k_cache_;
-  const T* v_cache_;
   T* out_;
-  const int group_, head_words_, v_columns_;
+  const int num_kv_heads_, group_, head_dim_, head_words_, v_head_dim_, out_stride_;
 };
 
 }  // namespace
 
 template <class T>
-void attend(const Layer& layer, const Work& work, const T* q, int64_t q_token, int64_t q_head, const T* k_cache,
-            const T* v_cache, T* out) {
-  Attention<T>(layer, work, q, q_token, q_head, k_cache, v_cache, out).run();
+void attend(const Layer& layer, const Work& work, const KvCache& cache, const T* q, int64_t q_token, int64_t q_head, T* out) {
+  Attention<T>(layer, work, cache, q, q_token, q_head, out).run();
 }
 
-template void attend(const Layer&, const Work&, const float*, int64_t, int64_t, const float*, const float*, float*);
-template void attend(const Layer&, const Work&, const Bfloat16*, int64_t, int64_t, const Bfloat16*, const Bfloat16*, Bfloat16*);
+template void attend(const Layer&, const Work&, const KvCache&, const float*, int64_t, int64_t, float*);
+template void attend(const Layer&, const Work&, const KvCache&, const Bfloat16*, int64_t, int64_t, Bfloat16*);
 
 extern "C" {
 
-void radixkv_attend_float32(const Layer* layer, const Work* work, const float* q, int64_t q_token, int64_t q_head,
-                            const float* k_cache, const float* v_cache, float* out) {
-  attend(*layer, *work, q, q_token, q_head, k_cache, v_cache, out);
+void radixkv_attend_float32(const Layer* layer, const Work* work, const KvCache* cache, const float* q, int64_t q_token,
+                            int64_t q_head, float* out) {
+  attend(*layer, *work, *cache, q, q_token, q_head, out);
 }
 
-void radixkv_attend_bfloat16(const Layer* layer, const Work* work, const Bfloat16* q, int64_t q_token, int64_t q_head,
-                             const Bfloat16* k_cache, const Bfloat16* v_cache, Bfloat16* out) {
-  attend(*layer, *work, q, q_token, q_head, k_cache, v_cache, out);
+void radixkv_attend_bfloat16(const Layer* layer, const Work* work, const KvCache* cache, const Bfloat16* q, int64_t q_token,
+                             int64_t q_head, Bfloat16* out) {
+  attend(*layer, *work, *cache, q, q_token, q_head, out);
 }
 
 }  // extern "C"

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "operations.h"
 
@@ -39,8 +40,7 @@ struct DecoderStep {
   const int64_t* kept;        // [num_kept] tokens whose logits are asked for
   const Layer* const* attention;  // per layer
   const Work* const* works;       // per layer
-  void* const* k_caches;      // per layer
-  void* const* v_caches;
+  const KvCache* caches;      // per layer, of numbers of type T
   float* logits;              // [num_kept, vocabulary]
   double* seconds;            // [3] of matrices, attention, the rest: what they take is added; or null
   // Between the kernels of a layer, a row per token. Of type T: x [hidden_size], also a row per kept token; q and attended
@@ -93,7 +93,7 @@ void gate_row(const float* gates, const float* values, int64_t count, T* to) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const Floats gate = load<Floats>(gates + i);
-    const Floats decay = exp_of_negative(gate > 0.0f ? -gate : gate);
+    const Floats decay = exp2((gate > 0.0f ? -gate : gate) * kLog2E);
     const Floats sigmoid = (gate > 0.0f ? splat(1.0f) : decay) / (decay + 1.0f);
     put(to + i, gate * sigmoid * load<Floats>(values + i));
   }
@@ -110,13 +110,13 @@ class Step {
   void run() {
     for (int number = 0; number < decoder_.num_layers; ++number) {
       const DecoderLayer& layer = decoder_.layers[number];
-      T *k_cache = static_cast<T*>(step_.k_caches[number]), *v_cache = static_cast<T*>(step_.v_caches[number]);
+      const KvCache& cache = step_.caches[number];
       timed(kRest, [&] { norm(layer.attention_norm); });
       linear(x_, layer.qkv, step_.qkv, false);
-      timed(kRest, [&] { take_heads(layer, k_cache, v_cache); });
+      timed(kRest, [&] { take_heads(layer, cache); });
       timed(kAttention, [&] {
-        attend(*step_.attention[number], *step_.works[number], q_,
-               int64_t(decoder_.num_heads) * decoder_.head_dim, decoder_.head_dim, k_cache, v_cache, attended_);
+        attend(*step_.attention[number], *step_.works[number], cache, q_, int64_t(decoder_.num_heads) * decoder_.head_dim,
+               decoder_.head_dim, attended_);
       });
       linear(attended_, layer.attention_out, step_.hidden, true);
       timed(kRest, [&] { norm(layer.mlp_norm); });
@@ -159,8 +159,9 @@ class Step {
   }
 
   // From the products with Wqkv to q, and to the slots of K and V.
-  void take_heads(const DecoderLayer& layer, T* k_cache, T* v_cache) {
+  void take_heads(const DecoderLayer& layer, const KvCache& cache) {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
+    const CacheView<T> view(cache);
     each_token((num_heads + 2 * num_kv_heads) * dim, [&](int64_t token) {
       float* from = step_.qkv + token * (num_heads + 2 * num_kv_heads) * dim;
       const float *cosines = step_.cosines + token * dim, *sines = step_.sines + token * dim;
@@ -172,8 +173,14 @@ class Step {
       put_row(from, num_heads * dim, q_ + token * num_heads * dim);
       const int64_t slot = step_.slots[token];
       if (slot < 0) return;
-      put_row(from + num_heads * dim, num_kv_heads * dim, k_cache + slot * num_kv_heads * dim);
-      put_row(from + (num_heads + num_kv_heads) * dim, num_kv_heads * dim, v_cache + slot * num_kv_heads * dim);
+      static thread_local std::vector<T> key, value;
+      key.resize(dim);
+      value.resize(dim);
+      for (int64_t head = 0; head < num_kv_heads; ++head) {
+        put_row(from + (num_heads + head) * dim, dim, key.data());
+        put_row(from + (num_heads + num_kv_heads + head) * dim, dim, value.data());
+        view.put(slot, head, key.data(), value.data());
+      }
     });
   }
 

@@ -18,7 +18,7 @@ constexpr int kOutputs = 32;  // of a panel
 constexpr int kInputs = 64;   // of a group
 constexpr int kVectors = kOutputs / kLanes;
 constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 1;  // with kVectors: up to 24 accumulators
-constexpr int kAheadBytes = 2048;
+constexpr int kAheadBytes = 4096;
 
 // The 64 x 32 weights of a group in the order in which `unpack` reads them. `q` [32][k] from its first input on.
 template <class C>
@@ -55,7 +55,7 @@ void unpack(const uint8_t* from, float* panel, ByPair) {
   const __m512i high[2] = {_mm512_load_si512(table.high), _mm512_load_si512(table.high + 64)};
   const __m512i sign = _mm512_set1_epi8(-128);
   for (int word = 0; word < kInputs / 2; ++word, from += 64, panel += kOutputs) {
-    __builtin_prefetch(from + kAheadBytes);
+    __builtin_prefetch(from + kAheadBytes, 0, 2);  // into the second-level cache: more lines may be under way
     const __m512i bytes = _mm512_loadu_si512(from);
     const __m512i lows = _mm512_permutex2var_epi8(low[0], bytes, low[1]);
     const __m512i highs =

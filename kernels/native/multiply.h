@@ -18,6 +18,19 @@ struct ByFloat {
   static Floats multiply_add(Floats sum, Word a, Floats b) { return radixkv::multiply_add(splat(a), b, sum); }
 };
 
+// Two bfloat16 that lie in a word, widened as they are multiplied, by two floats.
+struct ByWidenedPair {
+  static constexpr int kPerWord = 2;
+  struct Word {
+    float low, high;
+  };
+  static Floats multiply_add(Floats sum, Word a, Floats b) {
+    const Words bits = (Words)b;
+    sum = radixkv::multiply_add(splat(a.low), (Floats)(bits << 16), sum);
+    return radixkv::multiply_add(splat(a.high), (Floats)(bits & 0xffff0000u), sum);
+  }
+};
+
 #if defined(__AVX512BF16__)
 struct ByPair {
   static constexpr int kPerWord = 2;
@@ -28,9 +41,13 @@ struct ByPair {
 };
 template <class T>
 using Compute = std::conditional_t<std::is_same_v<T, Bfloat16>, ByPair, ByFloat>;
+template <class T>
+using ComputeInPlace = Compute<T>;  // over words as they lie in memory
 #else
 template <class T>
 using Compute = ByFloat;
+template <class T>
+using ComputeInPlace = std::conditional_t<std::is_same_v<T, Bfloat16>, ByWidenedPair, ByFloat>;
 #endif
 
 // sums[R][kWidth] += a[R][num_words] x b[num_words][kWidth vectors], `a` row by row.

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "cache.h"
 #include "multiply.h"
 
 namespace radixkv {
@@ -19,11 +20,17 @@ struct Int8Weight {
 template <class T, class Out>
 void linear_int8(const T* x, int64_t num_rows, const Int8Weight& weight, Out* out, bool adds, int num_threads);
 
-// One layer's shapes and what its attention computes. `softcap` 0: none. `sinks`: [Hq] or null.
+// What the attention of one layer computes. `softcap` 0: none. `sinks`: [Hq] or null.
 struct Layer {
-  int32_t num_heads, num_kv_heads, head_dim, v_head_dim, block_size;
+  int32_t num_heads;
   float scale, softcap;
   const float* sinks;
+};
+
+// Entries [first_entry, end_entry) attend to keys [first_key, end_key) of the row's table. What they find goes to rows of `part_out`
+// from `part` on, or is the answer where that is -1.
+struct Item {
+  int32_t first_entry, end_entry, row, first_key, end_key, part;
 };
 
 // A step's attention. Entries are query rows of q in an order in which every item's are adjacent.
@@ -31,19 +38,17 @@ struct Work {
   const int32_t* tokens;      // [entries] row of q and out
   const int32_t* positions;   // [entries] of the query
   const int32_t* first_keys;  // [entries] the first position that it sees
-  const int32_t* items;       // [num_items, 5] first entry, past the last, first block in `blocks`, first key, past the last
-  const int32_t* parts;       // [num_items] row of `part_out` of its first entry, or -1: what it finds is the answer
-  const int32_t* blocks;      // block ids; an item's are those of its keys, in order
+  const Item* items;
   const int32_t* merges;      // [num_merges, 3] entry, first and past the last in `merge_parts`
   const int32_t* merge_parts; // rows of `part_out`
+  const int32_t* tables;      // [rows, table_stride] block ids
   float* part_out;            // [part rows, Hq, Dv]
   float* part_lse;            // [part rows, Hq]
-  int32_t num_items, num_merges, num_threads;
+  int32_t num_items, num_merges, num_threads, table_stride;
 };
 
-// out [tokens, Hq, Dv] from q [tokens, Hq, D] with strides in elements, and caches [blocks, block_size, Hkv, D or Dv].
+// out [tokens, Hq, Dv] from q [tokens, Hq, D] with strides in elements.
 template <class T>
-void attend(const Layer& layer, const Work& work, const T* q, int64_t q_token, int64_t q_head, const T* k_cache,
-            const T* v_cache, T* out);
+void attend(const Layer& layer, const Work& work, const KvCache& cache, const T* q, int64_t q_token, int64_t q_head, T* out);
 
 }  // namespace radixkv

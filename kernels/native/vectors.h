@@ -25,7 +25,6 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
-typedef uint16_t Pairs __attribute__((vector_size(kLanes * 4)));
 
 template <class V>
 inline V load(const void* from) {
@@ -86,25 +85,33 @@ inline Ints lane_numbers() {
   return lanes;
 }
 
-// e^x for x <= 0, to 2 units in the last place; exactly 0 below -87, where it is next to no number; NaN of NaN.
-inline Floats exp_of_negative(Floats x) {
-  const Floats clamped = max(x, splat(-87.0f));
-  const Floats shifted = clamped * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: the fraction rounds away
-  const Floats n = shifted - 12582912.0f;
-  const Floats r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
-  Floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  const Ints exponent = __builtin_convertvector(n, Ints) << 23;
+// 2^x for x up to 126, to 2 units in the last place; next to 0 below -126; NaN of NaN.
+inline Floats exp2(Floats x) {
+  x = max(splat(-126.0f), x);  // in this order NaN stays
+#if defined(__AVX512F__)
+  const Floats n = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  const Floats n = (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: the fraction rounds away
+#endif
+  const Floats f = x - n;
+  Floats y = multiply_add(splat(1.3264727e-3f), f, splat(9.6715127e-3f));
+  y = multiply_add(y, f, splat(5.5507337e-2f));
+  y = multiply_add(y, f, splat(2.4022242e-1f));
+  y = multiply_add(y, f, splat(6.9314698e-1f));
+  y = multiply_add(y, f, splat(1.0f));
+#if defined(__AVX512F__)
+  return (Floats)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
   Ints bits;
   std::memcpy(&bits, &y, sizeof bits);
-  bits += exponent;
-  std::memcpy(&y, &bits, sizeof y);
-  return x < splat(-87.0f) ? Floats{} : x == x ? y : x;
+  bits += __builtin_convertvector(n, Ints) << 23;
+  Floats scaled;
+  std::memcpy(&scaled, &bits, sizeof scaled);
+  return x == x ? scaled : x;
+#endif
 }
+
+constexpr float kLog2E = 1.44269504088896341f;
 
 inline float to_float(uint16_t half) {
   const uint32_t bits = uint32_t(half) << 16;
@@ -136,75 +143,6 @@ inline uint16_t to_half(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return value == value ? uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16) : uint16_t((bits >> 16) | 0x40u);
-}
-
-// (a0 b0 a1 b1 ...) from the lane `first` on.
-template <int first, size_t... lane>
-inline Words interleave_from(Words a, Words b, std::index_sequence<lane...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, (lane % 2 * kLanes + first + lane / 2)...);
-#else
-  return __builtin_shuffle(a, b, Words{(lane % 2 * kLanes + first + lane / 2)...});
-#endif
-}
-
-// Rows of kLanes words become columns, in log2(kLanes) rounds of interleaving the first half of the rows with the second.
-inline void transpose(Words rows[kLanes]) {
-  constexpr auto lanes = std::make_index_sequence<kLanes>();
-  Words next[kLanes];
-  for (int round = kLanes; round > 1; round /= 2) {
-    for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = interleave_from<0>(rows[i], rows[i + kLanes / 2], lanes);
-      next[2 * i + 1] = interleave_from<kLanes / 2>(rows[i], rows[i + kLanes / 2], lanes);
-    }
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
-  }
-}
-
-// Of kLanes rows, the words from `offset` elements on become columns.
-template <class T>
-inline void load_transposed(const T* const* rows, int offset, Words columns[kLanes]) {
-#if defined(__AVX512F__)
-  // Four words of sixteen rows at a time, put in place as they are loaded: half of the shuffles are saved.
-  for (int part = 0; part < 4; ++part) {
-    const auto words = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + offset) + part); };
-    __m512i four[4];
-    for (int i = 0; i < 4; ++i) {
-      four[i] = _mm512_castsi128_si512(words(i));
-      four[i] = _mm512_inserti32x4(four[i], words(i + 4), 1);
-      four[i] = _mm512_inserti32x4(four[i], words(i + 8), 2);
-      four[i] = _mm512_inserti32x4(four[i], words(i + 12), 3);
-    }
-    const __m512i low[2] = {_mm512_unpacklo_epi32(four[0], four[1]), _mm512_unpacklo_epi32(four[2], four[3])};
-    const __m512i high[2] = {_mm512_unpackhi_epi32(four[0], four[1]), _mm512_unpackhi_epi32(four[2], four[3])};
-    columns[4 * part] = (Words)_mm512_unpacklo_epi64(low[0], low[1]);
-    columns[4 * part + 1] = (Words)_mm512_unpackhi_epi64(low[0], low[1]);
-    columns[4 * part + 2] = (Words)_mm512_unpacklo_epi64(high[0], high[1]);
-    columns[4 * part + 3] = (Words)_mm512_unpackhi_epi64(high[0], high[1]);
-  }
-#else
-  for (int lane = 0; lane < kLanes; ++lane) columns[lane] = load<Words>(rows[lane] + offset);
-  transpose(columns);
-#endif
-}
-
-// (a0 b0 a1 b1 ...) of two rows of twice kLanes 16-bit numbers, from the lane `first` on.
-template <int first, size_t... lane>
-inline Words interleave_from(Pairs a, Pairs b, std::index_sequence<lane...>) {
-#if defined(__clang__)
-  return (Words)__builtin_shufflevector(a, b, (lane % 2 * 2 * kLanes + first + lane / 2)...);
-#else
-  return (Words)__builtin_shuffle(a, b, Pairs{uint16_t(lane % 2 * 2 * kLanes + first + lane / 2)...});
-#endif
-}
-
-// The first and the second half of that.
-inline Words interleave_low(Pairs a, Pairs b) { return interleave_from<0>(a, b, std::make_index_sequence<2 * kLanes>()); }
-inline Words interleave_high(Pairs a, Pairs b) { return interleave_from<kLanes>(a, b, std::make_index_sequence<2 * kLanes>()); }
-
-// (a0 b0 a1 b1 ...) of two rows of kLanes 16-bit numbers each.
-inline Words interleave(Halves a, Halves b) {
-  return __builtin_convertvector(a, Words) | (__builtin_convertvector(b, Words) << 16);
 }
 
 }  // namespace radixkv

@@ -194,7 +194,8 @@ def estimate_activations(shape: ModelShape, dtype: str, load: Load, tp: int = 1)
     """
     heads = shape.num_query_heads
     widest = max(shape.stored_layers, key=lambda layer: layer.key_dim + layer.value_dim, default=LayerKV(0, 0, 0))
-    attention = heads * (widest.key_dim + widest.value_dim) + widest.num_heads * (widest.key_dim + widest.value_dim)
+    output = widest.value_dim or widest.key_dim  # a latent's value is most of its row
+    attention = heads * (widest.key_dim + output) + widest.num_heads * (widest.key_dim + widest.value_dim)
     position = 2 * shape.hidden_size + max(attention, 3 * shape.feed_forward_size) // tp
     num_sequences = min(load.max_num_seqs or 64, load.max_batch_tokens)
     logits = num_sequences * shape.vocab_size * (DTYPES[dtype] + _SAMPLING_BYTES)

@@ -46,8 +46,9 @@ class ModelShape:
         model_type: the architecture, as its configuration calls it.
         num_parameters: elements of all its tensors, tied ones once.
         layers: what each layer must keep at least.
-        stored_layers: what each layer keeps in this worker's pool, which holds the heads that transformers' attention
-            interface is given: latents expanded to every head, all tokens of a window's layer.
+        stored_layers: what each layer keeps in this worker's pool, which holds what transformers' attention interface is
+            given: all tokens of a window's layer, and latents expanded to every head where the worker does not know the
+            architecture's attention.
         num_query_heads, hidden_size, vocab_size: as named.
         feed_forward_size: intermediate elements of a token, over the experts that it goes through.
         max_length: positions it was made for, in tokens; None where it does not say.
@@ -145,8 +146,10 @@ def _read_layers(values: Mapping[str, Any]) -> tuple[tuple[LayerKV, ...], tuple[
             layers = (LayerKV(0, 0, 0),) * 2
         elif values.get("kv_lora_rank"):
             rotary, latent = _int(values, "qk_rope_head_dim"), _int(values, "kv_lora_rank")
+            row = LayerKV(1, latent + rotary, 0)
             key_dim, value_dim = _int(values, "qk_nope_head_dim") + rotary, _int(values, "v_head_dim")
-            layers = LayerKV(1, latent + rotary, 0, window), LayerKV(num_heads, key_dim, value_dim)
+            is_kept_as_row = values["model_type"] in _KEPT_AS_LATENTS
+            layers = row._replace(window=window), row if is_kept_as_row else LayerKV(num_heads, key_dim, value_dim)
         else:
             head_dim = int(values.get("head_dim") or hidden_size // num_heads)
             num_kv_heads = int(values.get("num_key_value_heads") or num_heads)
@@ -155,6 +158,9 @@ def _read_layers(values: Mapping[str, Any]) -> tuple[tuple[LayerKV, ...], tuple[
         stored.append(layers[1])
     return tuple(least), tuple(stored)
 
+
+_KEPT_AS_LATENTS = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"})
+"""Architectures whose attention the worker knows, by its classes in `worker.latent_attention`."""
 
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 

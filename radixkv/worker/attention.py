@@ -3,7 +3,7 @@ block table.
 
 A model takes part by calling the registered function once per layer and forward pass; what the function does there
 is up to the `AttentionSite` that the runner passes down as a keyword: the probe learns a model's shapes, the step
-works on the pool.
+works on the pool. Latent attention whose heads were absorbed (see `latent_attention`) arrives with its rows as keys.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from radixkv.kernels import AttentionBatch, paged_attention, write_kv
+from radixkv.kernels import AttentionBatch, KVCache, paged_attention, write_kv, write_latents
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.errors import ModelError
 from radixkv.worker.kv_pool import KVPool, LayerShape
+from radixkv.worker.latent_attention import latent_heads_of
 
 __all__ = ["ATTENTION_NAME", "AttentionSite", "ShapeProbe", "StepAttention", "register_attention"]
 
@@ -26,23 +27,13 @@ ATTENTION_NAME = "radixkv"
 
 
 class AttentionSite(Protocol):
-    """Where the layers' calls arrive during one forward pass.
+    """Where the layers' calls arrive during one forward pass."""
 
-    `query` [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv]; answers [T, Hq, Dv]. `sinks`: [Hq] or None.
-    """
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        """`query` [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv]; answers [T, Hq, Dv]."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor: ...
+    def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
+        """`query` [T, Hq, D], `latents` [T, D], whose first `value_dim` columns are the values; answers [T, Hq, value_dim]."""
 
 
 def register_attention() -> None:
@@ -76,17 +67,15 @@ def _attend(
         raise ModelError("the model brings an attention mask of its own, which paged attention cannot honour")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError("the model has attention layers that are not causal, so it cannot be served")
-    output = radixkv_site.attend(
-        module.layer_idx,  # type: ignore[arg-type]  # an int on every attention layer; nn.Module cannot know
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
-    return output[None], None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    spec = AttentionSpec(scale, sliding_window, softcap, s_aux)
+    layer: int = module.layer_idx  # type: ignore[assignment]  # on every attention layer; nn.Module cannot know
+    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    heads = latent_heads_of(module)
+    if heads is None:
+        return radixkv_site.attend(layer, queries, keys, values, spec)[None], None
+    attended = radixkv_site.attend_latents(layer, heads.absorb(queries), keys[:, 0], heads.rank, spec)
+    return heads.expand(attended)[None], None
 
 
 class ShapeProbe:
@@ -95,11 +84,20 @@ class ShapeProbe:
     def __init__(self) -> None:
         self.calls: list[tuple[int, LayerShape]] = []
         self.specs: dict[int, AttentionSpec] = {}
+        self.widest_query = 0
+        """Elements of one position's queries, at most."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **terms: Any) -> Tensor:
-        self.calls.append((layer, LayerShape(key.shape[1], key.shape[2], value.shape[2])))
-        self.specs[layer] = AttentionSpec(**terms)
-        return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        return self._note(layer, LayerShape(key.shape[1], key.shape[2], value.shape[2]), query, spec)
+
+    def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
+        return self._note(layer, LayerShape(1, latents.shape[1], value_dim, is_latent=True), query, spec)
+
+    def _note(self, layer: int, shape: LayerShape, query: Tensor, spec: AttentionSpec) -> Tensor:
+        self.calls.append((layer, shape))
+        self.specs[layer] = spec
+        self.widest_query = max(self.widest_query, query.shape[1] * query.shape[2])
+        return query.new_zeros(query.shape[0], query.shape[1], shape.value_dim)
 
     def layer_shapes(self, num_layers: int) -> Sequence[LayerShape]:
         """Shapes by layer index.
@@ -126,28 +124,24 @@ class StepAttention:
         self._batch = batch
         self._slot_mapping = slot_mapping
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        k_cache, v_cache = self._pool.k_caches[layer], self._pool.v_caches[layer]
-        write_kv(key, value, k_cache, v_cache, self._slot_mapping)
-        output: Tensor = paged_attention(
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        cache = self._pool.caches[layer]
+        write_kv(key, value, cache, self._slot_mapping)
+        return self._attend(query, cache, spec)
+
+    def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
+        cache = self._pool.caches[layer]
+        assert cache.v_head_dim == value_dim
+        write_latents(latents, cache, self._slot_mapping)
+        return self._attend(query, cache, spec)
+
+    def _attend(self, query: Tensor, cache: KVCache, spec: AttentionSpec) -> Tensor:
+        return paged_attention(
             query,
-            k_cache,
-            v_cache,
+            cache,
             self._batch,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
+            scale=spec.scale,
+            sliding_window=spec.sliding_window,
+            softcap=spec.softcap,
+            sinks=spec.sinks,
         )
-        return output

@@ -1,33 +1,41 @@
-"""The tensors behind a block pool: K and V of every layer, and the block ops carried out on them."""
+"""The tensors behind a block pool: K and V, or latents, of every layer, and the block ops carried out on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import allocate_kv, copy_blocks
+from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents, copy_blocks
+from radixkv.kernels.kv_format import KVFormat
 from radixkv.worker.errors import ModelError
-from radixkv.worker.host_blocks import HostBlocks
 
 __all__ = ["KVPool", "LayerShape", "conflict_free_batches", "pool_token_bytes"]
 
 
 class LayerShape(NamedTuple):
-    """What one layer keeps per token. K and V heads may differ in width (latent-attention models)."""
+    """What one layer keeps per token: K and V of its kv heads, which may differ in width; or, with `is_latent`, one row of
+    `key_dim` whose first `value_dim` elements are the value.
+    """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    is_latent: bool = False
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of one token."""
+        return self.num_kv_heads * (self.key_dim + (0 if self.is_latent else self.value_dim))
 
 
 class KVPool:
-    """K and V caches of all layers for `num_blocks` blocks of `block_size` token slots, in the kernels' layout.
+    """Caches of all layers for `num_blocks` blocks of `block_size` token slots, in the kernels' layout.
 
-    Layer `i` reads and writes `k_caches[i]` and `v_caches[i]`; slot = block id * block_size + offset.
+    Layer `i` reads and writes `caches[i]`; slot = block id * block_size + offset.
     """
 
     def __init__(
@@ -38,8 +46,10 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
+        kv_format: KVFormat | None = None,
     ) -> None:
-        """Allocate the caches, and room in host memory for `num_host_blocks` blocks that are swapped out.
+        """Allocate the caches, of K and V stored in `kv_format`, and room in host memory for `num_host_blocks` blocks that are
+        swapped out.
 
         Raises:
             InvalidArgumentError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0.
@@ -52,38 +62,36 @@ class KVPool:
         self.block_size = block_size
         self.layers = tuple(layers)
         self.dtype = dtype
+        self.kv_format = kv_format
         self.device = device
         try:
             with torch.inference_mode(False):  # a tensor born in inference mode cannot be written outside it
-                self.k_caches = [
-                    allocate_kv(num_blocks, block_size, layer.num_kv_heads, layer.key_dim, dtype, device)
-                    for layer in layers
-                ]
-                self.v_caches = [
-                    allocate_kv(num_blocks, block_size, layer.num_kv_heads, layer.value_dim, dtype, device)
-                    for layer in layers
-                ]
+                self.caches = [_allocate(layer, num_blocks, block_size, dtype, device, kv_format) for layer in layers]
         except RuntimeError as error:  # torch's out-of-memory errors, of either device
+            needed = pool_token_bytes(layers, dtype, kv_format) * block_size * num_blocks
             raise ModelError(
-                f"a pool of {num_blocks} blocks needs {self.size_bytes / 1e6:,.0f} MB, which cannot be had on {device}; "
+                f"a pool of {num_blocks} blocks needs {needed / 1e6:,.0f} MB, which cannot be had on {device}; "
                 "ask for fewer blocks"
             ) from error
-        # One copy kernel serves caches with the same number of heads.
-        by_heads: dict[int, list[torch.Tensor]] = {}
-        for layer, k_cache, v_cache in zip(layers, self.k_caches, self.v_caches, strict=True):
-            by_heads.setdefault(layer.num_kv_heads, []).extend((k_cache, v_cache))
-        self._copied_together = list(by_heads.values())
-        self._host = HostBlocks(num_host_blocks, [*self.k_caches, *self.v_caches])
+        # One copy kernel serves caches of one layout, with the same number of heads.
+        alike: dict[Hashable, list[KVCache]] = {}
+        for cache in self.caches:
+            alike.setdefault((cache.layout, cache.num_kv_heads), []).append(cache)
+        self._copied_together = list(alike.values())
+        try:
+            self._host = HostBlocks(num_host_blocks, self.caches)
+        except MemoryError as error:
+            raise ModelError(str(error)) from error
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token's K and V take over all layers."""
-        return pool_token_bytes(self.layers, self.dtype)
+        """Bytes that one token takes over all layers."""
+        return pool_token_bytes(self.layers, self.dtype, self.kv_format)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole pool."""
-        return self.token_bytes * self.block_size * self.num_blocks
+        return sum(tensor.nbytes for cache in self.caches for tensor in cache.tensors)
 
     @property
     def num_host_blocks(self) -> int:
@@ -128,9 +136,29 @@ class KVPool:
                 copy_blocks(caches, *columns)
 
 
-def pool_token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
-    """Bytes that one token's K and V take over all layers."""
-    return sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
+def pool_token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype, kv_format: KVFormat | None = None) -> int:
+    """Bytes that one token takes over all layers, scales included. Latents are stored as they are."""
+    return sum(_token_bytes(layer, dtype, None if layer.is_latent else kv_format) for layer in layers)
+
+
+def _token_bytes(layer: LayerShape, dtype: torch.dtype, kv_format: KVFormat | None) -> int:
+    if kv_format is None:
+        return layer.token_elements * dtype.itemsize
+    return layer.num_kv_heads * (kv_format.row_bytes(layer.key_dim) + kv_format.row_bytes(layer.value_dim))
+
+
+def _allocate(
+    layer: LayerShape,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_format: KVFormat | None,
+) -> KVCache:
+    if layer.is_latent:
+        return allocate_latents(num_blocks, block_size, layer.key_dim, layer.value_dim, dtype, device)
+    sizes = (num_blocks, block_size, layer.num_kv_heads, layer.key_dim, dtype, device)
+    return allocate_kv(*sizes, v_head_dim=layer.value_dim, format=kv_format)
 
 
 def conflict_free_batches(ops: Sequence[Copy]) -> Iterator[list[Copy]]:

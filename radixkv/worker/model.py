@@ -1,4 +1,4 @@
-"""A transformers model, unmodified, run over a pool of KV blocks: packed rows in, next-token logits out."""
+"""A transformers model, run by its own code over a pool of KV blocks: packed rows in, next-token logits out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import Scratch, plan_attention
-from radixkv.worker.attention import ATTENTION_NAME, ShapeProbe, StepAttention, register_attention
+from radixkv.kernels import AttentionBatch, Scratch, plan_attention
+from radixkv.worker.attention import ATTENTION_NAME, AttentionSite, ShapeProbe, StepAttention, register_attention
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
+from radixkv.worker.latent_attention import absorb_latents
 from radixkv.worker.native_model import find_native_model
 from radixkv.worker.packed_linear import pack_linears
 
@@ -53,7 +54,7 @@ class ModelRunner:
         vocab_size: width of the logits; every token id is below it.
         max_model_len: longest sequence that the model's positions allow, in tokens.
         eos_token_ids: ids with which the model ends a reply.
-        widest_output: elements that the widest matrix, embeddings aside, makes of one position.
+        widest_output: elements that are at most made of one position, embeddings and logits aside.
         weight_bytes: of the model's tensors.
         quantization: what the linear layers' weights are rounded to, ``"int8"`` or ``"none"``.
         pool: the KV caches; `dtype` and `device` are where and in what the model computes.
@@ -93,11 +94,12 @@ class ModelRunner:
         rounds = _wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         register_attention()
         self._model = _load(model, self.dtype, self.device)
+        absorb_latents(self._model)
         config = self._model.config.get_text_config()
         self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
         self.max_model_len = _shortened(_max_model_len(config), max_model_len)
         self.eos_token_ids = _eos_token_ids(self._model)
-        self.widest_output = _widest_output(self._model, self.vocab_size)
+        widest_output = _widest_output(self._model, self.vocab_size)
         num_rounded = 0
         if self.device.type == "cpu":
             num_rounded = pack_linears(self._model, "int8" if rounds else "none")
@@ -110,6 +112,7 @@ class ModelRunner:
         self.weight_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
         self._scratch = Scratch()
         probe = self._probe()
+        self.widest_output = max(widest_output, probe.widest_query)
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
         self._native = None
         if num_rounded:
@@ -130,7 +133,7 @@ class ModelRunner:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token's K and V take over all layers."""
+        """Bytes that one token takes in the pool, over all layers."""
         return pool_token_bytes(self._layers, self.dtype)
 
     def allocate_pool(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
@@ -140,6 +143,7 @@ class ModelRunner:
             InvalidArgumentError, ModelError: as `KVPool`.
         """
         self.pool = KVPool(self._layers, num_blocks, block_size, self.dtype, self.device, num_host_blocks)
+        self._batch: AttentionBatch | None = None  # of the last step
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out the block ops of one answer, in order; see `KVPool.carry_out`."""
@@ -170,7 +174,9 @@ class ModelRunner:
             self.pool.block_size,
             self.device,
             scratch=self._scratch,
+            before=self._batch,
         )
+        self._batch = batch
         if self._native is not None:
             return self._native.forward(token_ids, positions, kept, slots, self.pool, batch)
         return self._run(token_ids, positions, kept, StepAttention(self.pool, batch, slots))
@@ -183,7 +189,7 @@ class ModelRunner:
         slots[positions < row.num_stored] = -1
         return slots
 
-    def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: StepAttention | ShapeProbe) -> Tensor:
+    def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
         """By the model's own code."""
         with torch.inference_mode():
             logits: Tensor = self._model(

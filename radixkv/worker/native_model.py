@@ -55,7 +55,7 @@ class NativeModel:
         with torch.inference_mode():
             hidden = self._embed(token_ids).float()
             cosines, sines = self._rotary(hidden[None], positions[None])
-            return self._decoder.run(hidden, cosines[0], sines[0], slots, kept, pool.k_caches, pool.v_caches, batch)
+            return self._decoder.run(hidden, cosines[0], sines[0], slots, kept, pool.caches, batch)
 
 
 def find_native_model(

@@ -21,23 +21,42 @@ VOCAB_SIZE = 97
 MAX_LENGTH = 256
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": MAX_LENGTH,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LATENTS = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+CONFIGS = {
+    "llama": lambda: tf.LlamaConfig(**SIZES, num_key_value_heads=2),
+    "deepseek_v2": lambda: tf.DeepseekV2Config(**SIZES, **LATENTS, q_lora_rank=None),
+    "deepseek_v3": lambda: tf.DeepseekV3Config(**SIZES, **LATENTS, q_lora_rank=16),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(11)
     torch.set_num_threads(1)
-    config = tf.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_LENGTH,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    folder: Path = tmp_path_factory.mktemp("llama")
-    model = tf.LlamaForCausalLM(config)
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    model: Any = tf.AutoModelForCausalLM.from_config(CONFIGS[request.param]())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.25)
     model.save_pretrained(folder)

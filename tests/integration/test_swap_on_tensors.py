@@ -22,23 +22,29 @@ BLOCK_SIZE = 8
 LIMITS = SchedulerLimits(max_running=NUM_REQUESTS, max_batch_tokens=64, chunk_tokens=32)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+LATENTS = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}
+CONFIGS = {
+    "llama": lambda: tf.LlamaConfig(**SIZES, num_key_value_heads=2),
+    "deepseek_v2": lambda: tf.DeepseekV2Config(**SIZES, **LATENTS, q_lora_rank=None, first_k_dense_replace=2),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = tf.LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
-    model: Any = tf.LlamaForCausalLM(config)
+    model: Any = tf.AutoModelForCausalLM.from_config(CONFIGS[request.param]())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    folder = tmp_path_factory.mktemp("llama")
+    folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
     return folder
 

@@ -12,10 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from radixkv.kernels import AttentionBatch, attention, paged_attention, plan_attention
-from radixkv.kernels.attention import paged_attention_triton
+from radixkv.kernels import (
+    AttentionBatch,
+    KVCache,
+    allocate_kv,
+    allocate_latents,
+    attention,
+    block_copy,
+    kv_cache,
+    kv_write,
+    paged_attention,
+    plan_attention,
+)
+from radixkv.kernels.attention_reference import prefill_reference
+from radixkv.kernels.kv_cache import Layout
 from radixkv.kernels.native_build import build_native, usable_levels
-from radixkv.kernels.prefill import prefill_reference
 from radixkv.kernels.spec import AttentionSpec
 
 CPU_PATHS = ("torch", *usable_levels())
@@ -27,13 +38,18 @@ TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2, to
 
 @dataclass(frozen=True)
 class Shape:
-    """Heads and widths of one attention layer, and the pool's block size."""
+    """Heads and widths of one attention layer, and the pool's block size. With `is_latent` V is K's first columns."""
 
     num_heads: int = 9
     num_kv_heads: int = 3
     head_dim: int = 64
     v_head_dim: int = 64
     block_size: int = 16
+    is_latent: bool = False
+
+
+LATENTS = Shape(num_heads=16, num_kv_heads=1, head_dim=576, v_head_dim=512, is_latent=True)
+"""Of DeepSeek-V2-Lite."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +70,42 @@ class PagedCase:
     def expected(self, spec: AttentionSpec) -> Tensor:
         return prefill_reference(self.q.double(), self.k_cache.double(), self.v_cache.double(), self.plan(), spec)
 
+    def cache(self, device: str = "cpu", layout: Layout | None = None) -> KVCache:
+        """In the layout of the device, or in this one."""
+        num_blocks, block_size, num_kv_heads, head_dim = self.k_cache.shape
+        dtype, v_head_dim = self.k_cache.dtype, self.v_cache.shape[-1]
+        if self.shape.is_latent:
+            cache = allocate_latents(num_blocks, block_size, head_dim, v_head_dim, dtype, device, layout=layout)
+        else:
+            cache = allocate_kv(
+                num_blocks, block_size, num_kv_heads, head_dim, dtype, device, v_head_dim=v_head_dim, layout=layout
+            )
+        cache.fill(*(self.k_cache, self.v_cache)[: len(cache.tensors)])
+        return cache
+
     def on_cpu(self, **variant: Any) -> Tensor:
         scale = self.shape.head_dim**-0.5
-        return paged_attention(self.q, self.k_cache, self.v_cache, self.plan(), scale=scale, **variant)
+        return paged_attention(self.q, self.cache(), self.plan(), scale=scale, **variant)
 
     def by_triton(self, spec: AttentionSpec, device: str) -> Tensor:
-        caches = [cache.transpose(1, 2).contiguous().to(device) for cache in (self.k_cache, self.v_cache)]
         q, sinks = self.q.to(device), spec.sinks if spec.sinks is None else spec.sinks.to(device)
-        spec = AttentionSpec(spec.scale, spec.sliding_window, spec.softcap, sinks)
-        poison = q.new_full((*q.shape[:2], self.shape.v_head_dim), torch.nan)
-        return paged_attention_triton(q, caches[0], caches[1], self.plan(device), spec, poison).cpu()
+        cache = self.cache(device, Layout.HEAD_MAJOR)
+        return paged_attention(
+            q,
+            cache,
+            self.plan(device),
+            scale=spec.scale,
+            sliding_window=spec.sliding_window,
+            softcap=spec.softcap,
+            sinks=sinks,
+        ).cpu()
 
 
 def take_cpu_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on attention on the CPU goes this way, one of `CPU_PATHS`."""
     library = None if path == "torch" else ctypes.CDLL(str(build_native(path)))
-    monkeypatch.setattr(attention, "native_library", lambda: library)
+    for module in (attention, block_copy, kv_cache, kv_write):
+        monkeypatch.setattr(module, "native_library", lambda: library)
 
 
 def make_case(
@@ -144,7 +180,7 @@ def fill_case(
     *,
     seed: int,
 ) -> PagedCase:
-    """Random queries, and random K and V in the slots that the tables hold; NaN in all others."""
+    """Random queries, and random K and V or latents in the slots that the tables hold; NaN in all others."""
     generator = torch.Generator().manual_seed(seed)
     size = shape.block_size
     k_cache = torch.full((num_blocks, size, shape.num_kv_heads, shape.head_dim), torch.nan, dtype=dtype)
@@ -154,6 +190,8 @@ def fill_case(
             filled = min(size, context - index * size)
             for cache in (k_cache, v_cache):
                 cache[block, :filled] = torch.randn(cache[block, :filled].shape, generator=generator).to(dtype)
+    if shape.is_latent:
+        v_cache = k_cache[..., : shape.v_head_dim]
     q = torch.randn(sum(n for n, _ in lens), shape.num_heads, shape.head_dim, generator=generator).to(dtype)
     return PagedCase(q, k_cache, v_cache, [n for n, _ in lens], [c for _, c in lens], tables, shape)
 

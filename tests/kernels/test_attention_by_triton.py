@@ -11,7 +11,17 @@ from paged_cases import Shape, assert_agrees, make_case, spec_of
 from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import decode, launch
+from radixkv.kernels import (
+    allocate_kv,
+    device_work,
+    launch,
+    merge_parts,
+    paged_attention,
+    plan_attention,
+    write_kv,
+)
+from radixkv.kernels.kv_cache import Layout
+from radixkv.kernels.kv_format import KVFormat
 
 pytestmark = needs_triton_device
 
@@ -26,8 +36,8 @@ VARIANTS: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several splits and several merge steps within the short contexts that the interpreter can afford."""
-    monkeypatch.setattr(decode, "SPLIT_TOKENS", 64)
-    monkeypatch.setattr(decode, "_MERGE_SPLITS", 2)
+    monkeypatch.setattr(device_work, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(merge_parts, "_STEP_ELEMENTS", 2)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +96,43 @@ def test_a_prompt_in_chunks_gives_the_rows_of_the_whole_prompt(cut: int) -> None
     spec = spec_of(SMALL)
     parts = torch.cat([first.by_triton(spec, DEVICE), second.by_triton(spec, DEVICE)])
     assert torch.equal(parts, whole.by_triton(spec, DEVICE))
+
+
+def test_a_tree_that_grows_is_planned_once_and_each_step_agrees_with_the_reference() -> None:
+    """Over the end of a split, where it is planned anew."""
+    whole = make_case([(1, 70), (1, 69), (1, 75)], SMALL, shared_blocks=3)
+    spec = spec_of(SMALL)
+    cache = whole.cache(DEVICE, Layout.HEAD_MAJOR)
+    before, made = None, []
+    for step in range(10):
+        lens = [length - 9 + step for length in whole.context_lens]
+        case = replace(whole, context_lens=lens)
+        batch = plan_attention([1, 1, 1], lens, case.block_tables, SMALL.block_size, DEVICE, before=before)
+        found = paged_attention(case.q.to(DEVICE), cache, batch, scale=spec.scale)
+        assert_agrees(found.cpu(), case.expected(spec))
+        (planned,) = batch.plans.values()
+        made.append(id(planned.work_list))
+        before = batch
+    assert made[0] == made[2]
+    assert 1 < len(set(made)) < 6
+
+
+@pytest.mark.parametrize("kv_format", [KVFormat.FP8, KVFormat.INT8])
+def test_quantised_caches_are_written_and_read_as_on_a_cpu(kv_format: KVFormat) -> None:
+    case = make_case([(1, 64), (1, 35), (5, 70)], SMALL, torch.float16, shared_blocks=1)
+    new = [cache.nan_to_num().flatten(0, 1) for cache in (case.k_cache, case.v_cache)]
+    found = []
+    for device, layout in ((DEVICE, Layout.HEAD_MAJOR), ("cpu", Layout.TOKEN_MAJOR)):
+        cache = allocate_kv(len(case.k_cache), 16, 1, 64, torch.float16, device, format=kv_format, layout=layout)
+        write_kv(*(rows.to(device) for rows in new), cache, torch.arange(len(new[0]), device=device))
+        found.append(paged_attention(case.q.to(device), cache, case.plan(device), scale=0.125).cpu())
+    assert (found[0] - found[1]).norm() <= 2e-3 * found[1].norm()
+
+
+def test_latents_agree_with_the_reference() -> None:
+    shape = Shape(num_heads=16, num_kv_heads=1, head_dim=144, v_head_dim=128, is_latent=True)
+    case = make_case([(1, 64), (1, 65), (1, 90), (5, 70)], shape, shared_blocks=4)
+    assert_agrees(case.by_triton(spec_of(shape), DEVICE), case.expected(spec_of(shape)))
 
 
 def test_a_head_that_is_too_wide_is_refused() -> None:

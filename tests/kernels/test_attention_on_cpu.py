@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import CPU_PATHS, PagedCase, Shape, assert_agrees, make_case, spec_of, take_cpu_path
+from paged_cases import CPU_PATHS, LATENTS, PagedCase, Shape, assert_agrees, make_case, spec_of, take_cpu_path
 from torch.nn import functional
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import Scratch, allocate_kv, native_plan, paged_attention, plan_attention, torch_plan
-from radixkv.kernels.decode import decode_reference
-from radixkv.kernels.prefill import prefill_reference
+from radixkv.kernels import Scratch, allocate_kv, native_attention, paged_attention, plan_attention, torch_plan
+from radixkv.kernels.attention_reference import decode_reference, prefill_reference
 
 SHAPES = [
     Shape(),
@@ -21,6 +20,8 @@ SHAPES = [
     Shape(num_heads=4, num_kv_heads=4, head_dim=80, v_head_dim=80, block_size=8),
     Shape(num_heads=4, num_kv_heads=1, head_dim=256, v_head_dim=256, block_size=64),
     Shape(num_heads=6, num_kv_heads=2, head_dim=192, v_head_dim=128, block_size=128),
+    LATENTS,
+    replace(LATENTS, num_heads=3, head_dim=24, v_head_dim=24, block_size=3),
 ]
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -32,8 +33,9 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(params=CPU_PATHS, autouse=True)
-def cpu_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def cpu_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     take_cpu_path(request.param, monkeypatch)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +50,10 @@ def with_sinks(variant: dict[str, Any], shape: Shape) -> dict[str, Any]:
     if "sinks" not in variant:
         return variant
     return {**variant, "sinks": torch.linspace(-2.0, 3.0, shape.num_heads)}
+
+
+def _kind(shape: Shape) -> str:
+    return "latents" if shape.is_latent else "heads"
 
 
 def mixed_case(shape: Shape, dtype: torch.dtype) -> PagedCase:
@@ -67,8 +73,8 @@ def test_mixed_lengths_agree_with_the_reference(shape: Shape, variant: dict[str,
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[4]], ids=["plain", "all"])
-def test_every_dtype_agrees_with_the_reference(dtype: torch.dtype, variant: dict[str, Any]) -> None:
-    shape = SHAPES[0]
+@pytest.mark.parametrize("shape", [SHAPES[0], LATENTS], ids=_kind)
+def test_every_dtype_agrees_with_the_reference(dtype: torch.dtype, variant: dict[str, Any], shape: Shape) -> None:
     variant = with_sinks(variant, shape)
     case = mixed_case(shape, dtype)
     assert_agrees(case.on_cpu(**variant), case.expected(spec_of(shape, **variant)))
@@ -96,8 +102,10 @@ def test_the_two_references_agree(variant: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("window", [None, 100, 300])
 @pytest.mark.parametrize("lens", [(600, 600), (300, 555), (2, 600), (30, 530)], ids=str)
-def test_chunks_across_query_tiles_agree_with_the_reference(lens: tuple[int, int], window: int | None) -> None:
-    shape = Shape(num_heads=2, num_kv_heads=1)
+@pytest.mark.parametrize("shape", [Shape(num_heads=2, num_kv_heads=1), replace(LATENTS, num_heads=2)], ids=_kind)
+def test_chunks_across_query_tiles_agree_with_the_reference(
+    lens: tuple[int, int], window: int | None, shape: Shape
+) -> None:
     case = make_case([lens], shape)
     assert_agrees(case.on_cpu(sliding_window=window), case.expected(spec_of(shape, sliding_window=window)))
 
@@ -112,34 +120,46 @@ def test_a_prompt_in_chunks_gives_the_rows_of_the_whole_prompt(cut: int) -> None
 
 
 @pytest.mark.parametrize("window", [None, 24])
-def test_branches_that_share_blocks_agree_with_the_reference(window: int | None) -> None:
-    shape = SHAPES[0]
+@pytest.mark.parametrize("shape", [SHAPES[0], LATENTS], ids=_kind)
+def test_branches_that_share_blocks_agree_with_the_reference(window: int | None, shape: Shape) -> None:
     case = make_case([(1, 64), (1, 65), (1, 90), (1, 66), (5, 70), (1, 130)], shape, shared_blocks=4)
     assert_agrees(case.on_cpu(sliding_window=window), case.expected(spec_of(shape, sliding_window=window)))
 
 
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("lens", [[(1, 70)], [(70, 70)], [(9, 70)], [(1, 64), (1, 64)], [(1, 60), (1, 70)]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], LATENTS], ids=_kind)
 def test_blocks_that_follow_one_another_agree_with_the_reference(
-    lens: list[tuple[int, int]], window: int | None
+    lens: list[tuple[int, int]], window: int | None, shape: Shape
 ) -> None:
-    shape = SHAPES[0]
     case = make_case(lens, shape, consecutive=True)
     assert_agrees(case.on_cpu(sliding_window=window), case.expected(spec_of(shape, sliding_window=window)))
 
 
+@pytest.mark.parametrize("num_sequences", [2, 20], ids=["heads are shared among threads", "items are"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_threads_change_no_bit_of_the_compiled_kernel(cpu_path: str, num_sequences: int, dtype: torch.dtype) -> None:
+    if cpu_path == "torch":
+        pytest.skip("torch cuts its own work for its threads")
+    case = make_case([(1, 150 + row) for row in range(num_sequences)], SHAPES[0], dtype)
+    alone = case.on_cpu()
+    torch.set_num_threads(2)
+    torch.testing.assert_close(case.on_cpu(), alone, rtol=0.0, atol=0.0)
+
+
 def test_reading_leaves_the_cache_as_it_was() -> None:
     case = make_case([(1, 60), (1, 70), (5, 33)], SHAPES[0], consecutive=True)
-    before = case.k_cache.clone(), case.v_cache.clone()
-    case.on_cpu()
-    torch.testing.assert_close((case.k_cache, case.v_cache), before, rtol=0.0, atol=0.0, equal_nan=True)
+    cache = case.cache()
+    before = [tensor.clone() for tensor in cache.tensors]
+    paged_attention(case.q, cache, case.plan(), scale=0.125)
+    torch.testing.assert_close(list(cache.tensors), before, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [1, 100, 1 << 30])
 def test_any_cut_into_groups_or_items_gives_the_same_answer(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_plan, "SCRATCH_BYTES", 2_000 * size)
-    monkeypatch.setattr(native_plan, "SPLIT_KEYS", size)
-    monkeypatch.setattr(native_plan, "ITEM_ROWS", size)
+    limits = native_attention.NATIVE_LIMITS._replace(split_keys=size, item_rows=size)
+    monkeypatch.setattr(native_attention, "NATIVE_LIMITS", limits)
     shape = SHAPES[0]
     case = make_case([(1, 1 + 7 * index) for index in range(30)], shape)
     assert_agrees(case.on_cpu(), case.expected(spec_of(shape)))
@@ -154,7 +174,7 @@ def test_scratch_that_held_nan_does_not_leak_into_the_next_batch() -> None:
     batch = plan_attention(
         case.query_lens, case.context_lens, case.block_tables, shape.block_size, "cpu", scratch=scratch
     )
-    got = paged_attention(case.q, case.k_cache, case.v_cache, batch, scale=shape.head_dim**-0.5)
+    got = paged_attention(case.q, case.cache(), batch, scale=shape.head_dim**-0.5)
     assert_agrees(got, case.expected(spec_of(shape)))
 
 
@@ -165,7 +185,7 @@ def test_one_plan_serves_layers_of_different_variants_and_dtypes() -> None:
     for window in (None, 5, None):
         for dtype in (torch.float32, torch.bfloat16):
             layer = replace(case, q=case.q.to(dtype), k_cache=case.k_cache.to(dtype), v_cache=case.v_cache.to(dtype))
-            got = paged_attention(layer.q, layer.k_cache, layer.v_cache, batch, scale=0.125, sliding_window=window)
+            got = paged_attention(layer.q, layer.cache(), batch, scale=0.125, sliding_window=window)
             assert_agrees(got, layer.expected(spec_of(shape, sliding_window=window)))
 
 
@@ -188,10 +208,9 @@ def test_queries_that_are_a_transposed_view_are_taken_as_they_are() -> None:
         ({"q": torch.zeros(1, 9, 32)}, "q.shape"),
         ({"q": torch.zeros(2, 9, 64)}, "q.shape"),
         ({"q": torch.zeros(1, 8, 64)}, r"q.shape\[1\]"),
-        ({"q": torch.zeros(1, 9, 64, dtype=torch.float16)}, "k_cache.dtype"),
-        ({"k_cache": allocate_kv(4, 16, 3, 64, torch.bfloat16, "cpu")}, "k_cache.dtype"),
-        ({"v_cache": allocate_kv(5, 16, 3, 64, torch.float32, "cpu")}, "v_cache.shape"),
-        ({"v_cache": torch.zeros(4, 3, 16, 64).transpose(1, 2)}, r"v_cache.stride\(\)"),
+        ({"q": torch.zeros(1, 9, 64, dtype=torch.float16)}, "q.dtype"),
+        ({"cache": allocate_kv(4, 16, 3, 64, torch.bfloat16, "cpu")}, "q.dtype"),
+        ({"cache": allocate_kv(4, 8, 3, 64, torch.float32, "cpu")}, "batch.block_size"),
         ({"softcap": 0.0}, "softcap"),
         ({"sliding_window": 0}, "sliding_window"),
         ({"sinks": torch.zeros(3)}, "sinks.shape"),
@@ -200,7 +219,7 @@ def test_queries_that_are_a_transposed_view_are_taken_as_they_are() -> None:
 )
 def test_a_misfit_is_refused_by_name(change: dict[str, Any], argument: str) -> None:
     case = make_case([(1, 3)], SHAPES[0])
-    arguments: dict[str, Any] = {"q": case.q, "k_cache": case.k_cache, "v_cache": case.v_cache, "batch": case.plan()}
+    arguments: dict[str, Any] = {"q": case.q, "cache": case.cache(), "batch": case.plan()}
     with pytest.raises(InvalidArgumentError, match=f"^{argument} "):
         paged_attention(**{**arguments, "scale": 1.0, **change})
 

@@ -1,4 +1,4 @@
-"""Planning a batch and allocating caches: what they hold, and what they refuse."""
+"""Planning a batch: what a plan holds, and what it refuses; and what the package offers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from array import array
 from typing import Any
 
 import pytest
-import torch
 
 from radixkv import kernels
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import allocate_kv, plan_attention
+from radixkv.kernels import plan_attention
 
 
 def test_a_plan_holds_what_the_kernels_read() -> None:
@@ -18,10 +17,10 @@ def test_a_plan_holds_what_the_kernels_read() -> None:
     batch = plan_attention([1, 3, 0, 1], [17, 3, 0, 16], tables, 16, "cpu")
     assert batch.num_tokens == 5
     assert batch.block_tables.tolist() == [[7, 2], [3, 0], [0, 0], [4, 0]]
-    assert batch.query_starts.tolist() == [0, 1, 4, 4, 5]
-    assert batch.context_lens.tolist() == [17, 3, 0, 16]
-    assert batch.decode_rows.tolist() == [0, 3]
-    assert batch.prefill_rows.tolist() == [1]
+    assert batch.host_query_starts == (0, 1, 4, 4, 5)
+    assert batch.host_context_lens == (17, 3, 0, 16)
+    assert batch.host_decode_rows == (0, 3)
+    assert batch.host_prefill_rows == (1,)
     assert batch.highest_block == 7
 
 
@@ -50,30 +49,18 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(change: dict[str, Any], me
         plan_attention(**{**arguments, "device": "cpu", **change})
 
 
-def test_caches_are_token_major_on_a_cpu_and_head_major_elsewhere() -> None:
-    assert allocate_kv(5, 16, 3, 64, torch.bfloat16, "cpu").shape == (5, 16, 3, 64)
-    assert allocate_kv(5, 16, 3, 64, torch.bfloat16, "meta").shape == (5, 3, 16, 64)
-
-
-@pytest.mark.parametrize("name", ["num_blocks", "block_size", "num_kv_heads", "head_dim"])
-def test_a_cache_of_no_size_is_refused(name: str) -> None:
-    sizes = {"num_blocks": 1, "block_size": 1, "num_kv_heads": 1, "head_dim": 1}
-    with pytest.raises(InvalidArgumentError, match=f"^{name} is 0"):
-        allocate_kv(**{**sizes, name: 0}, dtype=torch.float32, device="cpu")
-
-
-def test_a_cache_of_integers_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^dtype is torch\.int8"):
-        allocate_kv(1, 1, 1, 1, torch.int8, "cpu")
-
-
 def test_the_public_surface_is_what_it_was() -> None:
     assert kernels.__all__ == [
         "AttentionBatch",
+        "HostBlocks",
+        "KVCache",
+        "KVFormat",
         "Scratch",
         "allocate_kv",
+        "allocate_latents",
         "copy_blocks",
         "paged_attention",
         "plan_attention",
         "write_kv",
+        "write_latents",
     ]

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_cases import CPU_PATHS, Fork, PagedCase, Shape, make_case, make_forked_case, spec_of, take_cpu_path
 
-from radixkv.kernels import Scratch, native_plan, paged_attention, plan_attention, torch_plan
+from radixkv.kernels import Scratch, native_attention, paged_attention, plan_attention, torch_plan
 from radixkv.kernels.torch_plan import StepPlan, plan_step
+from radixkv.kernels.work_list import WorkLimits
 
 RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-13}
 SMALL = Shape(num_heads=6, num_kv_heads=2, head_dim=32, v_head_dim=32, block_size=4)
+SMALL_LATENTS = Shape(num_heads=6, num_kv_heads=1, head_dim=40, v_head_dim=32, block_size=4, is_latent=True)
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"sliding_window": 9},
@@ -42,7 +44,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def any_run_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_plan, "MIN_SAVED_BYTES", 1)
-    monkeypatch.setattr(native_plan, "MIN_SAVED_TOKENS", 0.01)
+    limits = native_attention.NATIVE_LIMITS._replace(min_saved_tokens=0.01)
+    monkeypatch.setattr(native_attention, "NATIVE_LIMITS", limits)
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -77,21 +80,21 @@ def forests(draw: st.DrawFn) -> list[Fork]:
 @settings(max_examples=60, deadline=None)
 @given(
     forests(),
+    st.sampled_from([SMALL, SMALL, SMALL_LATENTS]),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.sampled_from(VARIANTS),
     st.sampled_from([1, 60, 500]),
     st.sampled_from([3, 70, 1024]),
 )
 def test_random_trees_agree_with_the_reference(
-    forks: list[Fork], dtype: torch.dtype, variant: dict[str, Any], min_saved: int, cut: int
+    forks: list[Fork], shape: Shape, dtype: torch.dtype, variant: dict[str, Any], min_saved: int, cut: int
 ) -> None:
-    case = make_forked_case(forks, SMALL, dtype)
+    case = make_forked_case(forks, shape, dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_plan, "MIN_SAVED_BYTES", 80 * min_saved)
-        patch.setattr(native_plan, "MIN_SAVED_TOKENS", min_saved / 20)
-        patch.setattr(native_plan, "SPLIT_KEYS", cut)
-        patch.setattr(native_plan, "ITEM_ROWS", cut)
-        assert_close(case.on_cpu(**variant), case.expected(spec_of(SMALL, **variant)))
+        limits = WorkLimits(cut, cut, sharing_queries=64, min_saved_tokens=min_saved / 20)
+        patch.setattr(native_attention, "NATIVE_LIMITS", limits)
+        assert_close(case.on_cpu(**variant), case.expected(spec_of(shape, **variant)))
 
 
 @pytest.mark.usefixtures("any_run_pays")
@@ -152,16 +155,17 @@ def test_scratch_that_held_nan_does_not_leak_into_a_cascade() -> None:
         scratch.take(name, (10_000,), case.q).fill_(torch.nan)
     batch = plan_attention(case.query_lens, case.context_lens, case.block_tables, 4, "cpu", scratch=scratch)
     assert scratch.take("merged", (1,), case.q).isnan().all()
-    got = paged_attention(case.q, case.k_cache, case.v_cache, batch, scale=32**-0.5)
+    got = paged_attention(case.q, case.cache(), batch, scale=32**-0.5)
     assert_close(got, case.expected(spec_of(SMALL)))
 
 
 @pytest.mark.usefixtures("any_run_pays")
 def test_reading_shared_blocks_leaves_the_cache_as_it_was() -> None:
     case = make_case([(1, 60), (1, 70), (5, 65)], Shape(), shared_blocks=3, consecutive=True)
-    before = case.k_cache.clone(), case.v_cache.clone()
-    case.on_cpu()
-    torch.testing.assert_close((case.k_cache, case.v_cache), before, rtol=0.0, atol=0.0, equal_nan=True)
+    cache = case.cache()
+    before = [tensor.clone() for tensor in cache.tensors]
+    paged_attention(case.q, cache, case.plan(), scale=0.125)
+    torch.testing.assert_close(list(cache.tensors), before, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @pytest.mark.parametrize("window", [None, 20, 200])

@@ -1,98 +1,28 @@
-"""Every Triton kernel compiles for sm_90 without a GPU, spills nothing and fits its shared memory."""
+"""The compile gate calls bad kernels bad, and every kind of Triton kernel compiles well for its chips, without one of them."""
 
 from __future__ import annotations
 
-import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402  # only where Triton is installed
-from triton.compiler import ASTSource  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
+from triton_device import INTERPRETED
 
-from radixkv.kernels import block_copy, decode, kv_write, launch, prefill  # noqa: E402
+from bench import compile_gate  # only where Triton is installed
+from bench.compile_gate import FULL, LATENT, LLAMA, SMALL, Configuration, faults, make_report
+from bench.compiled_kernels import SHARED_LIMITS, Measured, measure
+from radixkv.kernels import block_copy, device_work, kv_write, launch
 
-SHARED_MEMORY_BYTES = 227 * 1024
-SM_90 = GPUTarget("cuda", 90, 32)
-ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
-PLAIN = {"HAS_WINDOW": False, "HAS_SOFTCAP": False, "UPCAST": False}
-EVERYTHING = {"HAS_WINDOW": True, "HAS_SOFTCAP": True, "UPCAST": False}
+compiles = pytest.mark.skipif(INTERPRETED, reason="this process interprets the kernels")
 
-
-def compile_kernel(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int | bool] = launch.PLAIN_OPTIONS
-) -> Any:
-    """Compiles for sm_90 as a launch with aligned pointers would; unnamed arguments are int32."""
-    if not isinstance(kernel, JITFunction):
-        pytest.skip("this process interprets the kernels")
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "*i32" if name.startswith("p_") else "i32")
-        for name in kernel.arg_names
-    }
-    aligned: dict[Any, Any] = {
-        (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(signature)
-        if name.startswith(("p_", "stride_"))
-    }
-    return triton.compile(ASTSource(kernel, signature, constants, aligned), target=SM_90, options=options)
-
-
-def attention_types(dtype: str) -> dict[str, str]:
-    element = dict.fromkeys(("p_out", "p_q", "p_k", "p_v", "p_sinks"), f"*{dtype}")
-    return {**element, "p_state": "*fp32", "p_lse": "*fp32", "scale": "fp32", "softcap": "fp32"}
-
-
-def attention_constants(
-    config: launch.TileConfig, group: int, width: int, v_width: int, variant: Any
-) -> dict[str, Any]:
-    return {
-        "GROUP": group,
-        "D": width,
-        "DV": v_width,
-        "BLOCK_SIZE": 16,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_D": launch.next_power_of_2(width),
-        "BLOCK_DV": launch.next_power_of_2(v_width),
-        **variant,
-    }
-
-
-def compile_prefill(dtype: str, group: int, width: int, v_width: int, variant: Any) -> Any:
-    config = launch.prefill_config(ELEMENT[dtype], width, v_width, group)
-    constants = attention_constants(config, group, width, v_width, variant)
-    return compile_kernel(
-        prefill._prefill_kernel,
-        attention_types(dtype),
-        {**constants, "HAS_SINKS": variant["HAS_WINDOW"]},
-        config.options,
-    )
-
-
-def compile_decode(dtype: str, group: int, width: int, v_width: int, variant: Any) -> Any:
-    config = launch.decode_config(ELEMENT[dtype], width, v_width, group)
-    constants = attention_constants(config, group, width, v_width, variant)
-    return compile_kernel(
-        decode._decode_split_kernel,
-        attention_types(dtype),
-        {**constants, "SPLIT": launch.SPLIT_TOKENS},
-        config.options,
-    )
-
-
-def assert_lean(compiled: Any, tmp_path: Path) -> None:
-    """No stack frame, which is where spilled registers go, and no more shared memory than a block may have."""
-    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
-    cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    tool = triton.knobs.nvidia.cuobjdump.path
-    usage = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    assert re.search(r"\bSTACK:0\b", usage), usage
+WIDE = Configuration("D 128", "bf16", LLAMA, "wide")
+NARROW = Configuration("D 128", "bf16", LLAMA, "narrow")
+MERGE = Configuration("D 128", "bf16", LLAMA, None)
+EXACT = Configuration("D 128", "fp32", LLAMA, "wide")
+GOOD = Measured(128, 0, 0, 0, 1024, {"wgmma": 4}, 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -101,45 +31,97 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 
-COMPILERS = {"prefill": compile_prefill, "decode": compile_decode}
-
-
-@pytest.mark.parametrize("family", COMPILERS)
 @pytest.mark.parametrize(
-    ("dtype", "group", "width", "v_width", "variant"),
-    [("bf16", 3, 64, 64, PLAIN), ("bf16", 4, 128, 128, EVERYTHING), ("fp32", 3, 80, 80, PLAIN)],
+    ("configuration", "target", "flaw", "fault"),
+    [
+        (WIDE, "sm_90", {"stack_bytes": 8}, "8 bytes of stack"),
+        (WIDE, "gfx942", {"spills": 3}, "3 registers spilled"),
+        (MERGE, "sm_80", {"stack_bytes": 4}, "4 bytes of stack"),
+        *((WIDE, target, {"shared_bytes": limit + 1}, "shared memory") for target, limit in SHARED_LIMITS.items()),
+        (WIDE, "sm_90", {"instructions": {"mma.sync": 64}}, "no wgmma"),
+        (NARROW, "gfx1201", {"instructions": {}}, "no matrix instruction"),
+    ],
 )
-def test_attention_compiles_for_sm_90(
-    family: str, dtype: str, group: int, width: int, v_width: int, variant: Any, tmp_path: Path
+def test_a_flaw_is_a_fault(configuration: Configuration, target: str, flaw: dict[str, Any], fault: str) -> None:
+    found = faults(configuration, target, GOOD._replace(**flaw))
+    assert len(found) == 1
+    assert fault in found[0]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "target", "measured"),
+    [
+        (WIDE, "sm_90", GOOD),
+        (NARROW, "sm_90", GOOD._replace(instructions={"mma.sync": 16})),
+        (WIDE, "sm_80", GOOD._replace(instructions={"mma.sync": 16}, shared_bytes=SHARED_LIMITS["sm_80"])),
+        (WIDE, "gfx942", GOOD._replace(instructions={"mfma": 16}, scalar_spills=4)),
+        (EXACT, "sm_90", GOOD._replace(instructions={})),
+        (MERGE, "sm_90", GOOD._replace(instructions={})),
+    ],
+)
+def test_what_is_as_it_should_be_is_none(configuration: Configuration, target: str, measured: Measured) -> None:
+    assert faults(configuration, target, measured) == []
+
+
+@pytest.mark.parametrize("outcome", [GOOD._replace(stack_bytes=8), "CompilationError: no such type"])
+def test_one_fault_fails_the_gate(outcome: Measured | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_gate, "_compile_all", lambda *_: [GOOD, outcome])
+    report = make_report([WIDE, NARROW], ["sm_90"])
+    assert report.finish(None) == 1
+    monkeypatch.setattr(compile_gate, "_compile_all", lambda *_: [GOOD, GOOD])
+    assert make_report([WIDE, NARROW], ["sm_90"]).finish(None) == 0
+
+
+def test_the_full_gate_has_every_row_of_the_table_in_both_forms() -> None:
+    rows = {(kind, size, width) for target in launch.TARGETS for kind, size, width in launch._forms(target)}
+    assert 2 * len(rows) <= 40
+    compiled = {(each.shape.row, each.form) for each in FULL if each.form is not None}
+    assert compiled == {(row, form) for row in rows for form in compile_gate.FORMS}
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("configuration", "target", "tile", "fault"),
+    [
+        (WIDE, "sm_90", (64, 256, 4, 2), "stack"),
+        (WIDE, "sm_90", (16, 64, 4, 2), "no wgmma"),
+        (WIDE, "gfx1201", (64, 128, 4, 1), "spilled"),
+    ],
+)
+def test_a_tile_that_is_too_large_or_too_small_is_found_out(
+    configuration: Configuration, target: str, tile: tuple[int, int, int, int], fault: str
 ) -> None:
-    assert_lean(COMPILERS[family](dtype, group, width, v_width, variant), tmp_path)
+    found = faults(configuration, target, configuration.compile_with(launch.TileConfig(*tile), target))
+    assert any(fault in each for each in found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", COMPILERS)
-@pytest.mark.parametrize("dtype", ELEMENT)
-@pytest.mark.parametrize("variant", [PLAIN, EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.parametrize("widths", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
-@pytest.mark.parametrize("group", [1, 3, 8])
-def test_every_configuration_compiles_for_sm_90(
-    family: str, dtype: str, variant: Any, widths: tuple[int, int], group: int, tmp_path: Path
-) -> None:
-    assert_lean(COMPILERS[family](dtype, group, *widths, variant), tmp_path)
+@compiles
+@pytest.mark.parametrize(
+    ("configuration", "target"),
+    [
+        (WIDE, "sm_90"),
+        (Configuration("D 64", "bf16", SMALL, "narrow", cache="fp8", has_variants=True), "sm_80"),
+        (Configuration("D 64", "fp16", SMALL, "wide", cache="int8"), "gfx942"),
+        (Configuration("D 64", "fp32", SMALL, "narrow"), "gfx1201"),
+        (Configuration("latent 576", "bf16", form="wide", **LATENT), "sm_90"),
+        (MERGE, "sm_90"),
+    ],
+)
+def test_a_configuration_of_each_kind_passes(configuration: Configuration, target: str) -> None:
+    assert faults(configuration, target, configuration.compile_for(target)) == []
 
 
-def test_merge_compiles_for_sm_90(tmp_path: Path) -> None:
-    constants = {"DV": 128, "SPLIT": launch.SPLIT_TOKENS, "BLOCK_S": 16, "BLOCK_DV": 128}
-    flags = {"HAS_WINDOW": True, "HAS_SINKS": True}
-    compiled = compile_kernel(decode._decode_merge_kernel, attention_types("bf16"), {**constants, **flags})
-    assert_lean(compiled, tmp_path)
-
-
-def test_block_movement_compiles_for_sm_90(tmp_path: Path) -> None:
+@compiles
+@pytest.mark.parametrize("target", launch.TARGETS)
+def test_block_movement_and_advance_compile(target: str) -> None:
     element = dict.fromkeys(("p_k", "p_v", "p_k_cache", "p_v_cache"), "*bf16")
-    shape = {"HKV": 8, "D": 128, "DV": 128, "BLOCK_SIZE": 16, "BLOCK_H": 8, "BLOCK_D": 128}
-    written = compile_kernel(kv_write._write_kv_kernel, {**element, "p_slots": "*i64"}, shape)
-    assert_lean(written, tmp_path)
-    ids = dict.fromkeys(("p_caches", "p_widths", "p_src", "p_dst", "p_num_tokens"), "*i64")
-    constants = {"HKV": 8, "BLOCK_SIZE": 16, "RUN": 1024}
-    copied = compile_kernel(block_copy._copy_blocks_kernel, {**ids, "p_element": "*i16"}, constants)
-    assert_lean(copied, tmp_path)
+    shape = {"HKV": 8, "D": 128, "DV": 128, "BLOCK_SIZE": 16, "BLOCK_H": 8, "BLOCK_D": 128, "SCALES": False}
+    ids = dict.fromkeys(("p_tensors", "p_runs", "p_widths", "p_src", "p_dst", "p_num_tokens"), "*i64")
+    kernels: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
+        (kv_write._write_kv_kernel, {**element, "p_slots": "*i64"}, shape),
+        (kv_write._write_kv_kernel, {**element, "p_slots": "*i64"}, {**shape, "D": 16, "DV": 16, "SCALES": True}),
+        (block_copy._copy_blocks_kernel, {**ids, "p_element": "*i16"}, {"HKV": 8, "BLOCK_SIZE": 16, "RUN": 1024}),
+        (device_work._advance_kernel, {}, {"BLOCK": 256, "HAS_WINDOW": True}),
+    ]
+    for kernel, types, constants in kernels:
+        assert faults(MERGE, target, measure(kernel, target, types, constants, launch.PLAIN_OPTIONS)) == []

@@ -18,15 +18,15 @@ from array import array
 import torch
 from radixkv.core.errors import RadixKVError
 from radixkv.kernels import allocate_kv, paged_attention, plan_attention, write_kv
-from radixkv.kernels.kv_write import write_kv_triton
-caches = [allocate_kv(2, 8, 1, 16, torch.float32, "cpu") for _ in range(2)]
+from radixkv.kernels.kv_cache import Layout
+cache = allocate_kv(2, 8, 1, 16, torch.float32, "cpu")
 new = torch.ones(1, 1, 16)
-write_kv(new, new, *caches, torch.tensor([8]))
-out = paged_attention(new, *caches, plan_attention([1], [1], [array("i", [1])], 8, "cpu"), scale=1.0)
+write_kv(new, new, cache, torch.tensor([8]))
+out = paged_attention(new, cache, plan_attention([1], [1], [array("i", [1])], 8, "cpu"), scale=1.0)
 assert torch.equal(out, new)
 try:
-    head_major = [cache.transpose(1, 2).contiguous() for cache in caches]
-    write_kv_triton(new, new, *head_major, torch.tensor([8]))
+    head_major = allocate_kv(2, 8, 1, 16, torch.float32, "cpu", layout=Layout.HEAD_MAJOR)
+    write_kv(new, new, head_major, torch.tensor([8]))
 except RadixKVError as error:
     assert "pip install triton" in str(error)
 else:
@@ -56,7 +56,16 @@ def test_importing_the_kernels_needs_no_gpu_and_no_interpreter() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("module", ["test_attention_by_triton.py", "test_block_movement.py"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "test_attention_by_triton.py",
+        "test_block_movement.py",
+        "test_host_blocks.py",
+        "test_quantised_by_triton.py",
+        "test_tree_by_triton.py",
+    ],
+)
 def test_triton_kernels_pass_under_the_interpreter(module: str) -> None:
     pytest.importorskip("triton")
     result = run(

@@ -161,11 +161,17 @@ class Served:
         self.toy = toy
         self.decoder = NativeDecoder(toy.weights())
         sizes = (BLOCK_SIZE, toy.num_kv_heads, toy.dim, toy.dtype, "cpu")
-        self.whole = [allocate_kv(NUM_BLOCKS + 1, *sizes).fill_(torch.nan) for _ in (*toy.layers, *toy.layers)]
-        caches = [cache[1:] for cache in self.whole]  # what lies before them must stay as it is
-        self.k_caches, self.v_caches = caches[: toy.num_layers], caches[toy.num_layers :]
+        self.whole = [allocate_kv(NUM_BLOCKS + 1, *sizes) for _ in toy.layers]
+        for tensor in self.tensors():
+            tensor.fill_(torch.nan)
+        self.caches = [  # what lies before them must stay as it is
+            replace(cache, k=cache.k[1:], v=cache.v[1:], num_blocks=NUM_BLOCKS) for cache in self.whole
+        ]
         self.free = list(range(NUM_BLOCKS))
         random.Random(3).shuffle(self.free)
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for cache in self.whole for tensor in cache.tensors]
 
     def take(self, num_tokens: int) -> array[int]:
         return array("i", [self.free.pop() for _ in range(-(-num_tokens // BLOCK_SIZE))])
@@ -186,9 +192,7 @@ class Served:
         hidden = torch.cat([hidden for hidden, _, _ in parts]).clone()
         wanted = torch.tensor(range(len(positions)) if kept is None else kept, dtype=torch.int64)
         angles = self.toy.angles(positions)
-        return self.decoder.run(
-            hidden, *angles, torch.tensor(slots, dtype=torch.int64), wanted, self.k_caches, self.v_caches, batch
-        )
+        return self.decoder.run(hidden, *angles, torch.tensor(slots, dtype=torch.int64), wanted, self.caches, batch)
 
 
 TRAITS: dict[str, dict[str, Any]] = {
@@ -240,11 +244,11 @@ def test_what_is_stored_already_is_computed_and_not_written() -> None:
     served = Served(toy)
     hidden, table = toy._random(6, toy.hidden_size), served.take(6)
     expected = served.run([(hidden, 0, table)])
-    before = [cache.clone() for cache in (*served.k_caches, *served.v_caches)]
+    before = [tensor.clone() for tensor in served.tensors()]
     assert close(served.run([(hidden, 0, table)], num_stored=6), expected, torch.float32)
-    for cache, earlier in zip((*served.k_caches, *served.v_caches), before, strict=True):
-        assert torch.equal(cache.nan_to_num(), earlier.nan_to_num())
-    assert all(cache[0].isnan().all() for cache in served.whole)
+    for tensor, earlier in zip(served.tensors(), before, strict=True):
+        assert torch.equal(tensor.nan_to_num(), earlier.nan_to_num())
+        assert tensor[0].isnan().all()
 
 
 def test_a_token_does_not_depend_on_what_else_is_in_the_step() -> None:
@@ -290,8 +294,7 @@ def test_misfits_are_refused_by_name_and_change_nothing() -> None:
         "sines": torch.zeros(2, toy.dim),
         "slots": torch.tensor([0, 1]),
         "kept": torch.tensor([1]),
-        "k_caches": served.k_caches,
-        "v_caches": served.v_caches,
+        "caches": served.caches,
         "batch": batch,
     }
     cases: list[tuple[str, Any, str]] = [
@@ -300,14 +303,14 @@ def test_misfits_are_refused_by_name_and_change_nothing() -> None:
         ("slots", torch.tensor([0, NUM_BLOCKS * BLOCK_SIZE]), "slots"),
         ("kept", torch.tensor([2]), "kept"),
         ("kept", torch.tensor([-1]), "kept"),
-        ("k_caches", served.k_caches[:1], r"len\(k_caches\)"),
-        ("v_caches", [cache.bfloat16() for cache in served.v_caches], "cache"),
+        ("caches", served.caches[:1], r"len\(caches\)"),
+        ("caches", Served(Toy(torch.bfloat16)).caches, "caches"),
         ("batch", plan_attention([2], [2], [array("i", [NUM_BLOCKS])], BLOCK_SIZE, "cpu"), r"batch\.highest_block"),
     ]
     for name, value, told in cases:
         with pytest.raises(InvalidArgumentError, match=f"^{told} is "):
             served.decoder.run(**{**fitting, name: value})
-    assert all(cache.isnan().all() for cache in (*served.k_caches, *served.v_caches))
+    assert all(tensor.isnan().all() for tensor in served.tensors())
 
 
 def test_weights_that_do_not_fit_each_other_are_refused() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import write_kv
+from radixkv.kernels import write_kv, write_latents
 from radixkv.worker.errors import ModelError
 from radixkv.worker.kv_pool import KVPool, LayerShape, conflict_free_batches
 
 NUM_BLOCKS = 5
 BLOCK_SIZE = 4
-LAYERS = (LayerShape(2, 3, 3), LayerShape(2, 6, 4), LayerShape(1, 8, 8))
+LAYERS = (LayerShape(2, 3, 3), LayerShape(2, 6, 4), LayerShape(1, 8, 8), LayerShape(1, 6, 4, is_latent=True))
 
 copies = st.lists(
     st.builds(
@@ -32,14 +32,18 @@ def filled_pool(num_host_blocks: int = 0) -> KVPool:
     """Every slot of every cache holds its own number."""
     pool = KVPool(LAYERS, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"), num_host_blocks)
     slots = torch.arange(NUM_BLOCKS * BLOCK_SIZE)
-    for layer, k_cache, v_cache in zip(LAYERS, pool.k_caches, pool.v_caches, strict=True):
+    for layer, cache in zip(LAYERS, pool.caches, strict=True):
         numbers = slots.float()[:, None, None]
         keys = numbers.expand(-1, layer.num_kv_heads, layer.key_dim).contiguous()
+        if layer.is_latent:
+            write_latents(keys[:, 0], cache, slots)
+            continue
         values = 100 + numbers.expand(-1, layer.num_kv_heads, layer.value_dim)
-        write_kv(keys, values.contiguous(), k_cache, v_cache, slots)
+        write_kv(keys, values.contiguous(), cache, slots)
     return pool
 
 
+@settings(deadline=None)  # the first one may have to compile the kernels
 @given(copies)
 def test_ops_copy_what_they_would_one_after_the_other(ops: list[Copy]) -> None:
     slots = list(range(NUM_BLOCKS * BLOCK_SIZE))
@@ -49,9 +53,9 @@ def test_ops_copy_what_they_would_one_after_the_other(ops: list[Copy]) -> None:
     pool = filled_pool()
     pool.carry_out(ops)
     expected = torch.tensor(slots).float().view(NUM_BLOCKS, BLOCK_SIZE, 1, 1)
-    for k_cache, v_cache in zip(pool.k_caches, pool.v_caches, strict=True):
-        assert torch.equal(k_cache, expected.expand_as(k_cache))
-        assert torch.equal(v_cache, 100 + expected.expand_as(v_cache))
+    for cache in pool.caches:
+        for first, rows in zip((0, 100), cache.token_major(), strict=False):  # of latents one
+            assert torch.equal(rows, first + expected.expand_as(rows))
 
 
 @given(copies)
@@ -72,23 +76,24 @@ def test_copies_from_one_block_to_many_stay_one_run() -> None:
 @pytest.mark.parametrize("bad", [Copy(0, NUM_BLOCKS, 1), Copy(-1, 0, 1), Copy(0, 1, BLOCK_SIZE + 1), Copy(0, 1, -1)])
 def test_an_op_out_of_bounds_is_refused_and_nothing_is_copied(bad: Copy) -> None:
     pool = filled_pool()
-    before = [cache.clone() for cache in pool.k_caches]
+    before = [cache.k.clone() for cache in pool.caches]
     with pytest.raises(InvalidArgumentError):
         pool.carry_out([Copy(0, 1, 2), bad])
-    assert all(torch.equal(cache, kept) for cache, kept in zip(pool.k_caches, before, strict=True))
+    assert all(torch.equal(cache.k, kept) for cache, kept in zip(pool.caches, before, strict=True))
 
 
 def test_a_pool_made_in_inference_mode_can_be_written_outside_it() -> None:
     with torch.inference_mode():
         pool = KVPool(LAYERS, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
-    pool.k_caches[0][0] = 1.0
+    keys = pool.caches[0].k
+    keys[0] = 1.0
     pool.carry_out([Copy(0, 1, BLOCK_SIZE)])
-    assert torch.equal(pool.k_caches[0][1], pool.k_caches[0][0])
+    assert torch.equal(keys[1], keys[0])
 
 
 def test_the_pool_tells_its_size() -> None:
     pool = filled_pool()
-    assert pool.size_bytes == sum(cache.nbytes for cache in [*pool.k_caches, *pool.v_caches])
+    assert pool.token_bytes == 4 * (2 * (3 + 3) + 2 * (6 + 4) + (8 + 8) + 6)
     assert pool.token_bytes * NUM_BLOCKS * BLOCK_SIZE == pool.size_bytes
 
 

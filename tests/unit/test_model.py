@@ -47,8 +47,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     torch.set_num_threads(1)
     folder = save_model(request.param, tmp_path_factory.mktemp(request.param))
     runner = ModelRunner(folder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype="float32", device="cpu")
-    for cache in [*runner.pool.k_caches, *runner.pool.v_caches]:
-        cache.fill_(float("nan"))  # what nobody wrote must not be felt
+    for cache in runner.pool.caches:
+        cache.k.fill_(float("nan"))
+        cache.v.fill_(float("nan"))  # what nobody wrote must not be felt
     return runner, reference_model(folder)
 
 
@@ -132,10 +133,10 @@ def test_positions_that_are_stored_already_are_not_written(pair: tuple[ModelRunn
     token_ids = random_ids(10, seed=5)
     table = lines.table(len(token_ids))
     lines.prefill(token_ids, table, chunk=10)
-    before = [cache.clone() for cache in runner.pool.k_caches]
+    before = [cache.k.clone() for cache in runner.pool.caches]
     runner.forward([ForwardRow([50, 51], 8, table, 10, True)])
-    for cache, kept in zip(runner.pool.k_caches, before, strict=True):
-        torch.testing.assert_close(cache, kept, atol=0, rtol=0, equal_nan=True)
+    for cache, kept in zip(runner.pool.caches, before, strict=True):
+        torch.testing.assert_close(cache.k, kept, atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("family", sorted(REFUSED_CONFIGS))
@@ -167,7 +168,7 @@ def test_an_argument_outside_its_bound_is_named(argument: str, value: Any, tmp_p
 def test_the_runner_tells_what_the_model_allows(tmp_path: Path) -> None:
     runner = ModelRunner(save_model("llama", tmp_path), num_blocks=4, dtype="bfloat16", device="cpu")
     assert (runner.vocab_size, runner.max_model_len, runner.eos_token_ids) == (VOCAB_SIZE, 256, frozenset({2}))
-    assert runner.pool.k_caches[0].dtype == torch.bfloat16
+    assert runner.pool.caches[0].dtype == torch.bfloat16
 
 
 def test_a_rope_that_changes_with_the_length_is_used_only_as_far_as_it_does_not(tmp_path: Path) -> None:

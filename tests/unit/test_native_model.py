@@ -86,8 +86,9 @@ def load(folder: str, dtype: str, **arguments: Any) -> ModelRunner:
         quantization="int8",
         **arguments,
     )
-    for cache in (*runner.pool.k_caches, *runner.pool.v_caches):
-        cache.fill_(torch.nan)
+    for cache in runner.pool.caches:
+        cache.k.fill_(torch.nan)
+        cache.v.fill_(torch.nan)
     return runner
 
 
@@ -118,8 +119,10 @@ def test_every_step_of_a_branching_run_has_the_same_logits_and_kv(
         found, expected = native.forward(step), own.forward(step)
         assert found.shape == (sum(row.wants_logits for row in step), VOCAB_SIZE)
         assert (found - expected).norm() <= RELATIVE_ERRORS[dtype] * expected.norm()
-    caches = zip((*native.pool.k_caches, *native.pool.v_caches), (*own.pool.k_caches, *own.pool.v_caches), strict=True)
-    for found, expected in caches:
+    pairs = zip(native.pool.caches, own.pool.caches, strict=True)
+    for found, expected in (
+        tensors for pair in pairs for tensors in zip(pair[0].tensors, pair[1].tensors, strict=True)
+    ):
         assert torch.equal(found.isnan(), expected.isnan())
         difference = (found.float() - expected.float()).nan_to_num().norm()
         assert difference <= RELATIVE_ERRORS[dtype] * expected.float().nan_to_num().norm()

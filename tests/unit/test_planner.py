@@ -219,12 +219,17 @@ def test_linear_attention_keeps_a_state_and_no_tokens() -> None:
     assert found.bytes_at(0) == 3 * state
 
 
-def test_latents_are_one_head_on_every_device_and_expanded_heads_are_split() -> None:
-    assert plan("deepseek-v3", tp=8).token_bytes == 70_272
-    assert (
-        plan("deepseek-v3", tp=8, layout="stored").token_bytes * 8 == plan("deepseek-v3", layout="stored").token_bytes
-    )
-    assert plan("deepseek-v3", layout="stored").token_bytes == 61 * 128 * (192 + 128) * 2
+def test_latents_are_one_head_on_every_device() -> None:
+    for layout in ("least", "stored"):
+        assert plan("deepseek-v3", layout=layout).token_bytes == 61 * (512 + 64) * 2 == 70_272
+        assert plan("deepseek-v3", tp=8, layout=layout).token_bytes == 70_272
+
+
+def test_heads_that_unknown_attention_expands_its_latents_to_are_split_over_devices() -> None:
+    config = ModelConfig("another", CONFIGS["axk1"]().to_dict())
+    one, two = (plan_memory(ModelShape.of(config), tp=tp, layout="stored") for tp in (1, 2))
+    assert one.token_bytes == 2 * 4 * (16 + 8 + 12) * 2
+    assert two.token_bytes * 2 == one.token_bytes
 
 
 # -- dtypes and devices -----------------------------------------------------------------------------------------------

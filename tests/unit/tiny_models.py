@@ -29,16 +29,32 @@ _COMMON: dict[str, Any] = {
 }
 
 
+_LATENTS: dict[str, Any] = {
+    **_COMMON,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,  # as head_dim, which the rotary embedding reads
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
+_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
 def _latent_attention() -> Any:
-    return tf.DeepseekV3Config(
-        **{**_COMMON, "num_key_value_heads": 4, "head_dim": None},
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=16,
-        v_head_dim=8,
-        first_k_dense_replace=NUM_LAYERS,
-    )
+    return tf.DeepseekV3Config(**_LATENTS, q_lora_rank=16, first_k_dense_replace=NUM_LAYERS)
+
+
+def _latent_attention_scaled_by_yarn() -> Any:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    rope |= {"original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
+    return tf.DeepseekV3Config(**_LATENTS, **_EXPERTS, q_lora_rank=None, rope_parameters=rope)
 
 
 def _window_and_softcap() -> Any:
@@ -67,7 +83,14 @@ CONFIGS = {
     "gpt2": lambda: tf.GPT2Config(
         vocab_size=VOCAB_SIZE, n_embd=32, n_layer=NUM_LAYERS, n_head=4, n_positions=256, eos_token_id=2, bos_token_id=1
     ),
+    "deepseek_v2": lambda: tf.DeepseekV2Config(**_LATENTS, **_EXPERTS, q_lora_rank=None),
+    "deepseek_v2_low_rank": lambda: tf.DeepseekV2Config(**_LATENTS, q_lora_rank=16, first_k_dense_replace=NUM_LAYERS),
     "deepseek_v3": _latent_attention,
+    "deepseek_v3_yarn": _latent_attention_scaled_by_yarn,
+    "glm4_moe_lite": lambda: tf.Glm4MoeLiteConfig(**_LATENTS, **_EXPERTS, q_lora_rank=16),
+    "minicpm3": lambda: tf.MiniCPM3Config(**_LATENTS, q_lora_rank=16),
+    "youtu": lambda: tf.YoutuConfig(**_LATENTS, q_lora_rank=16),
+    "axk1": lambda: tf.AXK1Config(**_LATENTS, **_EXPERTS, q_lora_rank=16),  # latents of a kind that the worker expands
     "gpt_oss": _sinks,
 }
 

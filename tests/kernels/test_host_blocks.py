@@ -6,14 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from triton_device import DEVICE
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker import host_blocks
+from radixkv.kernels import KVFormat, allocate_kv, host_blocks
 from radixkv.worker.errors import ModelError
 from radixkv.worker.kv_pool import KVPool, LayerShape
 
 NUM_BLOCKS, NUM_SLOTS, BLOCK_SIZE = 6, 5, 4
-LAYERS = (LayerShape(2, 3, 5), LayerShape(1, 8, 8))
+LAYERS = (LayerShape(2, 3, 5), LayerShape(1, 8, 8), LayerShape(1, 9, 7, is_latent=True))
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
@@ -21,19 +22,23 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 def random_pool(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, num_host_blocks: int = NUM_SLOTS) -> KVPool:
     pool = KVPool(LAYERS, NUM_BLOCKS, BLOCK_SIZE, dtype, torch.device(device), num_host_blocks)
     torch.manual_seed(0)
-    for cache in (*pool.k_caches, *pool.v_caches):
-        cache.copy_(torch.randn(cache.shape))
+    for tensor in tensors_of(pool):
+        tensor.copy_(torch.randn(tensor.shape))
     return pool
+
+
+def tensors_of(pool: KVPool) -> list[torch.Tensor]:
+    return [tensor for cache in pool.caches for tensor in cache.tensors]
 
 
 def content(pool: KVPool) -> list[torch.Tensor]:
     """Every cache's blocks, on the CPU."""
-    return [cache.cpu().clone() for cache in (*pool.k_caches, *pool.v_caches)]
+    return [tensor.cpu().clone() for tensor in tensors_of(pool)]
 
 
 def poison(pool: KVPool) -> None:
-    for cache in (*pool.k_caches, *pool.v_caches):
-        cache.fill_(float("nan"))
+    for tensor in tensors_of(pool):
+        tensor.fill_(float("nan"))
 
 
 def assert_holds(pool: KVPool, before: list[torch.Tensor], origins: dict[int, int]) -> None:
@@ -148,6 +153,30 @@ def test_a_pool_without_swap_space_refuses_to_save_and_takes_no_memory() -> None
 def test_swap_space_that_cannot_be_had_is_refused(num_host_blocks: int, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"num_host_blocks|swap space .* MB"):
         random_pool(num_host_blocks=num_host_blocks)
+
+
+@pytest.mark.parametrize("kv_format", [None, KVFormat.INT8, KVFormat.FP8])
+@pytest.mark.parametrize("block_size", [4, 3])  # of whole words, and of bytes
+def test_triton_moves_whole_blocks_of_all_layers_in_one_launch(block_size: int, kv_format: KVFormat | None) -> None:
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device, and TRITON_INTERPRET is not 1")
+    caches = [
+        allocate_kv(NUM_BLOCKS, block_size, heads, 16, torch.bfloat16, DEVICE, v_head_dim=8, format=kv_format)
+        for heads in (1, 3)
+    ]
+    tensors = [tensor.view(NUM_BLOCKS, -1).view(torch.uint8) for cache in caches for tensor in cache.tensors]
+    for tensor in tensors:
+        tensor.random_(0, 256)
+    before = [tensor.clone() for tensor in tensors]
+    mover = host_blocks._Mover(tensors)
+    rows = torch.empty(3, sum(tensor.shape[1] for tensor in tensors), dtype=torch.uint8, device=DEVICE)
+    ids = torch.tensor([5, 0, 3], device=DEVICE)
+    mover.move(ids, rows, to_rows=True)
+    assert torch.equal(rows, torch.cat([tensor[ids] for tensor in before], dim=1))
+    mover.move(torch.tensor([1, 2, 4], device=DEVICE), rows, to_rows=False)
+    for tensor, old in zip(tensors, before, strict=True):
+        assert torch.equal(tensor[[1, 2, 4]], old[[5, 0, 3]])
+        assert torch.equal(tensor[[0, 3, 5]], old[[0, 3, 5]])
 
 
 @pytest.mark.gpu

@@ -1,0 +1,237 @@
+"""Whether every launch configuration of the attention kernels compiles well, for chips that this machine need not have.
+
+    python -m bench.compile_gate                           all configurations and targets, two or three minutes on two cores
+    python -m bench.compile_gate --quick                   one of each kind, half a minute
+    python -m bench.compile_gate --targets sm_90,gfx942    some of the targets
+
+A configuration is a row of `kernels/launch.py`'s table in one form, at a layer that a known model has. It fails the gate, exit
+code 1, where it spills or uses the stack, needs more shared memory than the chip has, multiplies 16-bit matrices without matrix
+instructions, or is of the wide form and reaches sm_90 without `wgmma`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.compiled_kernels import SHARED_LIMITS, Measured, measure
+from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.launch import PLAIN_OPTIONS, TARGETS, LayerShape, TileConfig, next_power_of_2
+from radixkv.kernels.merge_parts import _merge_parts_kernel, step_parts
+from radixkv.kernels.tree_attention import _attend_items_kernel
+
+__all__ = ["Configuration", "faults", "main"]
+
+NUM_PROCESSES = 2
+FORMS = ("narrow", "wide")
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+CACHE_TYPES = {"int8": "i8", "fp8": "fp8e4nv", "int4": "u8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A kernel to compile: the item kernel at a layer in one of its forms, or with form None the merge of its parts.
+
+    `heads`: query heads per kv head, columns of a key, columns of a value. `has_variants`: window, soft cap and sinks.
+    """
+
+    layer: str
+    dtype: str
+    heads: tuple[int, int, int]
+    form: str | None
+    cache: str = "plain"
+    is_latent: bool = False
+    has_variants: bool = False
+    block_size: int = 16
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        cache = "" if self.cache == "plain" else f" {self.cache}"
+        variants = " variants" if self.has_variants else ""
+        return f"{self.layer} {self.dtype}{cache} {self.form or 'merge'}{variants}"
+
+    @property
+    def shape(self) -> LayerShape:
+        """What the kernels are compiled for."""
+        group, head_dim, v_head_dim = self.heads
+        element_size = ELEMENT_BYTES[self.dtype]
+        return LayerShape(group, head_dim, v_head_dim, self.block_size, element_size, self.cache, self.is_latent)
+
+    def is_offered(self, target: str) -> bool:
+        """Whether the table has it for this target."""
+        try:
+            self.shape.forms(target)
+        except InvalidArgumentError:
+            return False
+        return True
+
+    def compile_for(self, target: str) -> Measured:
+        """Compiles as it is launched on this target."""
+        if self.form is not None:
+            return self.compile_with(self.shape.forms(target)[FORMS.index(self.form)], target)
+        width = next_power_of_2(self.heads[2])
+        sizes = {"DV": self.heads[2], "BLOCK_DV": width, "BLOCK_P": step_parts(width)}
+        constants = {**sizes, "HAS_SINKS": self.has_variants}
+        return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
+
+    def compile_with(self, tile: TileConfig, target: str) -> Measured:
+        """Compiles the item kernel with this tile, whatever the table has."""
+        assert self.form is not None, "the merge has no tile"
+        flags = {f"HAS_{name}": self.has_variants for name in ("WINDOW", "SOFTCAP", "SINKS")}
+        constants = {**self.shape.constants(tile), **flags, "FORM": FORMS.index(self.form), "UPCAST": False}
+        return measure(_attend_items_kernel, target, self._types(target), constants, tile.options)
+
+    def _types(self, target: str) -> dict[str, str]:
+        cache = self.dtype if self.cache == "plain" else CACHE_TYPES[self.cache]
+        if self.cache == "fp8" and target == "sm_80":
+            cache = "u8"
+        types = {f"p_{name}": f"*{self.dtype}" for name in ("out", "q", "sinks")}
+        types |= {"p_parts": "*fp32", "p_lse": "*fp32", "p_k_scales": "*bf16", "p_v_scales": "*bf16"}
+        return types | {"p_k": f"*{cache}", "p_v": f"*{cache}", "scale": "fp32", "softcap": "fp32"}
+
+
+def _both_forms(layer: str, dtype: str, heads: tuple[int, int, int], **more: Any) -> list[Configuration]:
+    return [Configuration(layer, dtype, heads, form, **more) for form in FORMS]
+
+
+SMALL, LLAMA, GEMMA = (3, 64, 64), (4, 128, 128), (8, 256, 256)
+LATENT = {"heads": (128, 576, 512), "is_latent": True}
+QUICK = [
+    *_both_forms("D 64", "bf16", SMALL),
+    *_both_forms("D 128", "bf16", LLAMA),
+    *_both_forms("D 128", "bf16", LLAMA, cache="fp8"),
+    *_both_forms("latent 576", "bf16", **LATENT),
+]
+FULL = [
+    *QUICK,
+    *_both_forms("D 64", "bf16", SMALL, has_variants=True),
+    *_both_forms("D 64", "bf16", SMALL, cache="int4"),
+    *_both_forms("D 128", "bf16", LLAMA, has_variants=True, block_size=64),
+    *_both_forms("D 128", "bf16", LLAMA, cache="int4"),
+    *_both_forms("D 80", "fp16", (1, 80, 80)),
+    *_both_forms("D 192/128", "bf16", (1, 192, 128)),
+    *_both_forms("D 256", "bf16", GEMMA),
+    *_both_forms("D 256", "bf16", GEMMA, has_variants=True),
+    *_both_forms("D 256", "bf16", GEMMA, cache="fp8"),
+    *_both_forms("D 64", "fp32", SMALL),
+    *_both_forms("D 128", "fp32", LLAMA),
+    *_both_forms("D 256", "fp32", GEMMA),
+    *_both_forms("latent 576", "bf16", cache="fp8", **LATENT),
+    *_both_forms("latent 576", "fp32", **LATENT),
+    Configuration("D 128", "bf16", LLAMA, None, has_variants=True),
+    Configuration("latent 576", "bf16", (128, 576, 512), None),
+]
+
+
+def faults(configuration: Configuration, target: str, measured: Measured) -> list[str]:
+    """What is wrong with a compiled configuration; empty where nothing is."""
+    found = []
+    if measured.spills or measured.stack_bytes:
+        found.append(f"{measured.spills} registers spilled, {measured.stack_bytes} bytes of stack")
+    if measured.shared_bytes > SHARED_LIMITS[target]:
+        found.append(f"{measured.shared_bytes} bytes of shared memory, the chip has {SHARED_LIMITS[target]}")
+    multiplies_16_bit = configuration.form is not None and ELEMENT_BYTES[configuration.dtype] == 2
+    if multiplies_16_bit and not measured.num_matrix_instructions:
+        found.append("no matrix instruction")
+    elif (
+        multiplies_16_bit
+        and target == "sm_90"
+        and configuration.form == "wide"
+        and "wgmma" not in measured.instructions
+    ):
+        found.append("no wgmma")
+    return found
+
+
+def main() -> int:
+    """Compiles, prints, writes; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.compile_gate", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one configuration of each kind")
+    parser.add_argument("--targets", type=lambda text: text.split(","), default=list(TARGETS), help="default: all")
+    parser.add_argument(
+        "--json", type=Path, help="where to write the figures (default: with a full run, bench/results)"
+    )
+    options = parser.parse_args()
+    unknown = set(options.targets) - set(TARGETS)
+    if unknown:
+        parser.error(f"--targets: {', '.join(sorted(unknown))} is none of {', '.join(TARGETS)}")
+    is_full = not options.quick and options.targets == list(TARGETS)
+    report = make_report(QUICK if options.quick else FULL, options.targets)
+    return report.finish(options.json or (RESULTS_DIR / "compile_gate.json" if is_full else None))
+
+
+def make_report(configurations: list[Configuration], targets: list[str]) -> Report:
+    """Compiles every configuration for every target, in two processes; a compiler's error is a fault, too."""
+    jobs = [(each, target) for each in configurations for target in targets if each.is_offered(target)]
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = _compile_all(jobs, folder)
+    report = Report("compile_gate", 0)
+    rows, figures, num_faulty = [], [], 0
+    for (configuration, target), outcome in zip(jobs, outcomes, strict=True):
+        is_compiled = isinstance(outcome, Measured)
+        found = faults(configuration, target, outcome) if isinstance(outcome, Measured) else [outcome]
+        num_faulty += bool(found)
+        figure = outcome._asdict() if isinstance(outcome, Measured) else {}
+        figures.append({"configuration": configuration.name, "target": target, **figure, "faults": found})
+        rows.append((configuration.name, target, *_cells(outcome if is_compiled else None), "; ".join(found) or "ok"))
+    columns = (
+        "configuration",
+        "target",
+        "registers",
+        "stack",
+        "spills",
+        "shared",
+        "matrix instructions",
+        "s",
+        "verdict",
+    )
+    report.tables.append(
+        Table("compiled kernels: per thread registers, stack bytes; per program shared bytes", columns, rows)
+    )
+    report.figures = {"kernels": figures}
+    report.bars.append(Bar("configurations with a fault", num_faulty, 0))
+    return report
+
+
+def _compile_all(jobs: list[tuple[Configuration, str]], cache_folder: str) -> list[Measured | str]:
+    progress = Progress("compile gate", len(jobs))
+    outcomes = []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(NUM_PROCESSES, spawn, _compile_into, (cache_folder,)) as processes:
+        for outcome in processes.map(_compile, *zip(*jobs, strict=True)):
+            outcomes.append(outcome)
+            progress.advance()
+    return outcomes
+
+
+def _compile_into(cache_folder: str) -> None:
+    os.environ["TRITON_CACHE_DIR"] = cache_folder  # an empty one: what was compiled before is compiled again
+
+
+def _compile(configuration: Configuration, target: str) -> Measured | str:
+    try:
+        return configuration.compile_for(target)
+    except Exception as error:  # whatever a compiler raises is what is wrong with the configuration
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _cells(measured: Measured | None) -> tuple[str, ...]:
+    if measured is None:
+        return ("-",) * 6
+    instructions = ", ".join(f"{count} {name}" for name, count in measured.instructions.items())
+    spills = f"{measured.spills} + {measured.scalar_spills}"
+    numbers = (measured.registers, measured.stack_bytes, spills, measured.shared_bytes)
+    return (*map(str, numbers), instructions or "-", f"{measured.seconds:.1f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""What the GPU bench measures around the kernels: launches, planning on the host, and which launch parameters suit the chip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from bench.gpu_clock import eager_us, host_us
+from bench.gpu_inputs import Case, Pool
+from bench.gpu_run import Run
+from bench.gpu_workloads import sequences
+from bench.report import Table
+from radixkv.kernels import device_work, launch
+from radixkv.kernels.device_work import advance
+from radixkv.kernels.launch import Forms, TileConfig
+from radixkv.kernels.work_list import WorkLimits, make_work_list
+
+__all__ = ["VARIANTS", "Variant", "measure_launches", "measure_planning", "sweep"]
+
+EAGER_CALLS = 100
+MIN_GAIN = 0.03
+
+
+def measure_launches(run: Run, pool: Pool) -> None:
+    """A step's attention of one layer: launched, and replayed with its advance in a graph."""
+    rows = []
+    with run.section("launches", 0.25) as figures:
+        for tree in run.trees("launches", (sequences(count, run.sizes.launch_context) for count in run.sizes.launches)):
+            with run.guarded(f"launches {tree.name}"):
+                case = Case(pool, tree)
+                if not run.is_right(f"launches {tree.name}", case):
+                    continue
+                figure = {"sequences": tree.branches, **_launch_us(run, case)}
+                figures.append(figure)
+                rows.append((tree.name, *(f"{figure[name]:.1f}" for name in list(figure)[1:])))
+    columns = ("B x L", "paged_attention", "its launches", "on the device", "advance", "replayed with advance")
+    run.report.tables.append(Table("a layer's attention, us per call", columns, rows))
+
+
+def _launch_us(run: Run, case: Case) -> dict[str, float]:
+    """By what is called. The case's positions are no longer its own afterwards."""
+    device, attend = run.clock.device, case.calls()[0]
+    move_on = partial(advance, case.work, case.spec)
+
+    def step() -> None:
+        attend()
+        move_on()
+
+    times_us = {
+        "paged_attention_us": eager_us(case.attend_publicly, device, EAGER_CALLS),
+        "launches_us": eager_us(attend, device, EAGER_CALLS),
+        "device_us": run.clock.microseconds({"ours": [attend]})["ours"].p50,
+        "advance_us": eager_us(move_on, device, EAGER_CALLS),
+    }
+    case.work.load(make_work_list(case.batch, case.spec, case.pool.layer.group, _limits(case)))
+    return {**times_us, "replay_us": eager_us(captured(step, run), device, EAGER_CALLS)}
+
+
+def captured(step: Callable[[], Any], run: Run) -> Callable[[], Any]:
+    """A graph's replay; without a GPU the step itself."""
+    step()
+    if not run.clock.is_real:
+        return step
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def measure_planning(run: Run, pool: Pool) -> None:
+    """A step's plan on the host: the batch, its work list, loading it, and moving a list on by a token."""
+    rows = []
+    with run.section("planning", 0.2) as figures:
+        for tree in run.trees("planning", run.sizes.planned):
+            with run.guarded(f"planning {tree.name}"):
+                figure = _planning_us(run, Case(pool, tree))
+                figures.append({"levels": tree.levels, **figure})
+                rows.append((tree.name, *(f"{value:.0f}" for value in figure.values())))
+    columns = ("branches x lengths", "items", "batch", "list", "load", "or advance")
+    run.report.tables.append(Table("planning a step on the host, us", columns, rows))
+
+
+def _planning_us(run: Run, case: Case) -> dict[str, float]:
+    """By what is done, after the number of items."""
+    tables, count = case.batch.host_tables, 20 if run.clock.is_real else 1
+    make = partial(make_work_list, case.batch, case.spec, case.pool.layer.group, _limits(case))
+    work_list = make()
+    moved = make()  # the list changes as it is moved on
+    move_on = partial(moved.advance, case.batch, case.plan(tables, more=1), case.spec, device_work.SPLIT_KEYS)
+    assert move_on(), "a token more in every branch is the same list"
+    return {
+        "items": len(work_list.items),
+        "batch_us": host_us(partial(case.plan, tables), count),
+        "list_us": host_us(make, count),
+        "load_us": host_us(partial(case.work.load, work_list), count),
+        "advance_us": host_us(move_on, count),
+    }
+
+
+def _limits(case: Case) -> WorkLimits:
+    """As a step's work is made with."""
+    return WorkLimits(
+        item_rows=case.work.limits.wide_entries * case.pool.layer.group,
+        split_keys=device_work.SPLIT_KEYS,
+        sharing_queries=device_work._SHARING_QUERIES,
+        min_saved_tokens=device_work._MIN_SAVED_TOKENS,
+    )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Launch parameters other than those in force; None: those in force."""
+
+    name: str
+    programs: int | None = None
+    split_keys: int | None = None
+    narrow: TileConfig | None = None
+    wide: TileConfig | None = None
+
+    @contextmanager
+    def applied(self, case_layer: Any, device: torch.device) -> Iterator[None]:
+        """While it lasts, plans and launches take these."""
+        with ExitStack() as stack:
+            if self.programs is not None:
+                stack.enter_context(patch.object(launch, "_PROGRAMS_PER_PROCESSOR", self.programs))
+                stack.enter_context(patch.object(launch, "_INTERPRETED_PROGRAMS", self.programs))
+            if self.split_keys is not None:
+                stack.enter_context(patch.object(device_work, "SPLIT_KEYS", self.split_keys))
+            if self.narrow or self.wide:
+                table = launch._forms(launch.launch_target(device))
+                row = case_layer.row
+                narrow, wide = table[row]
+                stack.enter_context(patch.dict(table, {row: Forms(self.narrow or narrow, self.wide or wide)}))
+            yield
+
+
+VARIANTS = (
+    Variant("as it is"),
+    Variant("2 programs", programs=2),
+    Variant("8 programs", programs=8),
+    Variant("split 512", split_keys=512),
+    Variant("split 2048", split_keys=2048),
+    Variant("split 4096", split_keys=4096),
+    Variant("wide 128/64/8/3", wide=TileConfig(128, 64, 8, 3)),
+    Variant("wide 128/128/8/2", wide=TileConfig(128, 128, 8, 2)),
+    Variant("wide 64/64/4/2", wide=TileConfig(64, 64, 4, 2)),
+    Variant("narrow 16/64/4/4", narrow=TileConfig(16, 64, 4, 4)),
+    Variant("narrow 16/128/4/2", narrow=TileConfig(16, 128, 4, 2)),
+    Variant("narrow 16/32/4/4", narrow=TileConfig(16, 32, 4, 4)),
+)
+"""For the plain caches of two bytes and heads of 128 columns on sm_90, all of which compile there without a spill."""
+
+
+def sweep(run: Run, pool: Pool) -> None:
+    """Times of the variants over those in force, and which of them to take."""
+    rows = []
+    ratios: dict[str, list[float]] = {variant.name: [] for variant in VARIANTS}
+    names = []
+    with run.section("sweep", 0.9) as figures:
+        for tree in run.trees("sweep", run.sizes.sweep):
+            times_us = _sweep_tree(run, pool, tree)
+            if VARIANTS[0].name not in times_us:
+                continue
+            names.append(tree.name)
+            base = times_us[VARIANTS[0].name]
+            for name, each in ratios.items():
+                each.append(times_us.get(name, math.nan) / base)
+            figures.append({"levels": tree.levels, "queries": tree.queries, "us": times_us})
+    means = {}
+    for name, each in ratios.items():
+        known = [ratio for ratio in each if not math.isnan(ratio)]
+        means[name] = math.exp(sum(map(math.log, known)) / len(known)) if known else math.nan
+        rows.append((name, *(_ratio(ratio) for ratio in each), _ratio(means[name])))
+    best = min(means, key=lambda name: math.inf if math.isnan(means[name]) else means[name])
+    gains = {name: 1 - mean for name, mean in means.items() if 1 - mean > MIN_GAIN}
+    advice = "keep what is in force" if not gains else f"try {best}: {gains[best]:.0%} less time in the mean"
+    run.report.figures["advice"] = advice
+    run.report.tables.append(Table(f"time over that in force; {advice}", ("parameter", *names, "mean"), rows))
+
+
+def _sweep_tree(run: Run, pool: Pool, tree: Any) -> dict[str, float]:
+    """Microseconds by variant, of those that run and answer right."""
+    device, calls = run.clock.device, {}
+    sets = run.machine.num_sets(tree.num_bytes(pool.layer), 16)
+    shape = None
+    for variant in VARIANTS:
+        with run.guarded(f"{variant.name}, {tree.name}"):
+            shape = shape or _layer_row(pool)
+            with variant.applied(shape, device):
+                case = Case(pool, tree, num_sets=sets)
+                if not run.is_right(f"{variant.name}, {tree.name}", case):
+                    continue
+            calls[variant.name] = [_applied(variant, shape, device, call) for call in case.calls()]
+    return {name: summary.p50 for name, summary in run.clock.microseconds(calls).items()} if calls else {}
+
+
+def _applied(variant: Variant, shape: Any, device: torch.device, call: Callable[[], Any]) -> Callable[[], Any]:
+    def within() -> Any:
+        with variant.applied(shape, device):
+            return call()
+
+    return within
+
+
+def _layer_row(pool: Pool) -> launch.LayerShape:
+    layer = pool.layer
+    return launch.LayerShape(layer.group, layer.head_dim, layer.v_head_dim, 16, 2, "plain", False)
+
+
+def _ratio(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"

@@ -1,0 +1,268 @@
+"""A work list on the device, in buffers that stay where they are: a graph captured over them replays whatever is loaded later.
+
+    one int32 buffer     counts | tokens | positions | first keys | items, narrow before wide | merges | parts to merge
+    parts, lse           what the items' rows leave for the merge, fp32; shared by all layers of a step
+
+Loading writes one pinned buffer on the host and copies it in one piece, in the order of the current stream.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: N803
+# Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped.
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import asdict, astuple, dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.batch import AttentionBatch
+from radixkv.kernels.launch import PLAIN_OPTIONS
+from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.triton_port import tl, triton
+from radixkv.kernels.work_list import WorkLimits, WorkList, make_work_list
+
+__all__ = ["DeviceWork", "FormLimits", "WorkCapacity", "advance", "take_device_work"]
+
+SPLIT_KEYS = 1024
+"""Items end at absolute multiples of it."""
+
+_SHARING_QUERIES = 64
+_MIN_SAVED_TOKENS = 64
+"""A part is written and read again: as many bytes per row as some tens of keys and values."""
+
+_SPARE = 1.25
+"""Buffers are made larger than a step needs, so that the next ones fit them."""
+
+_ALIGNMENT = 4
+"""Sections begin at multiples of 16 bytes."""
+
+_ADVANCE_ENTRIES = 256
+
+
+class FormLimits(NamedTuple):
+    """Items of up to `narrow_entries`, which may be 0, take the kernel's narrow form, up to `wide_entries` its wide form."""
+
+    narrow_entries: int
+    wide_entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCapacity:
+    """How much of each array of a work list a `DeviceWork` has room for."""
+
+    entries: int
+    items: int
+    merges: int
+    merge_parts: int
+    part_rows: int
+
+    @classmethod
+    def of(cls, work_list: WorkList) -> WorkCapacity:
+        """Room for this list."""
+        return cls(
+            entries=len(work_list.tokens),
+            items=len(work_list.items),
+            merges=len(work_list.merges),
+            merge_parts=len(work_list.merge_parts),
+            part_rows=work_list.num_part_rows,
+        )
+
+    def holds(self, other: WorkCapacity) -> bool:
+        """Whether all of `other` fits."""
+        return all(room >= size for room, size in zip(astuple(self), astuple(other), strict=True))
+
+    def with_spare(self) -> WorkCapacity:
+        """More of everything."""
+        return WorkCapacity(*(int(size * _SPARE) for size in astuple(self)))
+
+
+class DeviceWork:
+    """Buffers for work lists of layers with `num_heads` query heads and values of `v_head_dim` columns.
+
+    Part memory takes 4 * part_rows * num_heads * (v_head_dim + 1) bytes. For use by one thread and one stream.
+    """
+
+    NUM_COUNTS = 5
+    """`counts`: first narrow item, first wide item, past the last item, merges, entries."""
+
+    def __init__(
+        self,
+        capacity: WorkCapacity,
+        limits: FormLimits,
+        num_heads: int,
+        v_head_dim: int,
+        device: torch.device | str,
+    ) -> None:
+        """Allocates the buffers; the work list is empty.
+
+        Raises:
+            InvalidArgumentError: a negative capacity.
+        """
+        for name, size in asdict(capacity).items():
+            if size < 0:
+                raise InvalidArgumentError(f"capacity.{name}", size, "at least 0")
+        self.capacity = capacity
+        self.limits = limits
+        shapes = {
+            "counts": (self.NUM_COUNTS,),
+            "tokens": (capacity.entries,),
+            "positions": (capacity.entries,),
+            "first_keys": (capacity.entries,),
+            "items": (capacity.items, 6),
+            "merges": (capacity.merges, 3),
+            "merge_parts": (capacity.merge_parts,),
+        }
+        starts, num_ints = {}, 0
+        for name, shape in shapes.items():
+            starts[name] = num_ints
+            num_ints += -(-int(np.prod(shape)) // _ALIGNMENT) * _ALIGNMENT
+        self._device_buffer = torch.zeros(num_ints, dtype=torch.int32, device=device)
+        on_gpu = self._device_buffer.device.type != "cpu"
+        self._host_buffer = torch.zeros(num_ints, dtype=torch.int32, pin_memory=on_gpu)
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]  # torch has no type for it
+
+        def view(buffer: Tensor, name: str) -> Tensor:
+            return buffer[starts[name] : starts[name] + int(np.prod(shapes[name]))].view(shapes[name])
+
+        self._host = {name: view(self._host_buffer, name).numpy() for name in shapes}
+        self.counts = view(self._device_buffer, "counts")
+        self.num_merges = self.counts[3:]
+        self.num_entries = self.counts[4:]
+        self.tokens = view(self._device_buffer, "tokens")
+        self.positions = view(self._device_buffer, "positions")
+        self.first_keys = view(self._device_buffer, "first_keys")
+        self.items = view(self._device_buffer, "items")
+        self.merges = view(self._device_buffer, "merges")
+        self.merge_parts = view(self._device_buffer, "merge_parts")
+        self.parts = torch.empty((capacity.part_rows, num_heads, v_head_dim), dtype=torch.float32, device=device)
+        self.lse = torch.empty((capacity.part_rows, num_heads), dtype=torch.float32, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the buffers lie."""
+        return self._device_buffer.device
+
+    def load(self, work_list: WorkList) -> None:
+        """Replaces the list, for launches and replays that the current stream has after this call. O(arrays), one copy.
+
+        Raises:
+            InvalidArgumentError: an array that does not fit its buffer, or an item of more entries than the wide form holds.
+        """
+        needed = asdict(WorkCapacity.of(work_list))
+        for name, room in asdict(self.capacity).items():
+            if needed[name] > room:
+                raise InvalidArgumentError(f"work_list.{name}", needed[name], f"at most {room}, the capacity")
+        items = work_list.items
+        sizes = items[:, 1] - items[:, 0]
+        if len(sizes) and sizes.max() > self.limits.wide_entries:
+            limit = f"at most {self.limits.wide_entries}, what the wide form holds"
+            raise InvalidArgumentError("work_list.items' entries", int(sizes.max()), limit)
+        if self._copied is not None:
+            self._copied.synchronize()  # the last copy has read the host buffer
+        is_wide = sizes > self.limits.narrow_entries
+        num_wide = int(is_wide.sum())
+        filled = {
+            "counts": np.array(
+                [0, len(items) - num_wide, len(items), len(work_list.merges), len(work_list.tokens)], dtype=np.int32
+            ),
+            "tokens": work_list.tokens,
+            "positions": work_list.positions,
+            "first_keys": work_list.first_keys,
+            "items": items[np.argsort(is_wide, kind="stable")],
+            "merges": work_list.merges,
+            "merge_parts": work_list.merge_parts,
+        }
+        for name, values in filled.items():
+            self._host[name][: len(values)] = values
+        self._device_buffer.copy_(self._host_buffer, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+@triton.jit
+def _advance_kernel(
+    p_positions,  # [E]
+    p_first_keys,  # [E], written with HAS_WINDOW
+    p_num_entries,  # [1]
+    sliding_window,
+    BLOCK: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    num_entries = tl.load(p_num_entries)
+    b_entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_entry = b_entry < num_entries
+    b_position = tl.load(p_positions + b_entry, mask=m_entry) + 1
+    tl.store(p_positions + b_entry, b_position, mask=m_entry)
+    if HAS_WINDOW:
+        tl.store(p_first_keys + b_entry, tl.maximum(b_position - sliding_window + 1, 0), mask=m_entry)
+
+
+def advance(work: DeviceWork, spec: AttentionSpec) -> None:
+    """Moves every entry to its sequence's next position, on the device, and its window with it; within a graph, too.
+
+    Items whose last key lies past the old positions then reach as far as the new ones.
+    """
+    num_entries = work.capacity.entries
+    if num_entries:
+        _advance_kernel[(-(-num_entries // _ADVANCE_ENTRIES),)](
+            work.positions,
+            work.first_keys,
+            work.num_entries,
+            spec.sliding_window or 0,
+            BLOCK=_ADVANCE_ENTRIES,
+            HAS_WINDOW=spec.sliding_window is not None,
+            **PLAIN_OPTIONS,
+        )
+
+
+class _Planned(NamedTuple):
+    work_list: WorkList
+    work: DeviceWork
+
+
+def take_device_work(
+    batch: AttentionBatch, spec: AttentionSpec, group: int, forms: FormLimits, num_heads: int, v_head_dim: int
+) -> DeviceWork:
+    """The work of this step's layers of one kind, on the device: made once, or moved on from the step before."""
+    key: Hashable = ("device work", group, forms, num_heads, v_head_dim, spec.sliding_window)
+    planned: _Planned | None = batch.plans.get(key)
+    if planned is None:
+        before = batch.before
+        planned = before.plans.pop(key, None) if before is not None else None
+        if before is not None and planned is not None and planned.work_list.advance(before, batch, spec, SPLIT_KEYS):
+            advance(planned.work, spec)
+        else:
+            planned = _load(
+                batch, spec, group, forms, (num_heads, v_head_dim), None if planned is None else planned.work
+            )
+        batch.plans[key] = planned
+    return planned.work
+
+
+def _load(
+    batch: AttentionBatch,
+    spec: AttentionSpec,
+    group: int,
+    forms: FormLimits,
+    part_shape: tuple[int, int],
+    work: DeviceWork | None,
+) -> _Planned:
+    """Makes the step's list, and puts it into these buffers if they hold it."""
+    limits = WorkLimits(
+        item_rows=forms.wide_entries * group,
+        split_keys=SPLIT_KEYS,
+        sharing_queries=_SHARING_QUERIES,
+        min_saved_tokens=_MIN_SAVED_TOKENS,
+    )
+    work_list = make_work_list(batch, spec, group, limits)
+    needed = WorkCapacity.of(work_list)
+    if work is None or not work.capacity.holds(needed):
+        work = DeviceWork(needed.with_spare(), forms, *part_shape, batch.device)
+    work.load(work_list)
+    return _Planned(work_list, work)

@@ -1,0 +1,221 @@
+"""Room in host memory for whole blocks that were swapped out: every layer's K and V of a block in one row.
+
+    device caches of every layer               host rows, one per slot
+    [num_blocks, ...] each      -- save: gather -->      [num_slots, bytes of a block]
+                                <-- load: scatter --
+
+Where the caches lie on a GPU, the rows are pinned and a batch passes through one staging buffer there: one launch for all
+caches, and one copy per run of neighbouring slots, all queued on the device's current stream. So whoever queues a save, then
+writes the blocks, then loads them elsewhere, needs no synchronisation, and the host waits for none of it.
+Grid: (blocks, tensors); a program moves one block of one tensor. Elements move as integers, NaN payloads survive.
+"""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: N803
+# Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped.
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.kv_cache import KVCache
+from radixkv.kernels.launch import PLAIN_OPTIONS
+from radixkv.kernels.triton_port import tl, triton
+
+__all__ = ["HostBlocks"]
+
+_STAGING_BYTES = 64 << 20
+"""Most bytes on their way at once; at least a block."""
+
+_RUN_BYTES = 4096
+
+
+@triton.jit
+def _move_blocks_kernel(
+    p_tensors,  # [L] addresses of tensors [num_blocks, width]
+    p_columns,  # [L + 1] where each tensor's part of a row begins, and past the last
+    p_blocks,  # [N]
+    p_rows,  # [N, num_columns] of the type that elements move as
+    num_columns,
+    RUN: tl.constexpr,
+    TO_ROWS: tl.constexpr,
+):
+    first = tl.load(p_columns + tl.program_id(1))
+    width = tl.load(p_columns + tl.program_id(1) + 1) - first
+    block = tl.load(p_blocks + tl.program_id(0))
+    p_block = tl.load(p_tensors + tl.program_id(1)).to(p_rows.dtype) + block * width
+    p_row = p_rows + tl.program_id(0).to(tl.int64) * num_columns + first
+    for start in range(0, width, RUN):
+        b_element = start + tl.arange(0, RUN)  # [RUN]
+        m_element = b_element < width
+        if TO_ROWS:
+            tl.store(p_row + b_element, tl.load(p_block + b_element, mask=m_element), mask=m_element)
+        else:
+            tl.store(p_block + b_element, tl.load(p_row + b_element, mask=m_element), mask=m_element)
+
+
+class _Mover:
+    """Moves blocks of tensors [num_blocks, bytes], contiguous, between them and rows of their bytes, in one launch."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        device = tensors[0].device
+        aligned = all(tensor.shape[1] % 4 == 0 and tensor.data_ptr() % 4 == 0 for tensor in tensors)
+        self._element = torch.int32 if aligned else torch.uint8
+        widths = [tensor.shape[1] // self._element.itemsize for tensor in tensors]
+        self._kept = tuple(tensors)  # what the addresses point to
+        self._addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device=device)
+        self._columns = torch.tensor([0, *accumulate(widths)], dtype=torch.int64, device=device)
+
+    def move(self, block_ids: Tensor, rows: Tensor, *, to_rows: bool) -> None:
+        """Blocks `block_ids` [N] int64 to or from `rows` [N, bytes of a block], all on the tensors' device."""
+        elements = rows.view(self._element)
+        _move_blocks_kernel[(block_ids.shape[0], self._addresses.shape[0])](
+            self._addresses,
+            self._columns,
+            block_ids,
+            elements,
+            elements.stride(0),
+            RUN=_RUN_BYTES // self._element.itemsize,
+            TO_ROWS=to_rows,
+            **PLAIN_OPTIONS,
+        )
+
+
+class HostBlocks:
+    """`num_slots` rows of host memory for blocks of `caches`.
+
+    Args:
+        num_slots: blocks that fit, at least 0.
+        caches: of all layers, of one number of blocks, on one device.
+
+    Raises:
+        InvalidArgumentError: `num_slots` is below 0.
+        MemoryError: the host has not the memory, or it cannot be pinned.
+    """
+
+    def __init__(self, num_slots: int, caches: Sequence[KVCache]) -> None:
+        if num_slots < 0:
+            raise InvalidArgumentError("num_host_blocks", num_slots, "at least 0")
+        self.num_slots = num_slots
+        self._num_blocks = caches[0].num_blocks
+        tensors = [tensor for cache in caches for tensor in cache.tensors]
+        self._tensors = [tensor.view(self._num_blocks, -1).view(torch.uint8) for tensor in tensors]
+        self._device = caches[0].device
+        widths = [tensor.shape[1] for tensor in self._tensors]
+        self.block_bytes = sum(widths)
+        self._batch = max(1, _STAGING_BYTES // self.block_bytes)
+        self._widths = widths
+        try:
+            with torch.inference_mode(False):
+                self._rows = torch.empty((num_slots, sum(widths)), dtype=torch.uint8)
+        except RuntimeError as error:
+            raise MemoryError(f"{self._need()}, which cannot be had; ask for less swap space") from error
+        self._staging: Tensor | None = None
+        self._mover = _Mover(self._tensors) if self._device.type == "cuda" else None
+        if num_slots and self._device.type == "cuda":
+            self._pin()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.num_slots * self.block_bytes
+
+    def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks to slots: `block_ids[i]` to `slots[i]`.
+
+        Raises:
+            InvalidArgumentError: an id or a slot is outside its bound, they are not equally many, or a slot comes twice;
+                nothing was copied.
+        """
+        self._check(block_ids, slots, written=("slots", slots))
+        for blocks, rows in self._batches(block_ids, slots):
+            ids = self._to_device(blocks)
+            if self._mover is None:
+                for tensor, columns in zip(self._tensors, self._columns(self._rows), strict=True):
+                    columns.index_copy_(0, torch.tensor(rows), tensor.index_select(0, ids))
+                continue
+            staged = self._staged(len(rows))
+            self._mover.move(ids, staged, to_rows=True)
+            for at, slot, count in _runs(rows):
+                self._rows[slot : slot + count].copy_(staged[at : at + count], non_blocking=True)
+
+    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy slots to blocks: `slots[i]` to `block_ids[i]`.
+
+        Raises:
+            InvalidArgumentError: as `save`, of block ids that come twice; nothing was copied.
+        """
+        self._check(block_ids, slots, written=("block_ids", block_ids))
+        for blocks, rows in self._batches(block_ids, slots):
+            ids = self._to_device(blocks)
+            if self._mover is None:
+                taken = self._rows.index_select(0, torch.tensor(rows))
+                for tensor, columns in zip(self._tensors, self._columns(taken), strict=True):
+                    tensor.index_copy_(0, ids, columns)
+                continue
+            staged = self._staged(len(rows))
+            for at, slot, count in _runs(rows):
+                staged[at : at + count].copy_(self._rows[slot : slot + count], non_blocking=True)
+            self._mover.move(ids, staged, to_rows=False)
+
+    def _check(self, block_ids: Sequence[int], slots: Sequence[int], written: tuple[str, Sequence[int]]) -> None:
+        if len(block_ids) != len(slots):
+            raise InvalidArgumentError("slots", len(slots), f"as many as block_ids, {len(block_ids)}")
+        for name, ids, bound in (("block_ids", block_ids, self._num_blocks), ("slots", slots, self.num_slots)):
+            for value in ids:
+                if not 0 <= value < bound:
+                    raise InvalidArgumentError(name, value, f"at least 0 and below {bound}")
+        name, ids = written
+        if len(set(ids)) != len(ids):
+            raise InvalidArgumentError(name, list(ids), "distinct where it is written to")
+
+    def _batches(self, block_ids: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        for start in range(0, len(slots), self._batch):
+            yield block_ids[start : start + self._batch], slots[start : start + self._batch]
+
+    def _columns(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(rows, self._widths, dim=1)
+
+    def _to_device(self, ids: Sequence[int]) -> Tensor:
+        is_cuda = self._device.type == "cuda"  # from pageable memory the copy would wait for the stream
+        return torch.tensor(ids, dtype=torch.int64, pin_memory=is_cuda).to(self._device, non_blocking=True)
+
+    def _staged(self, num_rows: int) -> Tensor:
+        """Rows on the device. Every use is ordered by the stream, so one buffer does."""
+        if self._staging is None:
+            size = (min(self._batch, self.num_slots), sum(self._widths))
+            with torch.inference_mode(False):
+                self._staging = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._staging[:num_rows]
+
+    def _pin(self) -> None:
+        # torch's own pinned allocator rounds up to a power of two, which for one buffer of gigabytes may double it.
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch ships it untyped
+        address = self._rows.data_ptr()
+        if runtime.cudaHostRegister(address, self._rows.nbytes, 0) != runtime.cudaError.success:
+            raise MemoryError(f"{self._need()}, which cannot be pinned; ask for less swap space")
+        weakref.finalize(self, _unpin, address, self._device)
+
+    def _need(self) -> str:
+        return f"swap space for {self.num_slots} blocks needs {self.size_bytes / 1e6:,.0f} MB of host memory"
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # as above
+    runtime.cudaHostUnregister(address)
+
+
+def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(position in `rows`, first row, count) of each run of rows that follow each other."""
+    start = 0
+    for at in range(1, len(rows) + 1):
+        if at == len(rows) or rows[at] != rows[at - 1] + 1:
+            yield start, rows[start], at - start
+            start = at

@@ -1,0 +1,231 @@
+"""The K and V of one layer: blocks of token slots, laid out as the kernels of their device want them.
+
+    token-major   K, V [num_blocks, block_size, Hkv, width]          plain torch on a CPU: one gather copies whole blocks
+    transposed    K [num_blocks, Hkv, D / w, block_size, w]          compiled kernels on a CPU: what a vector loads are the
+                  V [num_blocks, Hkv, block_size / w, Dv, w]         keys, or the columns, that it computes, nothing to shuffle
+    head-major    K, V [num_blocks, Hkv, block_size, width]          Triton: a block x head tile is one contiguous run
+
+A word of the transposed layout is 32 bits: w = 1 number of float32, 2 of bfloat16, so that one multiply-add takes a whole word.
+
+In eight or four bits (`kv_format`) the same tensors hold codes, w = 1 in the transposed layout, and two tensors more the scales
+of their rows, bfloat16 [num_blocks, block_size, Hkv, scales], or [num_blocks, Hkv, scales, block_size] where heads come first.
+
+Latents (DeepSeek-V2, arXiv 2405.04434, section 2.1) are a cache of one kv head whose V is the first columns of its K, in the
+same memory: a token has one row. K and V cannot be transposed in different ways at once, so on a CPU they are token-major.
+
+The layout is the kernels' private matter: callers use `allocate_kv` or `allocate_latents` and pass the cache on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.checks import KERNEL_DTYPES
+from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.native_build import native_library
+
+__all__ = ["KVCache", "Layout", "allocate_kv", "allocate_latents"]
+
+_WORD_BYTES = 4
+
+
+class Layout(Enum):
+    """See the module's table."""
+
+    TOKEN_MAJOR = "token-major"
+    TRANSPOSED = "transposed"
+    HEAD_MAJOR = "head-major"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVCache:
+    """`num_blocks` blocks of `block_size` token slots, K of width `head_dim` and V of `v_head_dim`.
+
+    Attributes:
+        k, v: numbers, or codes. k_scales, v_scales: of codes, else None.
+        format: how K and V are stored; None: as they are.
+        is_latent: whether `v` is a view of the first columns of `k`.
+        dtype: of the K and V that are written, and of the queries that attend to them.
+    """
+
+    k: Tensor
+    v: Tensor
+    k_scales: Tensor | None
+    v_scales: Tensor | None
+    layout: Layout
+    format: KVFormat | None
+    is_latent: bool
+    dtype: torch.dtype
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where K and V lie."""
+        return self.k.device
+
+    @property
+    def num_slots(self) -> int:
+        """Token slots of all blocks."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that a block consists of, contiguous, block id first: to be copied as a whole."""
+        if self.is_latent:
+            return (self.k,)
+        return tuple(tensor for tensor in (self.k, self.v, self.k_scales, self.v_scales) if tensor is not None)
+
+    @property
+    def token_elements(self) -> int:
+        """Numbers that a token takes."""
+        return self.num_kv_heads * (self.head_dim + (0 if self.is_latent else self.v_head_dim))
+
+    def token_major(self) -> tuple[Tensor, ...]:
+        """Copies of `tensors`, each as [num_blocks, block_size, Hkv, width]."""
+        shape = self.num_blocks, self.block_size, self.num_kv_heads, -1
+        return tuple(view.clone(memory_format=torch.contiguous_format).view(shape) for view in self._by_token())
+
+    def fill(self, *tensors: Tensor) -> None:
+        """Overwrites every slot, from `tensors` as `token_major` has them."""
+        for view, tensor in zip(self._by_token(), tensors, strict=True):
+            view.copy_(tensor.view(view.shape))
+
+    def _by_token(self) -> list[Tensor]:
+        """Views of `tensors` whose elements are in the order of `token_major`, in more dimensions where words are split."""
+        if self.layout is Layout.TOKEN_MAJOR:
+            return list(self.tensors)
+        scales = [tensor.permute(0, 3, 1, 2) for tensor in self.tensors[2:]]
+        if self.layout is Layout.HEAD_MAJOR:
+            return [*(tensor.transpose(1, 2) for tensor in self.tensors[:2]), *scales]
+        return [self.k.permute(0, 3, 1, 2, 4), self.v.permute(0, 2, 4, 1, 3), *scales]
+
+
+def allocate_kv(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    v_head_dim: int | None = None,
+    format: KVFormat | None = None,
+    layout: Layout | None = None,
+) -> KVCache:
+    """A zeroed cache for K and V of one layer.
+
+    Args:
+        num_blocks, block_size, num_kv_heads, head_dim: at least 1.
+        dtype: one of `KERNEL_DTYPES`.
+        device: on a CPU, compiled kernels are used where there are any and they know the dtype.
+        v_head_dim: width of V; None: that of K.
+        format: how K and V are stored; None: as they are.
+        layout: one that `device` has kernels for; None: the one that its fastest kernels want.
+
+    Raises:
+        InvalidArgumentError: a size below 1, a dtype that no kernel reads, or a format or layout that does not fit them.
+    """
+    v_head_dim = head_dim if v_head_dim is None else v_head_dim
+    sizes = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "v_head_dim": v_head_dim,
+    }
+    _check(sizes, dtype)
+    if format is not None and not isinstance(format, KVFormat):
+        raise InvalidArgumentError("format", format, "None or one of " + ", ".join(map(str, KVFormat)))
+    per_word = _WORD_BYTES // dtype.itemsize
+    can_be_transposed = dtype in (torch.float32, torch.bfloat16) and not (block_size % per_word or head_dim % per_word)
+    if layout is None:
+        layout = Layout.HEAD_MAJOR
+        if torch.device(device).type == "cpu":
+            compiled = can_be_transposed and native_library() is not None
+            layout = Layout.TRANSPOSED if compiled else Layout.TOKEN_MAJOR
+    if layout is Layout.TRANSPOSED and not can_be_transposed:
+        raise InvalidArgumentError("layout", layout.value, f"one for blocks of {block_size} x {head_dim} {dtype}")
+    shapes = _shapes(layout, per_word, sizes, format)
+    element = dtype if format is None else format.data_dtype
+    k, v = (torch.zeros(shape, dtype=element, device=device) for shape in shapes[:2])
+    k_scales = v_scales = None
+    if format is not None:
+        k_scales, v_scales = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for shape in shapes[2:])
+    return KVCache(k, v, k_scales, v_scales, layout, format, False, dtype, **sizes)
+
+
+def allocate_latents(
+    num_blocks: int,
+    block_size: int,
+    head_dim: int,
+    v_head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    layout: Layout | None = None,
+) -> KVCache:
+    """A zeroed cache for the latents of one layer: a row of `head_dim` numbers per token, the first `v_head_dim` its value.
+
+    Args:
+        num_blocks, block_size, head_dim: at least 1.
+        v_head_dim: from 1 to `head_dim`.
+        dtype: one of `KERNEL_DTYPES`.
+        device: where it lies.
+        layout: token-major or head-major; None: the one that the kernels of `device` want.
+
+    Raises:
+        InvalidArgumentError: a size or dtype outside its bound, or the transposed layout.
+    """
+    sizes = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "num_kv_heads": 1,
+        "head_dim": head_dim,
+        "v_head_dim": v_head_dim,
+    }
+    _check(sizes, dtype)
+    if v_head_dim > head_dim:
+        raise InvalidArgumentError("v_head_dim", v_head_dim, f"at most head_dim, {head_dim}")
+    if layout is None:
+        layout = Layout.TOKEN_MAJOR if torch.device(device).type == "cpu" else Layout.HEAD_MAJOR
+    if layout is Layout.TRANSPOSED:
+        raise InvalidArgumentError("layout", layout.value, "one in which V can be a part of K")
+    rows = torch.zeros(_shapes(layout, 1, sizes, None)[0], dtype=dtype, device=device)
+    return KVCache(rows, rows[..., :v_head_dim], None, None, layout, None, True, dtype, **sizes)
+
+
+def _check(sizes: dict[str, int], dtype: torch.dtype) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise InvalidArgumentError(name, size, "at least 1")
+    if dtype not in KERNEL_DTYPES:
+        raise InvalidArgumentError("dtype", dtype, "one of " + ", ".join(sorted(map(str, KERNEL_DTYPES))))
+
+
+def _shapes(layout: Layout, per_word: int, sizes: Mapping[str, int], format: KVFormat | None) -> list[tuple[int, ...]]:
+    """Of K, of V, and of their scales, if there are any."""
+    num_blocks, block_size, num_kv_heads, head_dim, v_head_dim = sizes.values()
+    widths = (head_dim, v_head_dim)
+    scales = []
+    if format is not None:
+        widths = format.data_width(head_dim), format.data_width(v_head_dim)
+        per_word = 1
+        numbers = map(format.num_scales, (head_dim, v_head_dim))
+        heads_first = layout is not Layout.TOKEN_MAJOR
+        scales = [(num_kv_heads, n, block_size) if heads_first else (block_size, num_kv_heads, n) for n in numbers]
+    if layout is Layout.TRANSPOSED:
+        k = (num_kv_heads, widths[0] // per_word, block_size, per_word)
+        v = (num_kv_heads, block_size // per_word, widths[1], per_word)
+        return [(num_blocks, *shape) for shape in (k, v, *scales)]
+    slots = (block_size, num_kv_heads) if layout is Layout.TOKEN_MAJOR else (num_kv_heads, block_size)
+    return [(num_blocks, *shape) for shape in (*((*slots, width) for width in widths), *scales)]

@@ -1,0 +1,84 @@
+// KV write and block copy on a CPU: kv_write.py and block_copy.py tell them.
+
+#include "cache.h"
+
+namespace radixkv {
+
+extern "C" {
+
+// A step's K and V, numbers or codes: [num_tokens, Hkv, .], with strides in elements over tokens and heads; and the scales of codes:
+// [num_tokens, Hkv, scales of a row].
+struct KvTokens {
+  const void *k, *v;
+  const uint16_t *k_scales, *v_scales;
+  int64_t k_token, k_head, v_token, v_head;
+};
+
+}  // extern "C"
+
+namespace {
+
+template <class T>
+void write_tokens(const KvCache& cache, const KvTokens& tokens, const int64_t* slots, int64_t num_tokens) {
+  const CacheView<T> view(cache);
+  const T *k = static_cast<const T*>(tokens.k), *v = static_cast<const T*>(tokens.v);
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    const int64_t slot = slots[token];
+    if (slot < 0) continue;
+    for (int64_t head = 0; head < cache.num_kv_heads; ++head) {
+      view.put(slot, head, k + token * tokens.k_token + head * tokens.k_head, v + token * tokens.v_token + head * tokens.v_head);
+      const int64_t block = slot / cache.block_size, offset = slot % cache.block_size, row = token * cache.num_kv_heads + head;
+      for (int64_t i = 0; i < cache.num_k_scales; ++i)
+        k_scales(cache, block, head, i)[offset] = tokens.k_scales[row * cache.num_k_scales + i];
+      for (int64_t i = 0; i < cache.num_v_scales; ++i)
+        v_scales(cache, block, head, i)[offset] = tokens.v_scales[row * cache.num_v_scales + i];
+    }
+  }
+}
+
+template <class T>
+void copy_block(const KvCache& cache, int64_t source, int64_t destination, int64_t num_tokens) {
+  CacheView<T>(cache).copy(source, destination, num_tokens);
+  for (int64_t head = 0; head < cache.num_kv_heads; ++head) {
+    for (int64_t i = 0; i < cache.num_k_scales; ++i)
+      std::memcpy(k_scales(cache, destination, head, i), k_scales(cache, source, head, i), num_tokens * sizeof(uint16_t));
+    for (int64_t i = 0; i < cache.num_v_scales; ++i)
+      std::memcpy(v_scales(cache, destination, head, i), v_scales(cache, source, head, i), num_tokens * sizeof(uint16_t));
+  }
+}
+
+// Calls `run` with a number of the cache's element type.
+template <class Run>
+void with_element(const KvCache& cache, Run run) {
+  switch (cache.element_size) {
+    case 1: return run(uint8_t());
+    case 2: return run(uint16_t());
+    default: return run(uint32_t());
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Puts each token into its slot; slots below 0 are skipped. Answers -1, or a slot that is past the pool, and then has written
+// nothing.
+int64_t radixkv_write_kv(const KvCache* cache, const KvTokens* tokens, const int64_t* slots, int64_t num_tokens) {
+  for (int64_t token = 0; token < num_tokens; ++token)
+    if (slots[token] >= cache->num_blocks * cache->block_size) return slots[token];
+  with_element(*cache, [&](auto element) { write_tokens<decltype(element)>(*cache, *tokens, slots, num_tokens); });
+  return -1;
+}
+
+// Copies the first slots of blocks to others, in each of the caches. Ids and counts are in range.
+void radixkv_copy_blocks(const KvCache* caches, int64_t num_caches, const int64_t* source, const int64_t* destination,
+                         const int64_t* num_tokens, int64_t num_copies) {
+  for (const KvCache* cache = caches; cache < caches + num_caches; ++cache)
+    for (int64_t i = 0; i < num_copies; ++i)
+      with_element(*cache, [&](auto element) {
+        copy_block<decltype(element)>(*cache, source[i], destination[i], num_tokens[i]);
+      });
+}
+
+}  // extern "C"
+}  // namespace radixkv

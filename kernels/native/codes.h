@@ -1,0 +1,51 @@
+// Codes of a quantised cache as numbers: kv_format.py tells the formats.
+
+#pragma once
+
+#include "cache.h"
+#include "vectors.h"
+
+namespace radixkv {
+
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
+
+// The first `count` of kLanes bytes, then zeros.
+inline Bytes load_bytes(const uint8_t* from, int count) {
+  if (count >= kLanes) return load<Bytes>(from);
+  Bytes bytes{};
+  std::memcpy(&bytes, from, count);
+  return bytes;
+}
+
+// Exact, also as bfloat16. Of fp8 every code but NaN: subnormal numbers come out right.
+template <Format format>
+inline Floats decode(Bytes codes) {
+  if constexpr (format == kInt8) {
+    return __builtin_convertvector((SignedBytes)codes, Floats);
+  } else {
+    const Words wide = __builtin_convertvector(codes, Words);
+    const Floats magnitude = (Floats)((wide & 0x7fu) << 20) * 0x1p120f;
+    return (Floats)((Words)magnitude | ((wide & 0x80u) << 24));
+  }
+}
+
+// The low and the high four bits.
+inline Floats low_codes(Bytes codes) { return __builtin_convertvector(__builtin_convertvector(codes, Words) & 15u, Floats); }
+inline Floats high_codes(Bytes codes) { return __builtin_convertvector(__builtin_convertvector(codes, Words) >> 4, Floats); }
+
+// The first `count` of kLanes bfloat16, then zeros.
+inline Floats load_scales(const uint16_t* from, int count) {
+  if (count >= kLanes) return to_floats(load<Halves>(from));
+  Halves halves{};
+  std::memcpy(&halves, from, count * sizeof(uint16_t));
+  return to_floats(halves);
+}
+
+// Words of two bfloat16 each.
+inline Words pair(Floats low, Floats high) {
+  return __builtin_convertvector(to_halves(low), Words) | (__builtin_convertvector(to_halves(high), Words) << 16);
+}
+inline Words pair_exactly(Floats low, Floats high) { return ((Words)low >> 16) | ((Words)high & 0xffff0000u); }
+
+}  // namespace radixkv

@@ -1,0 +1,236 @@
+"""How a step's attention is cut into work for the kernels that walk the tree: once for all layers, and kept from step to step
+until the tree changes.
+
+    entries   the step's query rows, in an order in which branches of one prefix are neighbours
+    items     a run of keys, and the entries [first, end) that attend to it: a shared run of blocks for all branches on it,
+              what is left of each branch for its own entries
+    parts     what an entry has from one item, output and log-sum-exp, where it stands in several; merged at the end
+
+Items end at absolute multiples of `split_keys`, and where what an entry shares ends: a batch of other branches may cut its sums
+elsewhere, and round them otherwise. A sequence with one new query gets items that reach to the end of their split, past its
+length: it grows into them, and positions are all that a next step changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from radixkv.kernels.batch import AttentionBatch
+from radixkv.kernels.shared_runs import SharedRuns, find_shared_runs
+from radixkv.kernels.spec import AttentionSpec
+
+__all__ = ["WorkLimits", "WorkList", "make_work_list"]
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class WorkLimits(NamedTuple):
+    """What suits the kernel that does the work.
+
+    Attributes:
+        item_rows: most rows of an item, a row being a query head of one kv head's group: so that all processors find work.
+        split_keys: items end at multiples of it.
+        sharing_queries: sequences with up to so many new queries take part in shared runs.
+        min_saved_tokens: a run is worth an item of its own from so many tokens, per row on it, that are not read again.
+    """
+
+    item_rows: int
+    split_keys: int
+    sharing_queries: int
+    min_saved_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """The arrays that a kernel walks.
+
+    Attributes:
+        tokens: [E] packed query row of each entry.
+        positions: [E] of the query in its sequence.
+        first_keys: [E] the first position that it sees.
+        items: [I, 6] first entry, past the last, row of the block tables, first key, past the last key, and the part row of its
+            first entry, or -1 where what it finds is the answer. Keys past an entry's position are not seen.
+        merges: [M, 3] entry, first and past the last of its parts in `merge_parts`.
+        merge_parts: [P] part rows, an entry's by ascending key.
+        num_part_rows: rows of the part buffers.
+        num_shared: leading columns of the block tables on which the cut depends.
+    """
+
+    tokens: Int32Array
+    positions: Int32Array
+    first_keys: Int32Array
+    items: Int32Array
+    merges: Int32Array
+    merge_parts: Int32Array
+    num_part_rows: int
+    num_shared: int = 0
+
+    def advance(self, before: AttentionBatch, batch: AttentionBatch, spec: AttentionSpec, split_keys: int) -> bool:
+        """Moves on from `before`, for which it is valid, to `batch`, if that goes on there: the same branches, each with one
+        token more. Else changes nothing and answers False. O(E + entries of the shared columns).
+        """
+        lens, lens_before = batch.host_context_lens, before.host_context_lens
+        if batch.num_tokens != len(lens) or before.num_tokens != len(lens_before) or batch.host_prefill_rows:
+            return False
+        if (
+            before.shares != batch.shares
+            or before.host_prefill_rows
+            or lens != tuple(length + 1 for length in lens_before)
+        ):
+            return False
+        if any(length % split_keys == 0 for length in lens_before):  # a new item begins
+            return False
+        shared = slice(None), slice(0, self.num_shared)
+        if not np.array_equal(before.host_tables[shared], batch.host_tables[shared]):
+            return False
+        self.positions.__iadd__(1)
+        window = spec.sliding_window
+        if window is not None:
+            np.maximum(self.positions - (window - 1), 0, out=self.first_keys)
+        return True
+
+
+def make_work_list(batch: AttentionBatch, spec: AttentionSpec, group: int, limits: WorkLimits) -> WorkList:
+    """The work of layers with this window and `group` query heads per kv head; T > 0.
+
+    O(rows x blocks) for what rows share, plus O(entries + items).
+    """
+    starts = np.asarray(batch.host_query_starts)
+    contexts = np.asarray(batch.host_context_lens)
+    counts = np.diff(starts)
+    shared = _find_shared(batch, spec, counts, limits)
+    rows = np.flatnonzero(counts)
+    covered = np.zeros_like(rows)
+    if shared is not None:
+        together = np.asarray(shared.order)
+        rows = np.concatenate([together, np.setdiff1d(rows, together, assume_unique=True)])
+        covered = np.zeros_like(rows)
+        covered[: len(together)] = np.asarray(shared.covered) * batch.block_size
+
+    counts, contexts = counts[rows], contexts[rows]
+    entry_ends = np.cumsum(counts)
+    entry_starts = entry_ends - counts
+    entries = np.arange(entry_ends[-1])
+    tokens = np.repeat(starts[rows] - entry_starts, counts) + entries
+    positions = np.repeat(contexts - entry_ends, counts) + entries
+
+    own = _own_tiles(rows, entry_starts, counts, contexts, covered, spec, group, limits)
+    tiles = (
+        own
+        if shared is None
+        else np.concatenate([own, _shared_tiles(shared, entry_starts, entry_ends, batch, group, limits)])
+    )
+    items = _split(tiles, limits.split_keys)
+    merges, merge_parts, num_part_rows = _number_parts(items)
+    window = spec.sliding_window
+    first_keys = np.zeros_like(positions) if window is None else np.maximum(positions - (window - 1), 0)
+    return WorkList(
+        tokens=tokens.astype(np.int32),
+        positions=positions.astype(np.int32),
+        first_keys=first_keys.astype(np.int32),
+        items=items.astype(np.int32),
+        merges=merges.astype(np.int32),
+        merge_parts=merge_parts.astype(np.int32),
+        num_part_rows=num_part_rows,
+        num_shared=int(covered.max()) // batch.block_size,
+    )
+
+
+def _find_shared(
+    batch: AttentionBatch, spec: AttentionSpec, counts: Int64Array, limits: WorkLimits
+) -> SharedRuns | None:
+    contexts = batch.host_context_lens
+    rows = [
+        row
+        for row in np.flatnonzero((counts > 0) & (counts <= limits.sharing_queries)).tolist()
+        if not spec.first_visible(contexts[row] - 1)
+    ]
+    if len(rows) < 2 or not batch.shares:
+        return None
+    reach = [(contexts[row] - int(counts[row])) // batch.block_size for row in rows]
+
+    def is_worth(num_rows: int, num_blocks: int) -> bool:
+        return (num_rows - 1) * num_blocks * batch.block_size >= limits.min_saved_tokens * num_rows
+
+    return find_shared_runs(batch.host_tables, rows, reach, is_worth)
+
+
+def _own_tiles(
+    rows: Int64Array,
+    entry_starts: Int64Array,
+    counts: Int64Array,
+    contexts: Int64Array,
+    covered: Int64Array,
+    spec: AttentionSpec,
+    group: int,
+    limits: WorkLimits,
+) -> Int64Array:
+    """What each sequence's queries attend to past `covered`, in tiles of queries at absolute multiples.
+
+    [n, 6] as `WorkList.items`, but the part row tells which are parts (0) and which are not (-1).
+    """
+    size = max(1, limits.item_rows // group)
+    first_positions = contexts - counts
+    numbers = (contexts - 1) // size - first_positions // size + 1
+    owner = np.repeat(np.arange(len(rows)), numbers)
+    index = np.arange(len(owner)) - np.repeat(np.cumsum(numbers) - numbers, numbers) + first_positions[owner] // size
+    first = np.maximum(first_positions[owner], index * size)
+    end = np.minimum(contexts[owner], (index + 1) * size)
+    shift = (entry_starts - first_positions)[owner]
+    window = spec.sliding_window
+    first_keys = covered[owner] if window is None else np.maximum(covered[owner], first - (window - 1))
+    split = limits.split_keys
+    end_keys = np.where(counts[owner] == 1, -(-end // split) * split, end)
+    parts = np.where(covered[owner] > 0, 0, -1)
+    return np.stack([first + shift, end + shift, rows[owner], first_keys, end_keys, parts], 1)
+
+
+def _shared_tiles(
+    shared: SharedRuns,
+    entry_starts: Int64Array,
+    entry_ends: Int64Array,
+    batch: AttentionBatch,
+    group: int,
+    limits: WorkLimits,
+) -> Int64Array:
+    """As `_own_tiles`: runs of blocks, and the entries that stand on them."""
+    size = max(1, limits.item_rows // group)
+    tiles = []
+    for low, high, first_block, end_block in shared.runs:
+        keys = first_block * batch.block_size, end_block * batch.block_size
+        last = int(entry_ends[high - 1])
+        for entry in range(int(entry_starts[low]), last, size):
+            tiles.append((entry, min(entry + size, last), shared.order[low], *keys, 0))
+    return np.array(tiles, dtype=np.int64)
+
+
+def _split(tiles: Int64Array, split_keys: int) -> Int64Array:
+    """Cuts the tiles' keys at multiples of `split_keys`; the longest first: what is left for the end should be short."""
+    firsts, ends = tiles[:, 3] // split_keys, -(-tiles[:, 4] // split_keys)
+    numbers = ends - firsts
+    items = np.repeat(tiles, numbers, axis=0)
+    index = np.arange(len(items)) - np.repeat(np.cumsum(numbers) - numbers, numbers) + np.repeat(firsts, numbers)
+    items[:, 3] = np.maximum(items[:, 3], index * split_keys)
+    items[:, 4] = np.minimum(items[:, 4], (index + 1) * split_keys)
+    items[np.repeat(numbers > 1, numbers), 5] = 0
+    return items[np.argsort((items[:, 0] - items[:, 1]) * (items[:, 4] - items[:, 3]), kind="stable")]
+
+
+def _number_parts(items: Int64Array) -> tuple[Int64Array, Int64Array, int]:
+    """Gives the items that are parts their rows; `merges`, `merge_parts`, and how many rows there are."""
+    parts = np.flatnonzero(items[:, 5] >= 0)
+    if not len(parts):
+        return np.empty((0, 3), np.int64), np.empty(0, np.int64), 0
+    sizes = items[parts, 1] - items[parts, 0]
+    ends = np.cumsum(sizes)
+    items[parts, 5] = ends - sizes
+    entries = np.arange(ends[-1]) + np.repeat(items[parts, 0] - items[parts, 5], sizes)
+    order = np.lexsort((np.repeat(items[parts, 3], sizes), entries))
+    firsts = np.flatnonzero(np.diff(entries[order], prepend=-1))
+    merged = entries[order][firsts]
+    return np.stack([merged, firsts, np.append(firsts[1:], len(order))], axis=1), order, int(ends[-1])

@@ -1,0 +1,165 @@
+"""Attention over quantised caches, written and read: what the formats' plain functions say, on every path of a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_cases import CPU_PATHS, Fork, PagedCase, Shape, make_case, make_forked_case, spec_of, take_cpu_path
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import KVCache, allocate_kv, copy_blocks, native_attention, paged_attention, torch_plan, write_kv
+from radixkv.kernels.attention_reference import prefill_reference
+from radixkv.kernels.kv_cache import Layout
+from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.rotation import rotate
+from radixkv.kernels.work_list import WorkLimits
+
+RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+FORMATS = st.sampled_from(list(KVFormat))
+SMALL = Shape(num_heads=6, num_kv_heads=2, head_dim=32, v_head_dim=32, block_size=4)
+SHAPES = [
+    Shape(),
+    Shape(num_heads=8, num_kv_heads=2, head_dim=128, v_head_dim=64, block_size=32),
+    Shape(num_heads=4, num_kv_heads=4, head_dim=80, v_head_dim=80, block_size=8),
+    Shape(num_heads=16, num_kv_heads=1, head_dim=256, v_head_dim=256, block_size=64),
+    Shape(num_heads=6, num_kv_heads=2, head_dim=24, v_head_dim=20, block_size=12),
+]
+
+
+@pytest.fixture(params=CPU_PATHS, autouse=True)
+def cpu_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_cpu_path(request.param, monkeypatch)
+
+
+def empty_cache(case: PagedCase, kv_format: KVFormat) -> KVCache:
+    num_blocks, block_size, num_kv_heads, head_dim = case.k_cache.shape
+    return allocate_kv(
+        num_blocks,
+        block_size,
+        num_kv_heads,
+        head_dim,
+        case.q.dtype,
+        "cpu",
+        v_head_dim=case.v_cache.shape[-1],
+        format=kv_format,
+    )
+
+
+def quantised(case: PagedCase, kv_format: KVFormat) -> tuple[KVCache, Tensor, Tensor]:
+    """The case's cache in this format, hostile where nobody wrote, and the exact K and V that it holds, token-major."""
+    exact, codes, scales = [], [], []
+    for rows in (case.k_cache, case.v_cache):
+        data, row_scales = kv_format.quantise(rotate(rows.float()))
+        exact.append(rotate(kv_format.dequantise(data, row_scales).double()))
+        unwritten = rows.isnan().any(-1)
+        as_bytes = data.view(torch.uint8)
+        as_bytes[unwritten] = 0x7F  # of fp8: NaN
+        row_scales[unwritten] = torch.nan
+        codes.append(data)
+        scales.append(row_scales)
+    cache = empty_cache(case, kv_format)
+    cache.fill(*codes, *scales)
+    return cache, exact[0], exact[1]
+
+
+def assert_attends(case: PagedCase, kv_format: KVFormat, window: int | None = None) -> None:
+    cache, keys, values = quantised(case, kv_format)
+    spec = spec_of(case.shape, sliding_window=window)
+    expected = prefill_reference(case.q.double(), keys, values, case.plan(), spec)
+    found = paged_attention(case.q, cache, case.plan(), scale=spec.scale, sliding_window=window).double()
+    error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert bool((error < RELATIVE_ERRORS[case.q.dtype]).all()), error.max()
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+@pytest.mark.parametrize("dtype", RELATIVE_ERRORS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_mixed_lengths_agree_with_what_the_codes_say(shape: Shape, dtype: torch.dtype, kv_format: KVFormat) -> None:
+    size = shape.block_size
+    lens = [
+        (1, 1),
+        (1, size - 1),
+        (1, size),
+        (1, size + 1),
+        (1, 5 * size + 3),
+        (0, size),
+        (size + 1, size + 1),
+        (3, 99),
+    ]
+    assert_attends(make_case(lens, shape, dtype), kv_format)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 8),
+            st.sampled_from([0, 1, 5]),
+            st.sampled_from([1, 4, 9, 70]),
+            st.sampled_from([1, 1, 3, 70]),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    FORMATS,
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([None, 9]),
+)
+def test_random_trees_agree_with_what_the_codes_say(
+    forks: list[tuple[int, int, int, int]], kv_format: KVFormat, dtype: torch.dtype, window: int | None
+) -> None:
+    case = make_forked_case([Fork(min(parent, i), *rest) for i, (parent, *rest) in enumerate(forks)], SMALL, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_plan, "MIN_SAVED_BYTES", 1)
+        patch.setattr(native_attention, "NATIVE_LIMITS", WorkLimits(30, 24, 64, 0.01))
+        assert_attends(case, kv_format, window)
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+@pytest.mark.parametrize("dtype", RELATIVE_ERRORS, ids=str)
+def test_what_is_written_is_what_the_format_says_in_its_slots_and_nowhere_else(
+    dtype: torch.dtype, kv_format: KVFormat
+) -> None:
+    torch.manual_seed(0)
+    cache = allocate_kv(5, 8, 3, 64, dtype, "cpu", v_head_dim=48, format=kv_format)
+    k, v = (torch.randn(3, 7, width).to(dtype).transpose(0, 1) for width in (64, 48))
+    slots = torch.randperm(40)[:7]
+    slots[2] = slots[5] = -1
+    write_kv(k, v, cache, slots)
+    expected = [torch.zeros_like(tensor) for tensor in cache.token_major()]
+    rows = [kv_format.quantise(rotate(new.float())) for new in (k, v)]
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            for whole, part in zip(expected, (rows[0].data, rows[1].data, rows[0].scales, rows[1].scales), strict=True):
+                whole.flatten(0, 1)[slot] = part[token]
+    for found, wanted in zip(cache.token_major(), expected, strict=True):
+        assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+def test_a_copy_takes_codes_and_scales_of_the_leading_slots(kv_format: KVFormat) -> None:
+    cache = allocate_kv(4, 8, 3, 64, torch.bfloat16, "cpu", format=kv_format)
+    new = torch.randn(32, 3, 64).bfloat16()
+    write_kv(new, new, cache, torch.arange(32))
+    expected = cache.token_major()
+    for tensor in expected:
+        tensor[0, :5] = tensor[2, :5].clone()
+        tensor[3] = tensor[1].clone()
+    copy_blocks([cache], *map(torch.tensor, ([2, 1], [0, 3], [5, 8])))
+    for found, wanted in zip(cache.token_major(), expected, strict=True):
+        assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+def test_a_cache_takes_as_many_bytes_as_the_format_says(kv_format: KVFormat) -> None:
+    cache = allocate_kv(4, 8, 3, 64, torch.bfloat16, "cpu", v_head_dim=32, format=kv_format)
+    per_slot = 3 * (kv_format.row_bytes(64) + kv_format.row_bytes(32))
+    assert sum(tensor.nbytes for tensor in cache.tensors) == 32 * per_slot
+
+
+def test_heads_that_a_format_cannot_pack_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^head_dim is 33"):
+        allocate_kv(1, 8, 1, 33, torch.float32, "cpu", format=KVFormat.INT4, layout=Layout.TOKEN_MAJOR)

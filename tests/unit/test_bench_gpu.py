@@ -1,0 +1,132 @@
+"""What bench.gpu_attention calls the least possible, and that all of its code runs where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench import compile_gate
+from bench.compile_gate import Configuration, faults
+from bench.gpu_clock import Clock
+from bench.gpu_inputs import numbered_tables
+from bench.gpu_launch import VARIANTS, Variant
+from bench.gpu_run import TINY_SIZES, Run
+from bench.gpu_workloads import LATENTS, LLAMA, Machine, Tree, branches_of, sequences
+from bench.report import Report
+
+H200 = Machine(copy=4.3e12, matmul=790e12, l2_bytes=60 << 20)
+
+
+@pytest.mark.parametrize(
+    ("tree", "paged_us", "tree_us", "bound"),
+    [
+        (branches_of(8, 4096, 128), 32.2, 4.9, 6.6),
+        (branches_of(32, 4096, 128), 129, 7.8, 16.5),
+        (branches_of(32, 16384, 256), 507, 23.4, 22),
+        (branches_of(64, 1024, 512), 94, 32, 2.9),
+    ],
+    ids=lambda value: value.name if isinstance(value, Tree) else "",
+)
+def test_rooflines_and_bounds_are_those_that_others_report(
+    tree: Tree, paged_us: float, tree_us: float, bound: float
+) -> None:
+    (_, prompt), (count, own) = tree.levels
+    assert tree.bound == pytest.approx((prompt + own) / (prompt / count + own))
+    assert tree.bound == pytest.approx(bound, rel=0.02)
+    assert H200.roofline_us(tree.paged, LLAMA) == pytest.approx(paged_us, rel=0.02)
+    assert H200.roofline_us(tree, LLAMA) == pytest.approx(tree_us, rel=0.05)
+
+
+def test_what_many_branches_share_is_bound_by_products() -> None:
+    tree = branches_of(128, 32768, 128)
+    assert H200.roofline_us(tree, LLAMA) == pytest.approx(tree.flops(LLAMA) / H200.matmul * 1e6)
+    assert H200.matmul_share(tree, LLAMA, H200.roofline_us(tree, LLAMA)) == pytest.approx(1.0)
+    few = branches_of(8, 32768, 128)
+    assert H200.copy_share(few, LLAMA, H200.roofline_us(few, LLAMA)) == pytest.approx(1.0)
+
+
+def test_a_prompt_s_products_are_those_of_the_keys_that_it_sees() -> None:
+    tree = sequences(3, 50, queries=20)
+    pairs = 3 * sum(range(31, 51))
+    assert tree.flops(LLAMA) == pairs * 32 * 4 * 128
+    assert sequences(1, 10).flops(LATENTS) == 10 * 128 * 2 * (576 + 512)
+
+
+def test_branches_hold_their_ancestors_blocks_and_their_own() -> None:
+    assert numbered_tables(Tree(((1, 32), (2, 16), (4, 5)))).tolist() == [
+        [0, 1, 2, 4],
+        [0, 1, 2, 5],
+        [0, 1, 3, 6],
+        [0, 1, 3, 7],
+    ]
+
+
+def test_inputs_that_the_l2_would_hold_take_turns() -> None:
+    assert H200.num_sets(20 << 20, 96) == 9
+    assert H200.num_sets(1 << 10, 96) == 96
+    assert H200.num_sets(1 << 30, 96) == 1
+
+
+@pytest.mark.parametrize(("error", "is_right"), [(9e-3, True), (1.1e-2, False), (float("nan"), False)])
+def test_a_wrong_answer_is_noted_and_not_to_be_timed(error: float, is_right: bool) -> None:
+    run = Run(Report("x", 0), Clock(torch.device("cpu"), 0.0, 1.0, 0.0), TINY_SIZES, None)
+    case: Any = SimpleNamespace(error=lambda: error)
+    assert run.is_right("some case", case) == is_right
+    assert bool(run.wrong) != is_right
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [each for each in VARIANTS if each.narrow or each.wide], ids=lambda each: each.name)
+def test_tiles_to_try_compile_without_a_fault(variant: Variant) -> None:
+    for form, tile in (("narrow", variant.narrow), ("wide", variant.wide)):
+        if tile is not None:
+            configuration = Configuration("D 128", "bf16", compile_gate.LLAMA, form)
+            assert faults(configuration, "sm_90", configuration.compile_with(tile, "sm_90")) == []
+
+
+def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).resolve().parents[2]
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-m", "bench.gpu_attention", *arguments],
+        cwd=root,
+        env={**own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so_in_a_line() -> None:
+    ended = bench()
+    assert ended.returncode == 2
+    assert ended.stdout.startswith("no CUDA device")
+    assert ended.stdout.count("\n") == 1
+
+
+def test_all_sections_run_interpreted_and_what_has_no_time_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    ended = bench("--interpret", "--json", str(path), TRITON_INTERPRET="1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    sections = ["decode", "trees", "formats", "latents", "prefill", "peers", "launches", "planning", "sweep"]
+    assert [name for name in sections if not figures[name]] == []
+    assert figures["wrong"] == figures["skipped"] == []
+    assert "SDPA" in figures["peers"][0]["us"]
+    assert figures["missing_peers"]["FI cascade"]
+    assert len(figures["sweep"][0]["us"]) > 1
+    hurried = bench("--interpret", "--minutes", "0", "--json", str(path), TRITON_INTERPRET="1")
+    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    assert hurried.returncode == 0, hurried.stdout + hurried.stderr
+    assert [name for name in sections if figures[name]] == []
+    assert {line.split()[0] for line in figures["skipped"]} >= {"decode", "tree", "fp8", "peers", "sweep"}
