@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import os
-import shutil
-import subprocess
 import sys
 import types
 from array import array
@@ -24,7 +21,9 @@ from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PEER_VERSION", "Peer", "PeerMissingError", "default_peer_dir", "fetch_peer", "load_peers"]
+from bench.peer_wheel import PeerMissingError, fetch_wheels, wheel_folder
+
+__all__ = ["PEER_VERSION", "Peer", "default_peer_dir", "fetch_peer", "load_peers"]
 
 PEER_VERSION = "0.5.23"
 # msgspec is small and sits in the measured path, so it is real.
@@ -54,38 +53,14 @@ INERT = (
 FORWARDED = {"sglang.srt.utils": "sglang.srt.utils.common"}
 
 
-class PeerMissingError(RuntimeError):
-    """The peer is not there or does not load, so the bars that name it stay unmet."""
-
-
 def default_peer_dir() -> Path:
-    """Folder of the peer's wheel in the user's cache, one per peer and Python version."""
-    chosen = os.environ.get("RADIXKV_CACHE")
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(chosen).expanduser() if chosen else cache_home / "radixkv"
-    return folder / "peers" / f"sglang-{PEER_VERSION}-py{sys.version_info.major}{sys.version_info.minor}"
+    """Folder of the peer's wheel in the user's cache."""
+    return wheel_folder("sglang", PEER_VERSION)
 
 
 def fetch_peer(folder: Path) -> None:
-    """Download the peer's wheel (39 MB) into `folder`, unless it is there; an interrupted fetch starts again cleanly.
-
-    Raises:
-        PeerMissingError: pip could not get it; says what pip said.
-    """
-    if (folder / "sglang").is_dir():
-        return
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    print(f"fetching {', '.join(REQUIREMENTS)} into {folder}", file=sys.stderr)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    result = subprocess.run(
-        [*command, "--target", str(partial), *REQUIREMENTS], capture_output=True, text=True, check=False
-    )
-    if result.returncode:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise PeerMissingError(f"pip could not fetch {REQUIREMENTS[0]}: {result.stderr.strip().splitlines()[-1:]}")
-    partial.rename(folder)
+    """Download the peer's wheel (39 MB) into `folder`, unless it is there. Errors as of `fetch_wheels`."""
+    fetch_wheels(folder, "sglang", REQUIREMENTS)
 
 
 class _EmptyClass:

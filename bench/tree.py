@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import tree_measures as measures
-from bench.peer import PEER_VERSION, PeerMissingError, default_peer_dir, fetch_peer, load_peers
+from bench.peer import PEER_VERSION, default_peer_dir, fetch_peer, load_peers
+from bench.peer_wheel import PeerMissingError
 from bench.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
 from bench.tree_measures import LIMIT, Samples
 from bench.tree_memory import measure_memory

@@ -17,6 +17,7 @@ from radixkv.core.api import (
     CacheReader,
     CacheStats,
     Copy,
+    EventStats,
     ExtendOp,
     ExtendResult,
     ForkOp,
@@ -26,6 +27,7 @@ from radixkv.core.api import (
     NodeInfo,
     Notice,
     Pending,
+    PinInfo,
     PoolShape,
     ReleaseOp,
     TimeHistogram,
@@ -39,6 +41,7 @@ from radixkv.core.errors import (
     LeaseError,
     LimitError,
     OutOfBlocksError,
+    PinBudgetError,
     PoolHeldError,
     RadixKVError,
     StaleIncarnationError,
@@ -47,6 +50,7 @@ from radixkv.core.errors import (
     UnknownSequenceError,
     WrongThreadError,
 )
+from radixkv.core.event_subscription import EventSubscription
 from radixkv.core.eviction import EvictionPolicy, LRUPolicy
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
@@ -65,6 +69,8 @@ __all__ = [
     "Copy",
     "CorruptionError",
     "DeadlineExceededError",
+    "EventStats",
+    "EventSubscription",
     "EvictionPolicy",
     "ExtendOp",
     "ExtendResult",
@@ -80,6 +86,8 @@ __all__ = [
     "Notice",
     "OutOfBlocksError",
     "Pending",
+    "PinBudgetError",
+    "PinInfo",
     "PoolHeldError",
     "PoolShape",
     "PrefixCache",

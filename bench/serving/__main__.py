@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.conversations import WorkloadMissingError, default_workloads
-from bench.peer import PeerMissingError
+from bench.peer_wheel import PeerMissingError
 from bench.report import RESULTS_DIR, Progress, Report
 from bench.serving.driver import Driver, DriverConfig, DriverError
 from bench.serving.figures import OURS, Figures, as_document, bars, prefill_seconds, summarise_runs, table

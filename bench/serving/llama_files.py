@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peer import PeerMissingError, default_peer_dir
+from bench.peer_wheel import PeerMissingError, peers_folder
 from radixkv.worker.default_model import SMOLLM2_135M
 
 __all__ = ["LLAMA_PACKAGE", "LlamaFiles", "find_llama", "peers_folder"]
@@ -32,11 +32,6 @@ class LlamaFiles(NamedTuple):
     package: str
     q4: Path
     q8: Path
-
-
-def peers_folder() -> Path:
-    """Where peers are kept between runs, in the user's cache."""
-    return default_peer_dir().parent
 
 
 def find_llama(may_fetch: bool) -> LlamaFiles:

@@ -6,9 +6,12 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from radixkv.core.eviction import DEFAULT_POLICY, POLICIES
+
 __all__ = [
     "DEFAULT_SERVICE_ADDRESS",
     "DEFAULT_WORKER_ADDRESS",
+    "add_cache_flags",
     "add_command",
     "add_service_flag",
     "say",
@@ -33,6 +36,22 @@ def add_service_flag(command: argparse.ArgumentParser) -> None:
     """`--service ADDRESS`."""
     command.add_argument(
         "--service", metavar="ADDRESS", default=DEFAULT_SERVICE_ADDRESS, help="the cache service (default %(default)s)"
+    )
+
+
+def add_cache_flags(command: argparse.ArgumentParser) -> None:
+    """What a command that keeps trees can be told of them."""
+    command.add_argument(
+        "--eviction",
+        choices=list(POLICIES),
+        default=DEFAULT_POLICY,
+        help="which cached branches go first when room is needed; radixkv replay compares them (default %(default)s)",
+    )
+    command.add_argument(
+        "--pin-budget",
+        type=float,
+        metavar="BLOCK_SECONDS",
+        help="what the pins of one namespace of one pool may cost, blocks x seconds (default: half of the pool for an hour)",
     )
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from radixkv.cli import chat, gateway, plan, serve, stats, top, up, worker
+from radixkv.cli import chat, gateway, plan, replay, serve, stats, top, tree, up, worker
 from radixkv.core.errors import RadixKVError
 
 __all__ = ["main"]
@@ -16,10 +16,15 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-COMMANDS = (up, serve, worker, gateway, chat, top, stats, plan)
+COMMANDS = (up, serve, worker, gateway, chat, top, stats, tree, plan, replay)
 """In the order in which the help lists them."""
 
-GATEWAY_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "pydantic", "starlette")
+EXTRAS = {
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "pydantic", "starlette"), "gateway"),
+    **dict.fromkeys(("zmq", "msgspec"), "events"),
+    "matplotlib": "plot",
+}
+"""Which extra installs a package that is missing; the worker's, where it is none of these."""
 
 EPILOG = """\
 examples:
@@ -30,7 +35,9 @@ examples:
   radixkv chat --worker 127.0.0.1:50052          chat with a worker that runs elsewhere
   radixkv gateway --worker 127.0.0.1:50052       the OpenAI API over HTTP for that worker
   radixkv top --worker 127.0.0.1:50052           load, rates, latencies and the pool of a worker, live
+  radixkv tree --worker 127.0.0.1:50052          what the cache holds, drawn as the tree that it is
   radixkv plan llama-3-8b --memory 24GiB         where the memory would go, and how many sequences fit
+  radixkv replay trace.jsonl --capacity 1%,5%    what a cache of that size would have found of a recorded load
 """
 
 
@@ -45,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("radixkv"):
             raise
-        extra = "gateway" if error.name in GATEWAY_PACKAGES else "worker"
+        extra = EXTRAS.get((error.name or "").partition(".")[0], "worker")
         print(
             f"radixkv: {error.name} is not installed, which this command needs: pip install 'radixkv[{extra}]'",
             file=sys.stderr,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_command, say
+from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_cache_flags, add_command, say
+from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 
 __all__ = ["add"]
 
@@ -29,6 +30,8 @@ def add(commands: Any) -> None:
     serve.add_argument(
         "--max-message-mib", type=float, default=16.0, metavar="MIB", help="largest message read (default %(default)s)"
     )
+    add_cache_flags(serve)
+    add_kv_event_flags(serve)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -38,10 +41,14 @@ def _run(options: argparse.Namespace) -> int:
         addresses=tuple(options.listen or [DEFAULT_SERVICE_ADDRESS]),
         lease_ttl_s=options.lease_ttl,
         max_message_bytes=int(options.max_message_mib * 2**20),
+        eviction=options.eviction,
+        pin_budget=options.pin_budget,
+        **kv_event_settings(options),
     )
 
     def on_ready(addresses: tuple[str, ...]) -> None:
-        say(f"radixkv cache service on {' and '.join(addresses)}; Ctrl-C stops it")
+        where = " and ".join(addresses) + describe_kv_events(options)
+        say(f"radixkv cache service on {where}; Ctrl-C stops it")
 
     run_service(config, on_ready)
     return 0

@@ -20,11 +20,12 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.client import connect
 
     with connect(options.service) as reader:
-        pools = reader.stats_all()
+        pools, followed = reader.stats_all(), reader.event_stats_all()
     for name, stats in pools.items():
         say(f"pool {name}")
-        for field, value in stats._asdict().items():
-            say(f"  {field:<24} {value:>14,}")
+        followers = followed[name]._asdict() if name in followed else {}
+        for field, value in (stats._asdict() | followers).items():
+            say(f"  {field:<24} {value if isinstance(value, str) else format(value, ','):>14}")
     if not pools:
         say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
     return 0

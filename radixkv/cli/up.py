@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.chat import add_chat_flags, run_chat
-from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, DEFAULT_WORKER_ADDRESS, add_command, say
+from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, DEFAULT_WORKER_ADDRESS, add_cache_flags, add_command, say
 from radixkv.cli.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
+from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.model_flags import add_model_flags, worker_config
 from radixkv.cli.worker import describe_addresses
 
@@ -41,15 +42,23 @@ def add(commands: Any) -> None:
         default=DEFAULT_HTTP_ADDRESS,
         help="where the OpenAI API is served (default %(default)s)",
     )
+    add_cache_flags(up)
     up.add_argument("--no-http", dest="http", action="store_const", const=None, help="serve no HTTP")
     add_gateway_flags(up)
+    add_kv_event_flags(up)
     up.add_argument("--no-chat", action="store_true", help="serve only, also where there is a terminal")
 
 
 def _run(options: argparse.Namespace) -> int:
     from radixkv.service import ServiceConfig, ServiceThread
 
-    with ServiceThread(ServiceConfig(addresses=(options.service_listen,))) as service:
+    settings = ServiceConfig(
+        addresses=(options.service_listen,),
+        eviction=options.eviction,
+        pin_budget=options.pin_budget,
+        **kv_event_settings(options),
+    )
+    with ServiceThread(settings) as service:
         config = worker_config(options, service.addresses[0], options.listen)
         from radixkv.worker.run import Worker, run_worker
 
@@ -57,12 +66,12 @@ def _run(options: argparse.Namespace) -> int:
         if options.no_chat or not sys.stdin.isatty():
 
             def on_ready(worker: Worker) -> None:
-                say(describe_addresses(worker, service.addresses[0]) + front.line)
+                say(describe_addresses(worker, service.addresses[0]) + describe_kv_events(options) + front.line)
                 say(f"Chat from another terminal: radixkv chat --worker {worker.address}\nCtrl-C stops it.")
 
             run_worker(config, on_ready, front.beside)
         else:
             with Worker(config) as worker, front.beside(worker):
-                say(describe_addresses(worker, service.addresses[0]) + front.line)
+                say(describe_addresses(worker, service.addresses[0]) + describe_kv_events(options) + front.line)
                 run_chat(worker.engine, options)
     return 0

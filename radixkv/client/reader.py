@@ -9,15 +9,26 @@ from typing import Any, Self
 import grpc
 
 from radixkv.core import validation
-from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheEvent, CacheStats, MatchResult, NodeInfo
+from radixkv.core.api import (
+    DEFAULT_NAMESPACE,
+    BlockTimes,
+    CacheEvent,
+    CacheStats,
+    EventStats,
+    MatchResult,
+    NodeInfo,
+    PinInfo,
+)
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
-from radixkv.core.tokens import TokensLike, pack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.service.addresses import parse_address
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
+    event_stats_from_proto,
     match_from_proto,
     node_from_proto,
+    pin_from_proto,
     stats_from_proto,
 )
 from radixkv.service.status import error_from_rpc
@@ -94,6 +105,31 @@ class RemoteReader:
         request = readers.ClearRequest(pool=self.pool_name, namespace=validation.check_namespace(namespace))
         return int(self._only(self._call(self._stub.Clear, request)).num_blocks)
 
+    def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
+        """See `PrefixCache.pin`."""
+        packed = pack_tokens(tokens)
+        request = readers.PinRequest(
+            pool=self.pool_name,
+            namespace=validation.check_namespace(namespace),
+            tokens=packed,
+            ttl_s=validation.check_ttl(ttl),
+        )
+        pin = pin_from_proto(self._only(self._call(self._stub.Pin, request)).pin)
+        return pin._replace(tokens=packed[: pin.num_tokens * TOKEN_BYTES])
+
+    def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool:
+        """See `PrefixCache.unpin`."""
+        packed = pack_tokens(tokens)
+        request = readers.UnpinRequest(
+            pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=packed
+        )
+        return bool(self._only(self._call(self._stub.Unpin, request)).was_pinned)
+
+    def pins(self, namespace: str | None = None) -> list[PinInfo]:
+        """See `PrefixCache.pins`."""
+        request = readers.PinsRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
+        return [pin_from_proto(pin) for pin in self._only(self._call(self._stub.Pins, request)).pins]
+
     def stats(self) -> CacheStats:
         """See `PrefixCache.stats`."""
         return stats_from_proto(self._pool_stats())
@@ -102,11 +138,17 @@ class RemoteReader:
         """See `PrefixCache.block_times`."""
         return block_times_from_proto(self._pool_stats())
 
+    def event_stats(self) -> EventStats:
+        """See `PrefixCache.event_stats`."""
+        return event_stats_from_proto(self._pool_stats())
+
     def stats_all(self) -> dict[str, CacheStats]:
         """`stats` of every pool of the service, by name."""
-        return {
-            pool.pool: stats_from_proto(pool) for pool in self._call(self._stub.Stats, readers.StatsRequest()).pools
-        }
+        return {pool.pool: stats_from_proto(pool) for pool in self._all_stats()}
+
+    def event_stats_all(self) -> dict[str, EventStats]:
+        """`event_stats` of every pool of the service, by name."""
+        return {pool.pool: event_stats_from_proto(pool) for pool in self._all_stats()}
 
     def check(self) -> None:
         """See `PrefixCache.check`.
@@ -120,16 +162,30 @@ class RemoteReader:
 
     def dump(self, namespace: str | None = None) -> list[NodeInfo]:
         """See `PrefixCache.dump`."""
+        return self.dump_at(namespace)[1]
+
+    def dump_at(self, namespace: str | None = None) -> tuple[float, list[NodeInfo]]:
+        """`dump`, after the time of the service's clock at which it was taken: times of nodes are by that clock."""
         request = readers.DumpRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
-        responses = self._stream(self._stub.Dump, request, self._timeout_s)
-        return [node_from_proto(node) for response in responses for node in response.nodes]
+        now_s = 0.0
+        nodes: list[NodeInfo] = []
+        for response in self._stream(self._stub.Dump, request, self._timeout_s):
+            now_s = response.now_s
+            nodes.extend(map(node_from_proto, response.nodes))
+        return now_s, nodes
 
     def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
         """See `PrefixCache.events`."""
         return list(self._events(start, namespace, follow=False))
 
     def follow_events(self, start: int = 0, namespace: str | None = None) -> Iterator[CacheEvent]:
-        """`events`, going on with what follows. Ends with `UnknownPoolError` when the pool's lease ends."""
+        """`events`, going on with what follows. Ends with `UnknownPoolError` when the pool's lease ends.
+
+        A reader that falls behind what the service keeps is told so by a ``"reset"``, with a new snapshot behind it.
+
+        Raises:
+            LimitError: too many follow already.
+        """
         return self._events(start, namespace, follow=True)
 
     def _events(self, start: int, namespace: str | None, follow: bool) -> Iterator[CacheEvent]:
@@ -165,6 +221,9 @@ class RemoteReader:
             raise error_from_rpc(error, self.address) from None
         finally:
             call.cancel()
+
+    def _all_stats(self) -> Any:
+        return self._call(self._stub.Stats, readers.StatsRequest()).pools
 
     def _pool_stats(self) -> Any:
         return self._only(self._call(self._stub.Stats, readers.StatsRequest(pool=self.pool_name)))

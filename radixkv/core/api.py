@@ -27,10 +27,12 @@ __all__ = [
     "AcquireResult",
     "BlockTimes",
     "CacheEvent",
+    "CacheEventKind",
     "CacheHolder",
     "CacheReader",
     "CacheStats",
     "Copy",
+    "EventStats",
     "ExtendOp",
     "ExtendResult",
     "ForkOp",
@@ -41,10 +43,12 @@ __all__ = [
     "Notice",
     "NoticeKind",
     "Pending",
+    "PinInfo",
     "PoolShape",
     "ReleaseOp",
     "StepOp",
     "StepResult",
+    "Tier",
     "TimeHistogram",
 ]
 
@@ -128,7 +132,10 @@ class ExtendResult(NamedTuple):
 
 
 class CacheStats(NamedTuple):
-    """Gauges of now and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens."""
+    """Gauges of now and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens.
+
+    `eviction` is the name of the policy that orders eviction.
+    """
 
     num_blocks: int
     block_size: int
@@ -148,6 +155,9 @@ class CacheStats(NamedTuple):
     num_copied_tokens: int
     num_pending: int
     num_notices: int
+    num_pins: int
+    num_pinned_blocks: int
+    eviction: str
 
 
 class TimeHistogram(NamedTuple):
@@ -172,23 +182,72 @@ class BlockTimes(NamedTuple):
     kv_block_reuse_gap_seconds: TimeHistogram
 
 
-class CacheEvent(NamedTuple):
-    """One change of what is cached.
+CacheEventKind = Literal["reset", "stored", "removed", "cleared", "synced"]
 
-    `kind`: ``"stored"``, ``"removed"`` or ``"cleared"``. `position`: tokens of history above the first block named.
-    `tokens`: the packed ids of those blocks (empty when cleared).
+Tier = Literal["device", "host", "disk", "remote"]
+
+
+class CacheEvent(NamedTuple):
+    """One change of what is cached. Only whole blocks are told of: a tail is stored once it is full.
+
+    `kind`:
+
+    - ``"stored"``: blocks became matchable. Those above them were stored before.
+    - ``"removed"``: blocks are no longer matchable: evicted, withdrawn or replaced by others of the same content.
+    - ``"cleared"``: a namespace was cleared; its blocks were told as removed just before.
+    - ``"reset"``: forget everything that was told. A snapshot of what is cached follows.
+    - ``"synced"``: the snapshot is complete: what was told since the reset is what is cached.
+
+    `sequence_number`: consecutive over all that one reader may see. 0 between a reset and its synced, which has the number
+    that the snapshot stands for. `position`: tokens of history above the first block. `tokens`: packed ids of the blocks
+    stored, else empty. `block_ids`: int32, one per block. `block_hashes`: uint64, one per block, each standing for the
+    namespace and all of the history up to its block's end. `parent_hash`: that of the block above the first; None at the
+    beginning of a history and where nothing was stored. `tier`: where the blocks lie.
     """
 
     sequence_number: int
-    kind: str
+    kind: CacheEventKind
     namespace: str
     position: int
     tokens: bytes
-    block_ids: tuple[int, ...]
+    block_ids: array[int]
+    block_hashes: array[int]
+    parent_hash: int | None
+    tier: Tier = "device"
+
+
+class EventStats(NamedTuple):
+    """Those who follow the events of a cache.
+
+    `num_event_subscribers`: open subscriptions, a gauge. `num_events_sent`: events handed to them, a counter.
+    `num_event_resets`: times that one of them fell so far behind that it had to begin anew, a counter.
+    """
+
+    num_event_subscribers: int
+    num_events_sent: int
+    num_event_resets: int
+
+
+class PinInfo(NamedTuple):
+    """A protected prefix: `tokens`, packed, `num_tokens` of them in `num_blocks` blocks.
+
+    `ttl_s`: how long it is protected after each use; `remaining_s`: how long it will be, if nobody uses it. Where nothing is
+    pinned all numbers but `ttl_s` are 0.
+    """
+
+    namespace: str
+    tokens: bytes
+    num_tokens: int
+    num_blocks: int
+    ttl_s: float
+    remaining_s: float
 
 
 class NodeInfo(NamedTuple):
-    """One radix node, parents before children. `parent_id` is 0 for children of a root."""
+    """One radix node, parents before children. `parent_id` is 0 for children of a root.
+
+    `last_access_s`, `pinned_until_s`: by the clock of the cache; `pinned_until_s` is 0 where no pin stands on the node itself.
+    """
 
     node_id: int
     parent_id: int
@@ -199,6 +258,7 @@ class NodeInfo(NamedTuple):
     is_tail: bool
     lock_ref: int
     last_access_s: float
+    pinned_until_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +332,19 @@ class CacheReader(Protocol):
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int: ...
 
+    def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo: ...
+
+    def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool: ...
+
+    def pins(self, namespace: str | None = None) -> list[PinInfo]: ...
+
     def stats(self) -> CacheStats: ...
 
     def block_times(self) -> BlockTimes: ...
 
     def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]: ...
+
+    def event_stats(self) -> EventStats: ...
 
     def dump(self, namespace: str | None = None) -> list[NodeInfo]: ...
 

@@ -17,6 +17,7 @@ from radixkv.core.api import (
     ExtendResult,
     Notice,
     Pending,
+    PinInfo,
     StepOp,
     StepResult,
 )
@@ -49,8 +50,12 @@ class PrefixCache(LocalReader):
     Args:
         num_blocks: size of the pool.
         block_size: token slots per block.
-        policy: order of eviction; LRU if None.
-        event_capacity: how many events `events` keeps; 0 records none.
+        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or one of your own.
+        event_capacity: how many events are kept for readers that come back, and how many changes may wait to be read; past
+            it readers begin anew with a snapshot. Nothing is noted while nobody reads.
+        first_event_number: the first sequence number of an event.
+        pin_budget: block-seconds that the pins of one namespace may cost, each its blocks times its ttl; half of the pool
+            for an hour if None. All pins together protect at most half of the pool.
         max_waits: how many waits and untaken notices may be outstanding; past it an acquire that may wait is opened at once.
         clock: seconds, monotonic.
         seq_ids: source of the ids of sequences whose caller chooses none.
@@ -135,6 +140,8 @@ class PrefixCache(LocalReader):
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
         if self._intents.is_active:
             self._intents.update(seq)
+        if root.pins:
+            self._pins.used(seq.node, walk.matched_bytes, walk.child)
         ops = self._copy_ops(plan.source, seq.table, plan.num_kept, walk.matched_bytes)
         num_cached = min(seq.num_stored, length - 1)
         self._counters.count_query(length, num_cached)
@@ -246,6 +253,8 @@ class PrefixCache(LocalReader):
             if num_promised:
                 promise(forest, child, promised_length, num_promised)
             children.append(AcquireResult(child_id, position - 1, position, table[:], ()))
+        if seq.root.pins:
+            self._pins.used(node, end)
         self._counters.num_forks += n
         return children
 
@@ -287,6 +296,45 @@ class PrefixCache(LocalReader):
         self._enter()
         return self._intents.take_notices()
 
+    def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
+        """Protect what is cached of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
+
+        Each use, by an acquire or fork that has all of it stored, puts the end off to `ttl` from then; pinning it again sets
+        the time anew. Past its end the branch is an ordinary one, as old as its last use. The answer says how much was cached
+        and is pinned now; where nothing was, nothing is. O(path + pins of the namespace).
+
+        Raises:
+            InvalidArgumentError: unpackable tokens, a ttl out of its bound, a bad namespace.
+            PinBudgetError: it passes the namespace's budget or the pool's share; it tells what is pinned. Nothing changed.
+            OutOfBlocksError: what it would protect is promised to running sequences. Nothing changed.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        ttl_s = validation.check_ttl(ttl)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        walk = None if root is None else self._forest.walk(root, packed)
+        if root is None or walk is None or not walk.matched_bytes:
+            return PinInfo(namespace, b"", 0, 0, ttl_s, 0.0)
+        cached = packed[: walk.matched_bytes]
+        self._pins.check(root, cached, walk, ttl_s)
+        self._require(self._pins.lock_cost(root, cached, walk))
+        pin = self._pins.set(root, cached, walk, ttl_s)
+        return pin.info(pin.expires_s - ttl_s)
+
+    def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool:
+        """End the pin of just these tokens, as `pin` answered and `pins` lists them; whether there was one. O(path).
+
+        Raises:
+            InvalidArgumentError: unpackable tokens, or a bad namespace.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        pin = root.pins.get(packed) if root is not None else None
+        if pin is not None:
+            self._pins.drop(pin)
+        return pin is not None
+
     def evict(self, num_blocks: int) -> int:
         """Evict whole unlocked leaves until at least `num_blocks` blocks are freed; how many were. O(evicted · log n).
 
@@ -306,14 +354,14 @@ class PrefixCache(LocalReader):
         root = self._forest.roots.pop(validation.check_namespace(namespace), None)
         if root is None:
             return 0
+        self._pins.drop_all(root)
+        self._forest.record_cleared(root)
         root.is_hidden = True
         num_freed = self._forest.remove_unlocked(root)
         if self._intents.is_active:
             for seq in self._sequences.values():
                 if seq.root is root:
                     self._intents.ended(seq)
-        if self._events.is_recording:
-            self._events.record("cleared", namespace, 0, b"", ())
         return num_freed
 
     def step(self, ops: SequenceOf[StepOp]) -> list[StepResult]:

@@ -10,6 +10,7 @@ from radixkv.core.errors import CorruptionError
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
 from radixkv.core.node import Node, RootNode
+from radixkv.core.pins import PinBook
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
@@ -24,6 +25,7 @@ def dump_roots(forest: Forest, roots: Iterable[RootNode]) -> list[NodeInfo]:
         while pending:
             node, parent_id = pending.pop()
             node_id = len(listing) + 1
+            pins = node.pin_mark.pins if node.pin_mark is not None else ()
             listing.append(
                 NodeInfo(
                     node_id=node_id,
@@ -35,13 +37,14 @@ def dump_roots(forest: Forest, roots: Iterable[RootNode]) -> list[NodeInfo]:
                     is_tail=len(node.key) < forest.block_bytes,
                     lock_ref=node.lock_ref,
                     last_access_s=node.last_access_s,
+                    pinned_until_s=max((pin.expires_s for pin in pins), default=0.0),
                 )
             )
             pending.extend((child, node_id) for child in _sorted_children(node))
     return listing
 
 
-def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intents) -> None:
+def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intents, pins: PinBook) -> None:
     """Raise `CorruptionError` unless every invariant holds. O(everything held)."""
     roots: dict[int, RootNode] = {id(root): root for root in forest.roots.values()}
     roots.update((id(seq.root), seq.root) for seq in sequences.values())
@@ -51,6 +54,7 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
     for node in nodes:
         _check_node(forest, node)
     _check_locks(nodes, roots.values(), sequences)
+    _check_pins(forest, nodes, roots.values(), pins)
     _check_counts(forest, nodes, sequences)
     _check_owners(forest, nodes, sequences)
     for seq in sequences.values():
@@ -95,6 +99,8 @@ def _check_node(forest: Forest, node: Node) -> None:
 
 def _check_locks(nodes: list[Node], roots: Iterable[RootNode], sequences: Mapping[int, Sequence]) -> None:
     expected: Counter[int] = Counter()
+    for root in roots:
+        expected.update(id(pin.node) for pin in root.pins.values())
     for seq in sequences.values():
         expected[id(seq.node)] += 1
         for tail in seq.left_tails:
@@ -112,6 +118,40 @@ def _check_locks(nodes: list[Node], roots: Iterable[RootNode], sequences: Mappin
         _require(node.lock_ref == expected[id(node)], "lock refs are standers and locked children", node.lock_ref)
 
 
+def _history(node: Node) -> bytes:
+    edges = []
+    above: Node | None = node
+    while above is not None:
+        edges.append(bytes(above.key))
+        above = above.parent
+    return b"".join(reversed(edges))
+
+
+def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pins: PinBook) -> None:
+    expected: Counter[int] = Counter()
+    for root in roots:
+        for tokens, pin in root.pins.items():
+            expected[id(pin.node)] += 1
+            mark = pin.node.pin_mark
+            _require(pin.root is root and pin.tokens == tokens, "a namespace knows its pins")
+            _require(mark is not None and mark.pins.count(pin) == 1, "a pinned node knows its pins")
+            _require(_history(pin.node)[: len(tokens)] == tokens, "a pin's path spells its tokens")
+            is_in_last_block = len(pin.node.blocks) + pin.node.start_bytes // forest.block_bytes == pin.num_blocks
+            _require(pin.node.start_bytes < len(tokens) <= pin.node.end_bytes, "a pin stands on its last token")
+            _require(is_in_last_block, "a pin stands where its last block ends")
+        _require(not (root.is_hidden and root.pins), "a cleared namespace has no pins")
+    _require(pins.num_pins == expected.total(), "pins are counted", pins.num_pins)
+    for node in nodes:
+        if node.pin_mark is not None and node.parent is not None:
+            expected[id(node.parent)] += 1
+    for node in (*nodes, *roots):
+        num_refs = node.pin_mark.num_refs if node.pin_mark is not None else 0
+        _require(num_refs == expected[id(node)], "pin marks are pins and marked children", num_refs)
+        _require(not num_refs or node.lock_ref > 0, "what is pinned is locked", node.head)
+    num_blocks = sum(len(node.blocks) for node in nodes if node.pin_mark is not None)
+    _require(pins.num_blocks == num_blocks, "pinned blocks are counted", pins.num_blocks, num_blocks)
+
+
 def _check_counts(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:
     num_promised = sum(seq.num_promised for seq in sequences.values())
     num_evictable = sum(len(node.blocks) for node in nodes if not node.lock_ref)
@@ -121,9 +161,10 @@ def _check_counts(forest: Forest, nodes: list[Node], sequences: Mapping[int, Seq
     _require(forest.num_promised == num_promised, "promises are counted", forest.num_promised, num_promised)
     _require(all(seq.num_promised >= 0 for seq in sequences.values()), "no promise is negative")
     _require(forest.num_available >= 0, "free + evictable >= promised", forest.num_available)
-    queued = forest.queue.nodes()
+    queued = forest.policy.nodes()
     _require({id(node) for node in queued} <= {id(node) for node in nodes}, "the queue holds nodes of the trees")
     _require(len({id(node) for node in queued}) == len(queued), "a node is queued once")
+    _require(len(queued) == len(forest.policy), "queued leaves are counted", len(queued), len(forest.policy))
 
 
 def _check_owners(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:

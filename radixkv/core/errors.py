@@ -20,6 +20,11 @@ A call that raises one of these has changed nothing.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from radixkv.core.api import PinInfo
+
 __all__ = [
     "AbortedError",
     "CorruptionError",
@@ -28,6 +33,7 @@ __all__ = [
     "LeaseError",
     "LimitError",
     "OutOfBlocksError",
+    "PinBudgetError",
     "PoolHeldError",
     "RadixKVError",
     "StaleIncarnationError",
@@ -80,6 +86,29 @@ class OutOfBlocksError(RadixKVError):
         )
         self.num_needed = num_needed
         self.num_available = num_available
+
+
+class PinBudgetError(RadixKVError):
+    """A pin would pass what its namespace may pin, or what may be pinned of the pool.
+
+    Attributes:
+        unit: of what there is too little, e.g. ``"block-seconds of its namespace"``.
+        num_needed, num_available: what the pin takes, and what of `num_total` is left.
+        pins: what the namespace has pinned, the costliest first; of many, some.
+    """
+
+    def __init__(
+        self, unit: str, num_needed: float, num_available: float, num_total: float, pins: tuple[PinInfo, ...]
+    ) -> None:
+        super().__init__(
+            f"the pin takes {num_needed:,.0f} {unit}, of which pins may take {num_total:,.0f} and {num_available:,.0f} are "
+            "left; unpin another, pin for a shorter time, or wait until one ends"
+        )
+        self.unit = unit
+        self.num_needed = num_needed
+        self.num_available = num_available
+        self.num_total = num_total
+        self.pins = pins
 
 
 class WrongThreadError(RadixKVError):

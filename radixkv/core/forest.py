@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from radixkv.core.blocks import BlockPool
-from radixkv.core.events import EventLog
-from radixkv.core.eviction import EvictionPolicy, EvictionQueue
+from radixkv.core.events import NO_BLOCK, EventLog
+from radixkv.core.eviction import EvictionPolicy
 from radixkv.core.node import Children, Node, RootNode
 from radixkv.core.times import BlockTimer
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
@@ -34,7 +34,10 @@ class Walk(NamedTuple):
 
 
 class Forest:
-    """Trees by namespace, the pool under them, and the queue of what may be evicted."""
+    """Trees by namespace, the pool under them, and the policy that keeps what may be evicted.
+
+    `num_taken` counts the blocks taken from the pool so far: the pool's time, by which eviction policies go.
+    """
 
     def __init__(
         self, num_blocks: int, block_size: int, policy: EvictionPolicy, clock: Callable[[], float], events: EventLog
@@ -42,7 +45,7 @@ class Forest:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.pool = BlockPool(num_blocks)
-        self.queue = EvictionQueue(policy)
+        self.policy = policy
         self.clock = clock
         self.events = events
         self.times = BlockTimer()
@@ -52,6 +55,7 @@ class Forest:
         self.num_promised = 0
         self.num_nodes = 0
         self.num_evicted = 0
+        self.num_taken = 0
         self._num_accesses = 0
 
     @property
@@ -127,30 +131,53 @@ class Forest:
                 return
             if above.parent is not None:
                 self.num_evictable -= len(above.blocks)
+                if above.access_number:  # a node that never rested keeps the 0 that costs no memory
+                    above.found_at = self.num_taken
                 if above.queue_entry is not None:
-                    self.queue.remove(above)
+                    self.policy.remove(above)
             above = above.parent
 
-    def unlock(self, root: RootNode, node: Node) -> Node:
+    def unlock(self, root: RootNode, node: Node, *, is_use: bool = True) -> Node:
         """Drop one lock ref; what it frees becomes evictable, stamped leaf first, root last.
 
-        Answers the node, or its nearest ancestor left where the node was of no more use and is gone. O(path freed).
+        A pin's lock is no use: what it frees bears the time of its last use. So where there are pins, a use also stamps what
+        stays locked above. Answers the node, or its nearest ancestor left where the node was of no more use and is gone.
+        O(path freed), with pins in the namespace O(path).
         """
         now_s = self.clock()
-        above: Node | None = node
-        while above is not None:
+        above = node
+        while True:
             above.lock_ref -= 1
             assert above.lock_ref >= 0, "unlocked more often than locked"
             if above.lock_ref or above.parent is None:
                 break
             self.num_evictable += len(above.blocks)
-            self._num_accesses += 1
-            above.last_access_s = now_s
-            above.access_number = self._num_accesses
+            if is_use:
+                rested_before = self._stamp(above, now_s)
+                if not root.is_hidden:
+                    self.policy.rest(above, rested_before, root.namespace, self.num_taken)
             above = above.parent
+        if is_use and root.pins:
+            self._stamp_above(root, above, now_s)
         if node.lock_ref == 0 and node.parent is not None:
-            return self._settle(root, node, now_s)
+            return self._settle(root, node)
         return node
+
+    def _stamp(self, node: Node, now_s: float) -> int:
+        """Note a use that has ended; the access number before."""
+        number_before = node.access_number
+        self._num_accesses += 1
+        node.access_number = self._num_accesses
+        node.last_access_s = now_s
+        return number_before
+
+    def _stamp_above(self, root: RootNode, node: Node, now_s: float) -> None:
+        """Stamp a locked node and those above it, as if they came to rest: a pin may be all that locks them."""
+        above = node
+        while above.parent is not None:
+            if not self._stamp(above, now_s):
+                self.policy.rest(above, 0, root.namespace, self.num_taken)
+            above = above.parent
 
     def move_lock(self, node: Node, child: Node) -> None:
         """Move one lock ref from a node to its child. O(1)."""
@@ -167,7 +194,7 @@ class Forest:
             above = above.parent
         return cost
 
-    def _settle(self, root: RootNode, node: Node, now_s: float) -> Node:
+    def _settle(self, root: RootNode, node: Node) -> Node:
         """A node has just lost its last lock ref: queue it if it is a leaf, drop it if it is of no use any more."""
         if root.is_hidden:
             while node.parent is not None and not node.lock_ref and not node.children:
@@ -178,7 +205,7 @@ class Forest:
             if cover is not None:
                 cover.used_bytes = max(cover.used_bytes, node.used_bytes)
                 node = self.remove(node)
-        self.queue_if_leaf(node, now_s)
+        self.queue_if_leaf(node)
         return node
 
     def sibling_cover(self, node: Node, fragment: bytes) -> Node | None:
@@ -191,9 +218,9 @@ class Forest:
         siblings.add(node)
         return cover
 
-    def queue_if_leaf(self, node: Node, now_s: float | None = None) -> None:
+    def queue_if_leaf(self, node: Node) -> None:
         if node.parent is not None and not node.lock_ref and not node.children and node.queue_entry is None:
-            self.queue.add(node, self.clock() if now_s is None else now_s)
+            self.policy.add(node)
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
@@ -220,7 +247,7 @@ class Forest:
         if node.used_bytes > node.start_bytes:
             parent.used_bytes = parent.end_bytes
         if node.queue_entry is not None:
-            self.queue.remove(node)
+            self.policy.remove(node)
         if not node.lock_ref:
             self.num_evictable -= len(node.blocks)
         node.parent = node.writer = None
@@ -240,6 +267,7 @@ class Forest:
 
     def take(self, num_blocks: int) -> array[int]:
         """Take blocks for a sequence, evicting what must go. The caller has checked `num_available`."""
+        self.num_taken += num_blocks
         missing = num_blocks - self.pool.num_free
         if missing > 0:
             self.evict(missing)
@@ -251,16 +279,19 @@ class Forest:
         O(leaves evicted · log leaves).
         """
         evicted, now_s = 0, self.clock()
-        while evicted < num_blocks and len(self.queue):
-            leaf = self.queue.pop_first()
+        while evicted < num_blocks and len(self.policy):
+            leaf = self.policy.take(self.num_taken)
             evicted += len(leaf.blocks)
             self.times.evicted(leaf, now_s)
-            root = self.root_above(leaf) if leaf.parent is not None and leaf.parent.parent is None else None
+            root = self.root_above(leaf)
+            self.policy.evicted(leaf, root.namespace)
             parent = self.remove(leaf)
-            self.queue_if_leaf(parent, now_s)
-            if root is not None:
+            self.queue_if_leaf(parent)
+            if parent is root:
                 self.forget_if_empty(root)
         self.num_evicted += evicted
+        if self.events.is_recording:
+            self.events.bound()
         return evicted
 
     def remove_unlocked(self, root: RootNode) -> int:
@@ -279,13 +310,35 @@ class Forest:
         assert isinstance(node, RootNode), "a path ends in a root"
         return node
 
-    def record_stored(self, root: RootNode, start_bytes: int, key: bytes | bytearray, blocks: array[int]) -> None:
-        if self.events.is_recording and not root.is_hidden:
-            self.events.record("stored", root.namespace, start_bytes // TOKEN_BYTES, bytes(key), tuple(blocks))
+    def record_stored(self, root: RootNode, node: Node, key: bytes | bytearray, blocks: array[int]) -> None:
+        """Note that whole blocks were published: `key` and `blocks` are the end of `node`. O(1)."""
+        events = self.events
+        if not events.is_recording or root.is_hidden:
+            return
+        num_blocks = len(blocks)
+        num_above = len(node.blocks) - num_blocks
+        if num_above:
+            parent_block = node.blocks[num_above - 1]
+        else:
+            assert node.parent is not None, "blocks lie below the root"
+            above = node.parent.blocks
+            parent_block = above[-1] if above else NO_BLOCK
+        events.append(("stored", root.namespace, node.end_bytes, key, blocks, num_blocks, parent_block))
 
     def record_removed(self, node: Node) -> None:
-        if self.events.is_recording and len(node.key) >= self.block_bytes:
-            root = self.root_above(node)
-            if not root.is_hidden:
-                start = node.start_bytes // TOKEN_BYTES
-                self.events.record("removed", root.namespace, start, bytes(node.key), tuple(node.blocks))
+        """Note that the blocks of a node are about to leave the tree, or an old one that is matched no more. O(1)."""
+        events = self.events
+        if events.is_recording and len(node.key) >= self.block_bytes:
+            events.append(("removed", node.end_bytes, node.blocks))
+            events.room -= len(node.blocks)
+            if events.room < 0:
+                events.bound()
+
+    def record_cleared(self, root: RootNode) -> None:
+        """Note that nothing below a root will match any more, children first. O(nodes) while followed."""
+        if self.events.is_recording:
+            for node in reversed(list(self.nodes(root))):
+                self.record_removed(node)
+                node.blocks = node.blocks[:]  # a locked node may go on growing; what was noted may not
+            if self.events.is_recording:
+                self.events.append(("cleared", root.namespace))

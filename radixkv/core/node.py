@@ -10,19 +10,32 @@ less than one block: the published part of a block that is still being filled.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 if TYPE_CHECKING:
-    from radixkv.core.eviction import QueueEntry
+    from radixkv.core.pins import Pin
     from radixkv.core.sequences import Sequence
 
-__all__ = ["Children", "Node", "RootNode"]
+__all__ = ["DEFAULT_PRIORITY", "FEW_CHILDREN", "Children", "Node", "PinMark", "RootNode"]
+
+DEFAULT_PRIORITY = 35
 
 FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
+
+
+class PinMark:
+    """That pins protect a node: `num_refs` counts those on it, `pins`, and its children that are marked."""
+
+    __slots__ = ("num_refs", "pins")
+
+    def __init__(self) -> None:
+        self.num_refs = 1
+        self.pins: list[Pin] = []
 
 
 class Node:
@@ -35,11 +48,18 @@ class Node:
         end_bytes: length of the history from the root to the end of this edge.
         used_bytes: history up to here has been used by others than the sequence that published it, or was released with
             keep; a release without keep leaves it in place.
-        lock_ref: sequences that stand here (or hold this tail's append right) + children with a lock ref > 0.
+        lock_ref: sequences and pins that stand here (or hold this tail's append right) + children with a lock ref > 0.
+        pin_mark: present where a pin stands here or below.
         writer: of a tail: the sequence that holds the append right.
-        last_access_s, access_number: recency, set when the lock drops; the number breaks ties of the clock.
+        last_access_s, access_number: recency, set when the lock drops; the number breaks ties of the clock. Where there are
+            pins, what stays locked is stamped too.
         stored_s: when the first of its blocks was published.
-        queue_entry: its place in the eviction queue while it is an unlocked leaf.
+        found_at: pool time at which it was last locked after a rest: blocks taken from the pool until then.
+        queue_entry: its place with the eviction policy while it is an unlocked leaf.
+        num_uses, rested_blocks, reuse_class: what the eviction policy remembers of it: uses, how many of its first blocks
+            have rested before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the
+            greater stays.
+        priority: retention priority, 0 to 100; a split leaves it to both halves, a merge keeps the greater.
     """
 
     __slots__ = (
@@ -47,12 +67,18 @@ class Node:
         "blocks",
         "children",
         "end_bytes",
+        "found_at",
         "head",
         "key",
         "last_access_s",
         "lock_ref",
+        "num_uses",
         "parent",
+        "pin_mark",
+        "priority",
         "queue_entry",
+        "rested_blocks",
+        "reuse_class",
         "stored_s",
         "used_bytes",
         "writer",
@@ -67,11 +93,17 @@ class Node:
         self.children: Children | None = None
         self.used_bytes = 0
         self.lock_ref = 0
+        self.pin_mark: PinMark | None = None
         self.writer: Sequence | None = None
         self.last_access_s = 0.0
         self.access_number = 0
         self.stored_s = 0.0
-        self.queue_entry: QueueEntry | None = None
+        self.found_at = 0
+        self.queue_entry: tuple[Any, ...] | None = None
+        self.num_uses = 0
+        self.rested_blocks = 0
+        self.reuse_class = 0
+        self.priority = DEFAULT_PRIORITY
 
     @property
     def start_bytes(self) -> int:
@@ -98,14 +130,16 @@ class RootNode(Node):
 
     `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
     opened it shares with nobody; its sequences and their forks share among themselves, and what they leave is freed at once.
+    `pins`: the namespace's by their tokens, the oldest first.
     """
 
-    __slots__ = ("is_hidden", "namespace")
+    __slots__ = ("is_hidden", "namespace", "pins")
 
     def __init__(self, namespace: str, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
         self.namespace = namespace
         self.is_hidden = is_hidden
+        self.pins: dict[bytes, Pin] = {}
 
 
 class Children(dict[bytes, Node]):
@@ -155,6 +189,15 @@ class Children(dict[bytes, Node]):
         """The child that begins with all of `fragment` (at most one block), if there is one."""
         nearest, common = self.nearest(fragment)
         return nearest if common == len(fragment) else None
+
+    def following(self, head: bytes) -> Iterator[Node]:
+        """The children whose heads come after `head`, in order, while nobody adds or discards any. O(log n) to begin."""
+        heads: Iterable[bytes]
+        if self._sorted_heads is None:
+            heads = sorted(other for other in self if other > head)
+        else:
+            heads = self._sorted_heads.irange(head, inclusive=(False, True))
+        return (self[other] for other in heads)
 
     def sorted_heads(self) -> list[bytes] | None:
         """The sorted index, for checks; None while a scan is used."""

@@ -86,7 +86,7 @@ def _fill_tail(forest: Forest, seq: Sequence, key: bytes) -> None:
     tail.writer = None
     surgery.rename(tail, key)
     seq.published_bytes = tail.end_bytes
-    forest.record_stored(seq.root, start, key, tail.blocks)
+    forest.record_stored(seq.root, tail, key, tail.blocks)
     if tail.lock_ref == parent.lock_ref == 1 and not tail.children and parent.only_child() is tail and parent.parent:
         surgery.absorb(forest, parent, tail)
         seq.node = parent
@@ -143,7 +143,7 @@ def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
         seq.node = child
     seq.published_bytes = full_end
     seq.private_from = end_block
-    forest.record_stored(seq.root, position, key, blocks)
+    forest.record_stored(seq.root, seq.node, key, blocks)
 
 
 def _common_blocks_bytes(forest: Forest, seq: Sequence, child: Node, position: int, full_end: int) -> int:

@@ -8,17 +8,32 @@ import time
 from collections.abc import Callable, Iterator
 
 from radixkv.core import checking, validation
-from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheEvent, CacheStats, MatchResult, NodeInfo
-from radixkv.core.errors import WrongThreadError
+from radixkv.core.api import (
+    DEFAULT_NAMESPACE,
+    BlockTimes,
+    CacheEvent,
+    CacheStats,
+    EventStats,
+    MatchResult,
+    NodeInfo,
+    PinInfo,
+)
+from radixkv.core.errors import InvalidArgumentError, WrongThreadError
+from radixkv.core.event_feed import EventFeed
+from radixkv.core.event_subscription import EventSubscription
 from radixkv.core.events import EventLog
-from radixkv.core.eviction import EvictionPolicy, LRUPolicy
+from radixkv.core.eviction import DEFAULT_POLICY, EvictionPolicy, make_policy
 from radixkv.core.forest import Forest
 from radixkv.core.intents import MAX_WAITS, Intents
+from radixkv.core.node import RootNode
+from radixkv.core.pins import PinBook
 from radixkv.core.sequences import Sequence
 from radixkv.core.stats import Counters
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["LocalReader"]
+
+MAX_EVENT_NUMBER = (1 << 62) - 1
 
 
 class LocalReader:
@@ -29,17 +44,25 @@ class LocalReader:
         num_blocks: int,
         block_size: int = 16,
         *,
-        policy: EvictionPolicy | None = None,
-        event_capacity: int = 256,
+        eviction: str | EvictionPolicy = DEFAULT_POLICY,
+        event_capacity: int = 16_384,
+        first_event_number: int = 1,
         max_waits: int = MAX_WAITS,
+        pin_budget: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         seq_ids: Iterator[int] | None = None,
     ) -> None:
         validation.check_pool_shape(num_blocks, block_size)
-        validation.check_int("event_capacity", event_capacity, 0)
+        validation.check_int("event_capacity", event_capacity, 1)
+        validation.check_int("first_event_number", first_event_number, 1, MAX_EVENT_NUMBER)
         validation.check_int("max_waits", max_waits, 0)
-        self._events = EventLog(event_capacity)
-        self._forest = Forest(num_blocks, block_size, policy or LRUPolicy(), clock, self._events)
+        if pin_budget is not None and not pin_budget >= 0:
+            raise InvalidArgumentError("pin_budget", pin_budget, "at least 0 block-seconds")
+        policy = make_policy(eviction, num_blocks, block_size) if isinstance(eviction, str) else eviction
+        log = EventLog(event_capacity)
+        self._forest = Forest(num_blocks, block_size, policy, clock, log)
+        self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)
+        self._pins = PinBook(self._forest, pin_budget)
         self._sequences: dict[int, Sequence] = {}
         self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
         self._owner_thread: int | None = None
@@ -63,7 +86,12 @@ class LocalReader:
     def stats(self) -> CacheStats:
         """Gauges of now and counters since the cache was made. O(1)."""
         self._enter()
-        return self._counters.snapshot(self._forest, len(self._sequences), self._intents)
+        return self._counters.snapshot(self._forest, len(self._sequences), self._intents, self._pins)
+
+    def pins(self, namespace: str | None = None) -> list[PinInfo]:
+        """What is pinned, of one namespace or of all, the oldest of each first. O(tokens pinned)."""
+        self._enter()
+        return self._pins.infos(self._roots_of(namespace))
 
     def block_times(self) -> BlockTimes:
         """How long blocks lived, lay idle and waited to be used again, since the cache was made. O(1)."""
@@ -71,20 +99,50 @@ class LocalReader:
         return self._forest.times.snapshot()
 
     def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
-        """The recorded events with a sequence number >= `start`, oldest first. O(events kept).
+        """The events with a sequence number >= `start`, oldest first, up to now; of one namespace or of all.
 
-        Whole blocks only: a tail is announced when it is full.
+        With `start` 0, or one from which events are not kept any more: a ``"reset"``, what is cached now as ``"stored"``
+        events, and a ``"synced"``. Come back with the last sequence number + 1. Changes are noted from the first call on and
+        until `event_capacity` of them have waited for a reader. O(events), with a snapshot O(blocks cached).
+
+            number = 0
+            while following:
+                for event in cache.events(number):
+                    number = event.sequence_number + 1
+                    ...
+
+        Raises:
+            InvalidArgumentError: a negative start, a bad namespace.
+        """
+        subscription = self.subscribe_events(start, namespace)
+        events = subscription.take()
+        while not subscription.is_current:
+            events.extend(subscription.take())
+        subscription.close()
+        return events
+
+    def subscribe_events(self, start: int = 0, namespace: str | None = None) -> EventSubscription:
+        """The same events for one who stays, in slices of about a millisecond; see `EventSubscription`. O(events kept).
+
+        Raises:
+            InvalidArgumentError: a negative start, a bad namespace.
         """
         self._enter()
-        return self._events.since(start, None if namespace is None else validation.check_namespace(namespace))
+        validation.check_int("start", start, 0, MAX_EVENT_NUMBER)
+        if namespace is not None:
+            validation.check_namespace(namespace)
+        return EventSubscription(self._feed, start, namespace, self._enter)
+
+    def event_stats(self) -> EventStats:
+        """Who follows the events, and what they were sent. O(1)."""
+        self._enter()
+        feed = self._feed
+        return EventStats(feed.num_subscribers, feed.num_sent, feed.num_resets)
 
     def dump(self, namespace: str | None = None) -> list[NodeInfo]:
         """Every node that may be matched, parents before children, of one namespace or of all. O(nodes + tokens)."""
         self._enter()
-        if namespace is not None:
-            validation.check_namespace(namespace)
-        roots = [root for name, root in self._forest.roots.items() if namespace in (None, name)]
-        return checking.dump_roots(self._forest, roots)
+        return checking.dump_roots(self._forest, self._roots_of(namespace))
 
     def check(self) -> None:
         """Verify every invariant of the tree, the pool and the sequences. O(everything held).
@@ -93,11 +151,19 @@ class LocalReader:
             CorruptionError: an invariant is broken, which is a bug here; the message says which.
         """
         self._enter()
-        checking.check_all(self._forest, self._sequences, self._intents)
+        checking.check_all(self._forest, self._sequences, self._intents, self._pins)
+
+    def _roots_of(self, namespace: str | None) -> list[RootNode]:
+        if namespace is not None:
+            validation.check_namespace(namespace)
+        return [root for name, root in self._forest.roots.items() if namespace in (None, name)]
 
     def _enter(self) -> None:
+        """What every call begins with: its thread is checked, and pins whose time is over end."""
         thread = threading.get_ident()
         if thread != self._owner_thread:
             if self._owner_thread is not None:
                 raise WrongThreadError("this cache is owned by another thread; post the call to that thread's queue")
             self._owner_thread = thread
+        if self._pins.num_pins:
+            self._pins.drop_expired()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from radixkv.core.api import CacheStats
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
+from radixkv.core.pins import PinBook
 
 __all__ = ["Counters"]
 
@@ -35,7 +36,7 @@ class Counters:
         self.num_query_tokens += num_tokens
         self.num_hit_tokens += num_hit_tokens
 
-    def snapshot(self, forest: Forest, num_sequences: int, intents: Intents) -> CacheStats:
+    def snapshot(self, forest: Forest, num_sequences: int, intents: Intents, pins: PinBook) -> CacheStats:
         """The counters with the gauges of now. O(1)."""
         num_blocks, num_free = forest.pool.num_blocks, forest.pool.num_free
         return CacheStats(
@@ -57,4 +58,7 @@ class Counters:
             num_copied_tokens=self.num_copied_tokens,
             num_pending=intents.num_pending,
             num_notices=intents.num_notices,
+            num_pins=pins.num_pins,
+            num_pinned_blocks=pins.num_blocks,
+            eviction=forest.policy.name,
         )

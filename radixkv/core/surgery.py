@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 
 from radixkv.core.forest import Forest
-from radixkv.core.node import Children, Node, RootNode
+from radixkv.core.node import Children, Node, PinMark, RootNode
 
 __all__ = [
     "absorb",
@@ -45,7 +45,12 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
     upper = Node(parent, node.key[:upper_bytes], node.head, node.blocks[:num_upper])
     upper.last_access_s, upper.access_number = node.last_access_s, node.access_number
     upper.stored_s = node.stored_s
+    upper.found_at = node.found_at
+    upper.num_uses, upper.reuse_class, upper.priority = node.num_uses, node.reuse_class, node.priority
+    upper.rested_blocks = min(num_upper, node.rested_blocks)
+    node.rested_blocks -= upper.rested_blocks
     upper.lock_ref = 1 if node.lock_ref else 0
+    upper.pin_mark = PinMark() if node.pin_mark is not None else None
     upper.used_bytes = min(node.used_bytes, upper.end_bytes)
     parent.children[node.head] = upper
     node.key = node.key[upper_bytes:]
@@ -56,6 +61,12 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
     upper.children.add(node)
     forest.num_nodes += 1
     return upper
+
+
+def _inherit(heir: Node, node: Node) -> None:
+    """What a node that takes another's place keeps of what the eviction policy knew of it."""
+    heir.num_uses = max(heir.num_uses, node.num_uses)
+    heir.priority = max(heir.priority, node.priority)
 
 
 def end_at(forest: Forest, node: Node, end_bytes: int) -> Node:
@@ -75,11 +86,13 @@ def merge_down(forest: Forest, node: Node) -> None:
         return  # a hot prefix does not keep its cold continuation young
     assert parent.children is not None, "a parent without children"
     child.key = bytearray(node.key) + child.key
+    child.rested_blocks += len(node.blocks)
     child.blocks = node.blocks + child.blocks
     child.head = node.head
     child.parent = parent
     child.stored_s = node.stored_s
     child.used_bytes = max(child.used_bytes, node.used_bytes)
+    _inherit(child, node)
     parent.children[child.head] = child
     node.parent = node.children = None
     forest.num_nodes -= 1
@@ -106,6 +119,7 @@ def absorb(forest: Forest, node: Node, child: Node) -> None:
     assert node.lock_ref == child.lock_ref == 1, "one sequence stands below"
     node.children = None
     node.used_bytes = max(node.used_bytes, child.used_bytes)
+    _inherit(node, child)
     forest.num_nodes -= 1
     forest.num_cached -= len(child.blocks)
     append(forest, node, child.key, child.blocks)
@@ -129,13 +143,14 @@ def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) 
     forest.pool.give_back(node.blocks)
     node.blocks = blocks
     node.stored_s = forest.clock()
-    forest.record_stored(root, node.start_bytes, node.key, blocks)
+    forest.record_stored(root, node, node.key, blocks)
 
 
 def adopt_children(forest: Forest, heir: Node, node: Node) -> None:
     """An unlocked sibling `node` gives way to `heir`, a tail about to hold the same block, which takes over its children."""
     children, node.children = node.children, None
     heir.used_bytes = max(heir.used_bytes, node.used_bytes)
+    _inherit(heir, node)
     if node.access_number > heir.access_number:
         heir.last_access_s, heir.access_number = node.last_access_s, node.access_number
     forest.remove(node)
@@ -168,6 +183,7 @@ def cut(forest: Forest, node: Node, end_bytes: int) -> None:
     forest.record_removed(node)
     beyond = node.blocks[1:]
     node.blocks = node.blocks[:1]
+    node.rested_blocks = min(node.rested_blocks, 1)
     forest.pool.give_back(beyond)
     forest.num_cached -= len(beyond)
     forest.num_evictable -= len(beyond)

@@ -12,6 +12,8 @@ __all__ = [
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
     "MAX_SEQ_ID",
+    "MAX_TTL_S",
+    "PIN_CLASSES",
     "check_computed",
     "check_int",
     "check_namespace",
@@ -19,12 +21,17 @@ __all__ = [
     "check_new_ids",
     "check_pool_shape",
     "check_prompt",
+    "check_ttl",
 ]
 
 MAX_BLOCK_SIZE = 4096
 MAX_NUM_BLOCKS = 2**31 - 1  # block ids are int32
 MAX_SEQ_ID = 2**63 - 1
 MAX_NAMESPACE_CHARS = 256
+MAX_TTL_S = 7 * 86400.0
+
+PIN_CLASSES = {"5m": 300.0, "1h": 3600.0}
+"""Times for which prefixes are pinned by the names that chat protocols give them, in seconds."""
 
 
 def check_int(argument: str, value: object, low: int, high: int | None = None) -> None:
@@ -51,6 +58,15 @@ def check_namespace(namespace: str) -> str:
 def check_prompt(tokens: bytes) -> None:
     if not tokens:
         raise InvalidArgumentError("tokens", "empty", "at least one token long")
+
+
+def check_ttl(ttl: float | str) -> float:
+    """Seconds above 0, or the name of a class of them; the seconds."""
+    seconds = PIN_CLASSES.get(ttl) if isinstance(ttl, str) else ttl
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TTL_S:
+        names = ", ".join(map(repr, PIN_CLASSES))
+        raise InvalidArgumentError("ttl", ttl, f"above 0 and at most {MAX_TTL_S:.0f} seconds, or one of {names}")
+    return float(seconds)
 
 
 def check_computed(num_computed: object, already: int, room: int, history: int) -> None:

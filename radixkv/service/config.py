@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.eviction import DEFAULT_POLICY, check_policy_name
 
 __all__ = ["DEFAULT_ADDRESS", "MAX_NAME_CHARACTERS", "ServiceConfig"]
 
@@ -29,6 +30,17 @@ class ServiceConfig:
         max_blocks_per_pool: most blocks of one pool.
         max_retired_incarnations: how many ended lives of pools are remembered, to refuse them by name.
         max_stored_requests: how many answers to calls with a request id are kept.
+        eviction: the policy that orders eviction in every pool, by name; see `radixkv.core.eviction.POLICIES`.
+        pin_budget: block-seconds that the pins of one namespace of one pool may cost, each its blocks times its ttl; half of
+            the pool for an hour if None.
+        max_event_subscribers: how many streams may follow events at a time.
+        max_kept_events: how many events are kept per pool for subscribers that come back or are slow, and how many changes
+            may wait to be read.
+        kv_events_endpoint: a ZMQ endpoint to publish KV events on in vLLM's format, such as ``tcp://127.0.0.1:5557``; None: no
+            such publisher. Whoever reaches it sees the token ids of every namespace.
+        kv_events_replay_endpoint: one more, where routers ask for what they missed; None: they cannot.
+        kv_events_topic: the first frame of what is published.
+        kv_events_pool: the pool that is published.
         drain_s: how long a stopping service waits for calls in progress.
     """
 
@@ -43,6 +55,14 @@ class ServiceConfig:
     max_blocks_per_pool: int = 1 << 24
     max_retired_incarnations: int = 4096
     max_stored_requests: int = 1024
+    eviction: str = DEFAULT_POLICY
+    pin_budget: float | None = None
+    max_event_subscribers: int = 32
+    max_kept_events: int = 16_384
+    kv_events_endpoint: str | None = None
+    kv_events_replay_endpoint: str | None = None
+    kv_events_topic: str = ""
+    kv_events_pool: str = "default"
     drain_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -52,6 +72,12 @@ class ServiceConfig:
             raise InvalidArgumentError("lease_ttl_s", self.lease_ttl_s, "at least 0.001 seconds")
         if not self.drain_s >= 0:
             raise InvalidArgumentError("drain_s", self.drain_s, "at least 0 seconds")
+        check_policy_name(self.eviction)
+        if self.pin_budget is not None and not self.pin_budget >= 0:
+            raise InvalidArgumentError("pin_budget", self.pin_budget, "at least 0 block-seconds")
+        if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
+            bound = "given along with kv_events_endpoint only"
+            raise InvalidArgumentError("kv_events_replay_endpoint", self.kv_events_replay_endpoint, bound)
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, getattr(self, name), "at least 1")
@@ -67,4 +93,6 @@ _AT_LEAST_ONE = (
     "max_blocks_per_pool",
     "max_retired_incarnations",
     "max_stored_requests",
+    "max_event_subscribers",
+    "max_kept_events",
 )

@@ -12,6 +12,7 @@ Nothing here knows of gRPC or of time other than the clock it is given. One thre
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -172,11 +173,15 @@ class PoolTable:
     Args:
         config: limits and the lease's TTL.
         clock: seconds, monotonic.
+        wall_clock: seconds since 1970; events of a later life of a pool have higher numbers by it.
     """
 
-    def __init__(self, config: ServiceConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: ServiceConfig, clock: Callable[[], float], wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self.config = config
-        self._clock = clock
+        self.clock = clock
+        self._wall_clock = wall_clock
         self._pools: dict[str, Pool] = {}
         self._retired: OrderedDict[int, None] = OrderedDict()
 
@@ -210,11 +215,23 @@ class PoolTable:
             )
         if len(self._pools) >= self.config.max_pools:
             raise LimitError(f"{len(self._pools)} pools are attached; the service takes no more")
-        cache = PrefixCache(shape.num_blocks, shape.block_size, clock=self._clock)
+        cache = PrefixCache(
+            shape.num_blocks,
+            shape.block_size,
+            eviction=self.config.eviction,
+            pin_budget=self.config.pin_budget,
+            clock=self.clock,
+            event_capacity=self.config.max_kept_events,
+            first_event_number=self._first_event_number(),
+        )
         pool = self._pools[shape.name] = Pool(shape, hello.incarnation, self.config, cache)
         pool.stream = stream
         self._renew(pool)
         return Attachment(pool, resumed=False)
+
+    def _first_event_number(self) -> int:
+        """Microseconds since 1970: above every number of any earlier life, as long as no life has a million events a second."""
+        return max(1, int(self._wall_clock() * 1e6))
 
     def _check_hello(self, hello: workers.Hello) -> PoolShape:
         shape = shape_from_proto(hello.pool)
@@ -247,7 +264,7 @@ class PoolTable:
             StaleIncarnationError: the lease has ended.
             LeaseError: a newer stream of the same holder has taken over.
         """
-        if pool.expires_at_s <= self._clock():
+        if pool.expires_at_s <= self.clock():
             self.expire()
         if self._pools.get(pool.shape.name) is not pool:
             raise self._ended(pool)
@@ -256,7 +273,7 @@ class PoolTable:
         self._renew(pool)
 
     def _renew(self, pool: Pool) -> None:
-        pool.expires_at_s = self._clock() + self.config.lease_ttl_s
+        pool.expires_at_s = self.clock() + self.config.lease_ttl_s
 
     def leave(self, pool: Pool, stream: HolderStream) -> None:
         """Note that a stream broke. The lease runs on."""
@@ -285,7 +302,7 @@ class PoolTable:
 
     def expire(self) -> None:
         """End every lease whose time is up. O(pools)."""
-        now_s = self._clock()
+        now_s = self.clock()
         for pool in [pool for pool in self._pools.values() if pool.expires_at_s <= now_s]:
             self.end(pool)
 

@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
-from radixkv.core.api import BlockTimes, CacheEvent, CacheStats, MatchResult, NodeInfo, TimeHistogram
+import struct
+from array import array
+
+from radixkv.core.api import (
+    BlockTimes,
+    CacheEvent,
+    CacheEventKind,
+    CacheStats,
+    EventStats,
+    MatchResult,
+    NodeInfo,
+    PinInfo,
+    Tier,
+    TimeHistogram,
+)
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.service.conversion import pack_blocks, unpack_blocks
 from radixkv.v1 import prefix_cache_pb2 as readers
 
 __all__ = [
     "block_times_from_proto",
     "event_from_proto",
+    "event_stats_from_proto",
     "event_to_proto",
     "match_from_proto",
     "match_to_proto",
     "node_from_proto",
     "node_to_proto",
+    "pin_from_proto",
+    "pin_to_proto",
     "stats_from_proto",
     "stats_to_proto",
 ]
 
-_EVENT_KINDS = {
+_EVENT_KINDS: dict[CacheEventKind, readers.EventKind] = {
     "stored": readers.EVENT_KIND_STORED,
     "removed": readers.EVENT_KIND_REMOVED,
     "cleared": readers.EVENT_KIND_CLEARED,
+    "reset": readers.EVENT_KIND_RESET,
+    "synced": readers.EVENT_KIND_SYNCED,
 }
-_EVENT_KIND_NAMES = {kind: name for name, kind in _EVENT_KINDS.items()}
+_EVENT_KIND_NAMES: dict[int, CacheEventKind] = {kind: name for name, kind in _EVENT_KINDS.items()}
+_TIERS: dict[Tier, readers.Tier] = {
+    "device": readers.TIER_DEVICE,
+    "host": readers.TIER_HOST,
+    "disk": readers.TIER_DISK,
+    "remote": readers.TIER_REMOTE,
+}
+_TIER_NAMES: dict[int, Tier] = {tier: name for name, tier in _TIERS.items()}
 
 
 def match_to_proto(pool: str, result: MatchResult) -> readers.PoolMatch:
@@ -36,9 +63,11 @@ def match_from_proto(proto: readers.PoolMatch) -> MatchResult:
     return MatchResult(proto.num_tokens, proto.num_device_tokens)
 
 
-def stats_to_proto(pool: str, stats: CacheStats, times: BlockTimes | None = None) -> readers.PoolStats:
-    """Gauges and counters of one pool for the wire, with its histograms where they are given."""
-    proto = readers.PoolStats(pool=pool, **stats._asdict())
+def stats_to_proto(
+    pool: str, stats: CacheStats, times: BlockTimes | None = None, events: EventStats | None = None
+) -> readers.PoolStats:
+    """Gauges and counters of one pool for the wire, with its histograms and those who follow it where they are given."""
+    proto = readers.PoolStats(pool=pool, **stats._asdict(), **({} if events is None else events._asdict()))
     for name, histogram in () if times is None else times._asdict().items():
         getattr(proto, name).CopyFrom(readers.TimeHistogram(**histogram._asdict()))
     return proto
@@ -47,6 +76,11 @@ def stats_to_proto(pool: str, stats: CacheStats, times: BlockTimes | None = None
 def stats_from_proto(proto: readers.PoolStats) -> CacheStats:
     """Gauges and counters of one pool from the wire."""
     return CacheStats(*(getattr(proto, name) for name in CacheStats._fields))
+
+
+def event_stats_from_proto(proto: readers.PoolStats) -> EventStats:
+    """Those who follow one pool from the wire."""
+    return EventStats(*(getattr(proto, name) for name in EventStats._fields))
 
 
 def block_times_from_proto(proto: readers.PoolStats) -> BlockTimes:
@@ -67,14 +101,50 @@ def node_from_proto(proto: readers.Node) -> NodeInfo:
     return NodeInfo(**fields | {"block_ids": tuple(unpack_blocks(proto.block_ids))})
 
 
+def pin_to_proto(pin: PinInfo) -> readers.PinInfo:
+    """A pin for the wire; the fields are named alike."""
+    return readers.PinInfo(**pin._asdict())
+
+
+def pin_from_proto(proto: readers.PinInfo) -> PinInfo:
+    """A pin from the wire."""
+    return PinInfo(*(getattr(proto, name) for name in PinInfo._fields))
+
+
 def event_to_proto(event: CacheEvent) -> readers.Event:
-    """A change of what is cached for the wire; the fields are named alike."""
-    fields = event._asdict() | {"kind": _EVENT_KINDS[event.kind], "block_ids": pack_blocks(event.block_ids)}
-    return readers.Event(**fields | {"tokens": bytes(event.tokens)})
+    """A change of what is cached for the wire."""
+    return readers.Event(
+        sequence_number=event.sequence_number,
+        kind=_EVENT_KINDS[event.kind],
+        namespace=event.namespace,
+        position=event.position,
+        tokens=event.tokens,
+        block_ids=pack_blocks(event.block_ids),
+        block_hashes=struct.pack(f"<{len(event.block_hashes)}Q", *event.block_hashes),
+        parent_hash=event.parent_hash,
+        tier=_TIERS[event.tier],
+    )
 
 
 def event_from_proto(proto: readers.Event) -> CacheEvent:
-    """A change of what is cached from the wire."""
-    fields = {name: getattr(proto, name) for name in CacheEvent._fields}
-    block_ids = tuple(unpack_blocks(proto.block_ids))
-    return CacheEvent(**fields | {"kind": _EVENT_KIND_NAMES.get(proto.kind, "unknown"), "block_ids": block_ids})
+    """A change of what is cached from the wire.
+
+    Raises:
+        InvalidArgumentError: a kind or a tier of a later version.
+    """
+    if proto.kind not in _EVENT_KIND_NAMES:
+        raise InvalidArgumentError("kind", proto.kind, "a kind of event that this version knows")
+    if proto.tier not in _TIER_NAMES:
+        raise InvalidArgumentError("tier", proto.tier, "a tier that this version knows")
+    hashes = struct.unpack(f"<{len(proto.block_hashes) // 8}Q", proto.block_hashes)
+    return CacheEvent(
+        proto.sequence_number,
+        _EVENT_KIND_NAMES[proto.kind],
+        proto.namespace,
+        proto.position,
+        proto.tokens,
+        unpack_blocks(proto.block_ids),
+        array("Q", hashes),
+        proto.parent_hash if proto.HasField("parent_hash") else None,
+        _TIER_NAMES[proto.tier],
+    )

@@ -10,10 +10,18 @@ from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
+from radixkv.core.event_subscription import EventSubscription
 from radixkv.service.attaching import abort
 from radixkv.service.config import MAX_NAME_CHARACTERS
+from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
-from radixkv.service.reader_conversion import event_to_proto, match_to_proto, node_to_proto, stats_to_proto
+from radixkv.service.reader_conversion import (
+    event_to_proto,
+    match_to_proto,
+    node_to_proto,
+    pin_to_proto,
+    stats_to_proto,
+)
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 
@@ -58,23 +66,10 @@ def _streaming(
 class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     """Serves readers from the pool table, on the event loop's thread."""
 
-    def __init__(self, pools: PoolTable) -> None:
+    def __init__(self, pools: PoolTable, followers: Followers) -> None:
         self._pools = pools
+        self._followers = followers
         self._stored: OrderedDict[tuple[str, str], Any] = OrderedDict()
-        self._next_change = asyncio.Event()
-        self._num_followers = 0
-        self._is_stopping = False
-
-    def changed(self) -> None:
-        """Wake those who follow events. O(1) when nobody does."""
-        if self._num_followers:
-            self._next_change.set()
-            self._next_change = asyncio.Event()
-
-    def stop(self) -> None:
-        """End the streams that follow events."""
-        self._is_stopping = True
-        self.changed()
 
     @_unary
     def Match(self, request: readers.MatchRequest) -> readers.MatchResponse:  # noqa: N802 the proto's name
@@ -115,6 +110,35 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
 
         return self._once("clear", request.request_id, clear)
 
+    @_unary
+    def Pin(self, request: readers.PinRequest) -> readers.PinResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, answers = _namespace(request), []
+        for pool in self._pools.select(request.pool):
+            pin = pool.cache.pin(request.tokens, request.ttl_s, namespace)._replace(tokens=b"")
+            answers.append(readers.PoolPin(pool=pool.shape.name, pin=pin_to_proto(pin)))
+        return readers.PinResponse(pools=answers)
+
+    @_unary
+    def Unpin(self, request: readers.UnpinRequest) -> readers.UnpinResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, answers = _namespace(request), []
+        for pool in self._pools.select(request.pool):
+            was_pinned = pool.cache.unpin(request.tokens, namespace)
+            answers.append(readers.PoolUnpinned(pool=pool.shape.name, was_pinned=was_pinned))
+        return readers.UnpinResponse(pools=answers)
+
+    @_unary
+    def Pins(self, request: readers.PinsRequest) -> readers.PinsResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace = request.namespace if request.HasField("namespace") else None
+        return readers.PinsResponse(
+            pools=[
+                readers.PoolPins(pool=pool.shape.name, pins=map(pin_to_proto, pool.cache.pins(namespace)))
+                for pool in self._pools.select(request.pool)
+            ]
+        )
+
     def _once(self, call: str, request_id: str, change: Callable[[], _Answer]) -> _Answer:
         """Change state, unless a request of that id did so before: then the answer is the one stored."""
         if len(request_id) > MAX_NAME_CHARACTERS:
@@ -125,7 +149,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
             stored: _Answer = self._stored[key]
             return stored
         answer = change()
-        self.changed()
+        self._followers.changed()
         if request_id:
             self._stored[key] = answer
             if len(self._stored) > self._pools.config.max_stored_requests:
@@ -137,7 +161,10 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         pools = self._pools.select(request.pool)
         return readers.StatsResponse(
-            pools=[stats_to_proto(pool.shape.name, pool.cache.stats(), pool.cache.block_times()) for pool in pools]
+            pools=[
+                stats_to_proto(pool.shape.name, pool.cache.stats(), pool.cache.block_times(), pool.cache.event_stats())
+                for pool in pools
+            ]
         )
 
     @_unary
@@ -154,40 +181,39 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         namespace = request.namespace if request.HasField("namespace") else None
         for pool in self._pools.select(request.pool):
             protos = map(node_to_proto, pool.cache.dump(namespace))
+            now_s = self._pools.clock()
             for chunk in _chunks(protos):
-                yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk)
+                yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
 
     @_streaming
     async def Events(self, request: readers.EventsRequest) -> AsyncIterator[readers.EventsResponse]:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        next_numbers: dict[int, int] = {}
-        self._num_followers += request.follow
+        namespace = request.namespace if request.HasField("namespace") else None
+        subscriptions: dict[int, EventSubscription] = {}
         try:
-            while not self._is_stopping:
-                change = self._next_change  # taken before reading, so that no change falls in between
-                for response in self._events_since(request, next_numbers):
-                    yield response
-                if not request.follow:
-                    return
-                await change.wait()
+            with self._followers.admit():
+                while not self._followers.is_stopping:
+                    change = self._followers.next_change
+                    pools = self._pools.select(request.pool)
+                    for gone in subscriptions.keys() - {pool.incarnation for pool in pools}:
+                        subscriptions.pop(gone).close()
+                    for pool in pools:
+                        if pool.incarnation not in subscriptions:
+                            subscriptions[pool.incarnation] = pool.cache.subscribe_events(request.start, namespace)
+                        for chunk in _chunks(map(event_to_proto, subscriptions[pool.incarnation].take())):
+                            yield readers.EventsResponse(
+                                pool=pool.shape.name, incarnation=pool.incarnation, events=chunk
+                            )
+                    if not all(subscription.is_current for subscription in subscriptions.values()):
+                        await asyncio.sleep(0)
+                    elif request.follow:
+                        await self._followers.wait(change)
+                    else:
+                        return
             raise UnavailableError("the service is stopping")
         finally:
-            self._num_followers -= request.follow
-
-    def _events_since(
-        self, request: readers.EventsRequest, next_numbers: dict[int, int]
-    ) -> Iterator[readers.EventsResponse]:
-        """What each pool has recorded from where this reader stands, and move the reader on."""
-        namespace = request.namespace if request.HasField("namespace") else None
-        pools = self._pools.select(request.pool)
-        for gone in next_numbers.keys() - {pool.incarnation for pool in pools}:
-            del next_numbers[gone]
-        for pool in pools:
-            events = pool.cache.events(next_numbers.get(pool.incarnation, request.start), namespace)
-            if events:
-                next_numbers[pool.incarnation] = events[-1].sequence_number + 1
-            for chunk in _chunks(map(event_to_proto, events)):
-                yield readers.EventsResponse(pool=pool.shape.name, incarnation=pool.incarnation, events=chunk)
+            for subscription in subscriptions.values():
+                subscription.close()
 
 
 def _namespace(request: Any) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,9 +22,14 @@ from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.addresses import Address, parse_address
 from radixkv.service.attaching import WorkersServicer
 from radixkv.service.config import ServiceConfig
+from radixkv.service.followers import Followers
+from radixkv.service.kv_events import KvEventsServicer
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
+
+if TYPE_CHECKING:
+    from radixkv.service.zmq_events import ZmqPublisher
 
 __all__ = ["CacheService", "ServiceThread", "run_service"]
 
@@ -49,6 +54,7 @@ class CacheService:
         self.config = config
         self.addresses: tuple[str, ...] = ()
         self._clock = clock
+        self._publisher: ZmqPublisher | None = None
         self._paths: list[str] = []
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -59,27 +65,41 @@ class CacheService:
         Raises:
             InvalidArgumentError: an address that cannot be read, or is none of this machine's.
             UnavailableError: an address in use, or one that this process may not listen on. Nothing listens then.
+            ModuleNotFoundError: KV events are to be published over ZMQ and pyzmq or msgspec is not installed.
         """
         self._pools = PoolTable(self.config, self._clock)
-        self._readers = PrefixCacheServicer(self._pools)
-        self._workers = WorkersServicer(self._pools, self._readers.changed)
+        self._followers = Followers(self.config.max_event_subscribers)
+        self._workers = WorkersServicer(self._pools, self._followers.changed)
         self._health = health.aio.HealthServicer()
         server = grpc.aio.server(options=_server_options(self.config))
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
-        prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(self._readers, server)  # type: ignore[no-untyped-call]  # generated
+        prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            PrefixCacheServicer(self._pools, self._followers), server
+        )
+        server.add_generic_rpc_handlers(KvEventsServicer(self._pools, self._followers).handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:
             self.addresses = tuple(self._listen(server, parse_address(text)) for text in self.config.addresses)
-        except RadixKVError:
+            self._publisher = self._open_publisher()
+        except (RadixKVError, ImportError):
             await server.stop(None)
             self._unlink_paths()
             raise
+        if self._publisher is not None:
+            self._publisher.start()
         await server.start()
         self._server = server
         for name in ("", *SERVICE_NAMES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._sweeper = asyncio.create_task(self._sweep())
+
+    def _open_publisher(self) -> ZmqPublisher | None:
+        if self.config.kv_events_endpoint is None:
+            return None
+        from radixkv.service.zmq_events import ZmqPublisher  # needs packages that are not always there
+
+        return ZmqPublisher(self.config, self._pools, self._followers)
 
     def _listen(self, server: grpc.aio.Server, address: Address) -> str:
         address.require_free()
@@ -103,7 +123,7 @@ class CacheService:
             if late_s > interval_s:
                 self._pools.forgive(late_s)
             self._pools.expire()
-            self._readers.changed()
+            self._followers.changed()
 
     async def stop(self) -> None:
         """Drain: refuse what is new, end the streams, let calls in progress finish, stop listening. May be repeated."""
@@ -112,7 +132,9 @@ class CacheService:
             return
         await self._health.enter_graceful_shutdown()
         self._workers.stop()
-        self._readers.stop()
+        self._followers.stop()
+        if self._publisher is not None:
+            await self._publisher.stop()
         await server.stop(self.config.drain_s)
         if self._sweeper is not None:
             self._sweeper.cancel()

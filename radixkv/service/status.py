@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from radixkv.core.api import PinInfo
 from radixkv.core.errors import (
     AbortedError,
     CorruptionError,
@@ -20,6 +21,7 @@ from radixkv.core.errors import (
     LeaseError,
     LimitError,
     OutOfBlocksError,
+    PinBudgetError,
     PoolHeldError,
     RadixKVError,
     StaleIncarnationError,
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 ERROR_METADATA_KEY = "radixkv-error-bin"
+_PIN_COST = ("num_tokens", "num_blocks", "ttl_s", "remaining_s")
 MAX_MESSAGE_CHARACTERS = 1024
 MAX_VALUE_CHARACTERS = 256
 
@@ -54,6 +57,7 @@ _TABLE = (
     _Row(InvalidArgumentError, types.ERROR_CODE_INVALID_ARGUMENT, grpc.StatusCode.INVALID_ARGUMENT),
     _Row(UnknownSequenceError, types.ERROR_CODE_UNKNOWN_SEQUENCE, grpc.StatusCode.NOT_FOUND),
     _Row(OutOfBlocksError, types.ERROR_CODE_OUT_OF_BLOCKS, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    _Row(PinBudgetError, types.ERROR_CODE_PIN_BUDGET, grpc.StatusCode.RESOURCE_EXHAUSTED),
     _Row(AbortedError, types.ERROR_CODE_ABORTED, grpc.StatusCode.ABORTED),
     _Row(LeaseError, types.ERROR_CODE_LEASE, grpc.StatusCode.FAILED_PRECONDITION),
     _Row(StaleIncarnationError, types.ERROR_CODE_STALE_INCARNATION, grpc.StatusCode.FAILED_PRECONDITION),
@@ -100,6 +104,8 @@ def error_to_proto(error: RadixKVError) -> types.Error:
     elif isinstance(error, OutOfBlocksError):
         proto.out_of_blocks.num_needed = error.num_needed
         proto.out_of_blocks.num_available = error.num_available
+    elif isinstance(error, PinBudgetError):
+        proto.pin_budget.CopyFrom(_pin_budget_to_proto(error))
     return proto
 
 
@@ -113,10 +119,28 @@ def error_from_proto(proto: types.Error) -> RadixKVError:
         error = UnknownSequenceError(proto.unknown_sequence.seq_id)
     elif proto.code == types.ERROR_CODE_OUT_OF_BLOCKS:
         error = OutOfBlocksError(proto.out_of_blocks.num_needed, proto.out_of_blocks.num_available)
+    elif proto.code == types.ERROR_CODE_PIN_BUDGET:
+        error = _pin_budget_from_proto(proto.pin_budget)
     else:
         error = _BY_CODE.get(proto.code, RadixKVError)()
     error.args = (proto.message,)
     return error
+
+
+def _pin_budget_to_proto(error: PinBudgetError) -> types.PinBudget:
+    pins = [types.PinCost(**{name: getattr(pin, name) for name in _PIN_COST}) for pin in error.pins]
+    return types.PinBudget(
+        unit=error.unit,
+        num_needed=error.num_needed,
+        num_available=error.num_available,
+        num_total=error.num_total,
+        pins=pins,
+    )
+
+
+def _pin_budget_from_proto(proto: types.PinBudget) -> PinBudgetError:
+    pins = tuple(PinInfo("", b"", **{name: getattr(pin, name) for name in _PIN_COST}) for pin in proto.pins)
+    return PinBudgetError(proto.unit, proto.num_needed, proto.num_available, proto.num_total, pins)
 
 
 def _read_value(text: str) -> object:

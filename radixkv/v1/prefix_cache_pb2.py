@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dradixkv/v1/prefix_cache.proto\x12\nradixkv.v1\"a\n\x0cMatchRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x42\x0c\n\n_namespaceJ\x04\x08\x04\x10\nR\x07\x65xplain\"5\n\rMatchResponse\x12$\n\x05pools\x18\x01 \x03(\x0b\x32\x15.radixkv.v1.PoolMatch\"N\n\tPoolMatch\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\x12\x19\n\x11num_device_tokens\x18\x03 \x01(\x03J\x04\x08\x04\x10\r\"D\n\x0c\x45victRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"7\n\rEvictResponse\x12&\n\x05pools\x18\x01 \x03(\x0b\x32\x17.radixkv.v1.PoolEvicted\"/\n\x0bPoolEvicted\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\"V\n\x0c\x43learRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x03 \x01(\tB\x0c\n\n_namespace\"7\n\rClearResponse\x12&\n\x05pools\x18\x01 \x03(\x0b\x32\x17.radixkv.v1.PoolCleared\"/\n\x0bPoolCleared\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\"\x1c\n\x0cStatsRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"5\n\rStatsResponse\x12$\n\x05pools\x18\x01 \x03(\x0b\x32\x15.radixkv.v1.PoolStats\"\x98\x05\n\tPoolStats\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\x12\n\nblock_size\x18\x03 \x01(\x03\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\x03\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\x03\x12\x1a\n\x12num_private_blocks\x18\x06 \x01(\x03\x12\x1c\n\x14num_evictable_blocks\x18\x07 \x01(\x03\x12\x1b\n\x13num_promised_blocks\x18\x08 \x01(\x03\x12\x11\n\tnum_nodes\x18\t \x01(\x03\x12\x15\n\rnum_sequences\x18\n \x01(\x03\x12\x13\n\x0bnum_queries\x18\x0b \x01(\x03\x12\x18\n\x10num_query_tokens\x18\x0c \x01(\x03\x12\x16\n\x0enum_hit_tokens\x18\r \x01(\x03\x12\x1b\n\x13num_inserted_tokens\x18\x0e \x01(\x03\x12\x11\n\tnum_forks\x18\x0f \x01(\x03\x12\x1a\n\x12num_evicted_blocks\x18\x10 \x01(\x03\x12\x19\n\x11num_copied_tokens\x18\x11 \x01(\x03\x12\x13\n\x0bnum_pending\x18\x12 \x01(\x03\x12\x13\n\x0bnum_notices\x18\x13 \x01(\x03\x12<\n\x19kv_block_lifetime_seconds\x18\x14 \x01(\x0b\x32\x19.radixkv.v1.TimeHistogram\x12\x45\n\"kv_block_idle_before_evict_seconds\x18\x15 \x01(\x0b\x32\x19.radixkv.v1.TimeHistogram\x12=\n\x1akv_block_reuse_gap_seconds\x18\x16 \x01(\x0b\x32\x19.radixkv.v1.TimeHistogramJ\x04\x08\x17\x10)\"@\n\rTimeHistogram\x12\x10\n\x08\x62ounds_s\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\x12\r\n\x05sum_s\x18\x03 \x01(\x01\"\x1c\n\x0c\x43heckRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"5\n\rCheckResponse\x12$\n\x05pools\x18\x01 \x03(\x0b\x32\x15.radixkv.v1.PoolCheck\",\n\tPoolCheck\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tviolation\x18\x02 \x01(\t\"A\n\x0b\x44umpRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_namespace\"=\n\x0c\x44umpResponse\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x1f\n\x05nodes\x18\x02 \x03(\x0b\x32\x10.radixkv.v1.Node\"\xb2\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\x03\x12\x11\n\tparent_id\x18\x02 \x01(\x03\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x0e\n\x06tokens\x18\x05 \x01(\x0c\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12\x0f\n\x07is_tail\x18\x07 \x01(\x08\x12\x10\n\x08lock_ref\x18\x08 \x01(\x03\x12\x15\n\rlast_access_s\x18\t \x01(\x01J\x04\x08\n\x10\x14\"b\n\rEventsRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x03\x12\x16\n\tnamespace\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x42\x0c\n\n_namespace\"V\n\x0e\x45ventsResponse\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12!\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x11.radixkv.v1.Event\"\x93\x01\n\x05\x45vent\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.radixkv.v1.EventKind\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x0e\n\x06tokens\x18\x05 \x01(\x0c\x12\x11\n\tblock_ids\x18\x06 \x01(\x0cJ\x04\x08\x07\x10\r*n\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_STORED\x10\x01\x12\x16\n\x12\x45VENT_KIND_REMOVED\x10\x02\x12\x16\n\x12\x45VENT_KIND_CLEARED\x10\x03\x32\xc3\x03\n\x0bPrefixCache\x12<\n\x05Match\x12\x18.radixkv.v1.MatchRequest\x1a\x19.radixkv.v1.MatchResponse\x12<\n\x05\x45vict\x12\x18.radixkv.v1.EvictRequest\x1a\x19.radixkv.v1.EvictResponse\x12<\n\x05\x43lear\x12\x18.radixkv.v1.ClearRequest\x1a\x19.radixkv.v1.ClearResponse\x12<\n\x05Stats\x12\x18.radixkv.v1.StatsRequest\x1a\x19.radixkv.v1.StatsResponse\x12<\n\x05\x43heck\x12\x18.radixkv.v1.CheckRequest\x1a\x19.radixkv.v1.CheckResponse\x12;\n\x04\x44ump\x12\x17.radixkv.v1.DumpRequest\x1a\x18.radixkv.v1.DumpResponse0\x01\x12\x41\n\x06\x45vents\x12\x19.radixkv.v1.EventsRequest\x1a\x1a.radixkv.v1.EventsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dradixkv/v1/prefix_cache.proto\x12\nradixkv.v1\"a\n\x0cMatchRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x42\x0c\n\n_namespaceJ\x04\x08\x04\x10\nR\x07\x65xplain\"5\n\rMatchResponse\x12$\n\x05pools\x18\x01 \x03(\x0b\x32\x15.radixkv.v1.PoolMatch\"N\n\tPoolMatch\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\x12\x19\n\x11num_device_tokens\x18\x03 \x01(\x03J\x04\x08\x04\x10\r\"D\n\x0c\x45victRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"7\n\rEvictResponse\x12&\n\x05pools\x18\x01 \x03(\x0b\x32\x17.radixkv.v1.PoolEvicted\"/\n\x0bPoolEvicted\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\"V\n\x0c\x43learRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x03 \x01(\tB\x0c\n\n_namespace\"7\n\rClearResponse\x12&\n\x05pools\x18\x01 \x03(\x0b\x32\x17.radixkv.v1.PoolCleared\"/\n\x0bPoolCleared\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\"_\n\nPinRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\r\n\x05ttl_s\x18\x04 \x01(\x01\x42\x0c\n\n_namespace\"1\n\x0bPinResponse\x12\"\n\x05pools\x18\x01 \x03(\x0b\x32\x13.radixkv.v1.PoolPin\"9\n\x07PoolPin\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12 \n\x03pin\x18\x02 \x01(\x0b\x32\x13.radixkv.v1.PinInfo\"x\n\x07PinInfo\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\x03\x12\x12\n\nnum_blocks\x18\x04 \x01(\x03\x12\r\n\x05ttl_s\x18\x05 \x01(\x01\x12\x13\n\x0bremaining_s\x18\x06 \x01(\x01\"R\n\x0cUnpinRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x42\x0c\n\n_namespace\"8\n\rUnpinResponse\x12\'\n\x05pools\x18\x01 \x03(\x0b\x32\x18.radixkv.v1.PoolUnpinned\"0\n\x0cPoolUnpinned\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nwas_pinned\x18\x02 \x01(\x08\"A\n\x0bPinsRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_namespace\"3\n\x0cPinsResponse\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.radixkv.v1.PoolPins\";\n\x08PoolPins\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12!\n\x04pins\x18\x02 \x03(\x0b\x32\x13.radixkv.v1.PinInfo\"\x1c\n\x0cStatsRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"5\n\rStatsResponse\x12$\n\x05pools\x18\x01 \x03(\x0b\x32\x15.radixkv.v1.PoolStats\"\xa9\x06\n\tPoolStats\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\x12\n\nblock_size\x18\x03 \x01(\x03\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\x03\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\x03\x12\x1a\n\x12num_private_blocks\x18\x06 \x01(\x03\x12\x1c\n\x14num_evictable_blocks\x18\x07 \x01(\x03\x12\x1b\n\x13num_promised_blocks\x18\x08 \x01(\x03\x12\x11\n\tnum_nodes\x18\t \x01(\x03\x12\x15\n\rnum_sequences\x18\n \x01(\x03\x12\x13\n\x0bnum_queries\x18\x0b \x01(\x03\x12\x18\n\x10num_query_tokens\x18\x0c \x01(\x03\x12\x16\n\x0enum_hit_tokens\x18\r \x01(\x03\x12\x1b\n\x13num_inserted_tokens\x18\x0e \x01(\x03\x12\x11\n\tnum_forks\x18\x0f \x01(\x03\x12\x1a\n\x12num_evicted_blocks\x18\x10 \x01(\x03\x12\x19\n\x11num_copied_tokens\x18\x11 \x01(\x03\x12\x13\n\x0bnum_pending\x18\x12 \x01(\x03\x12\x13\n\x0bnum_notices\x18\x13 \x01(\x03\x12<\n\x19kv_block_lifetime_seconds\x18\x14 \x01(\x0b\x32\x19.radixkv.v1.TimeHistogram\x12\x45\n\"kv_block_idle_before_evict_seconds\x18\x15 \x01(\x0b\x32\x19.radixkv.v1.TimeHistogram\x12=\n\x1akv_block_reuse_gap_seconds\x18\x16 \x01(\x0b\x32\x19.radixkv.v1.TimeHistogram\x12\x10\n\x08num_pins\x18\x17 \x01(\x03\x12\x19\n\x11num_pinned_blocks\x18\x18 \x01(\x03\x12\x1d\n\x15num_event_subscribers\x18& \x01(\x03\x12\x17\n\x0fnum_events_sent\x18\' \x01(\x03\x12\x18\n\x10num_event_resets\x18( \x01(\x03\x12\x10\n\x08\x65viction\x18) \x01(\tJ\x04\x08\x19\x10&\"@\n\rTimeHistogram\x12\x10\n\x08\x62ounds_s\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\x12\r\n\x05sum_s\x18\x03 \x01(\x01\"\x1c\n\x0c\x43heckRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"5\n\rCheckResponse\x12$\n\x05pools\x18\x01 \x03(\x0b\x32\x15.radixkv.v1.PoolCheck\",\n\tPoolCheck\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tviolation\x18\x02 \x01(\t\"A\n\x0b\x44umpRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_namespace\"L\n\x0c\x44umpResponse\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x1f\n\x05nodes\x18\x02 \x03(\x0b\x32\x10.radixkv.v1.Node\x12\r\n\x05now_s\x18\x03 \x01(\x01\"\xca\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\x03\x12\x11\n\tparent_id\x18\x02 \x01(\x03\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x0e\n\x06tokens\x18\x05 \x01(\x0c\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12\x0f\n\x07is_tail\x18\x07 \x01(\x08\x12\x10\n\x08lock_ref\x18\x08 \x01(\x03\x12\x15\n\rlast_access_s\x18\t \x01(\x01\x12\x16\n\x0epinned_until_s\x18\n \x01(\x01J\x04\x08\x0b\x10\x14\"b\n\rEventsRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x03\x12\x16\n\tnamespace\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x42\x0c\n\n_namespace\"V\n\x0e\x45ventsResponse\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12!\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x11.radixkv.v1.Event\"\xf3\x01\n\x05\x45vent\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.radixkv.v1.EventKind\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x0e\n\x06tokens\x18\x05 \x01(\x0c\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x01(\x0c\x12\x18\n\x0bparent_hash\x18\x08 \x01(\x06H\x00\x88\x01\x01\x12\x1e\n\x04tier\x18\t \x01(\x0e\x32\x10.radixkv.v1.TierB\x0e\n\x0c_parent_hashJ\x04\x08\n\x10\r*\x9b\x01\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_STORED\x10\x01\x12\x16\n\x12\x45VENT_KIND_REMOVED\x10\x02\x12\x16\n\x12\x45VENT_KIND_CLEARED\x10\x03\x12\x14\n\x10\x45VENT_KIND_RESET\x10\x04\x12\x15\n\x11\x45VENT_KIND_SYNCED\x10\x05*\\\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04\x32\xf4\x04\n\x0bPrefixCache\x12<\n\x05Match\x12\x18.radixkv.v1.MatchRequest\x1a\x19.radixkv.v1.MatchResponse\x12<\n\x05\x45vict\x12\x18.radixkv.v1.EvictRequest\x1a\x19.radixkv.v1.EvictResponse\x12<\n\x05\x43lear\x12\x18.radixkv.v1.ClearRequest\x1a\x19.radixkv.v1.ClearResponse\x12\x36\n\x03Pin\x12\x16.radixkv.v1.PinRequest\x1a\x17.radixkv.v1.PinResponse\x12<\n\x05Unpin\x12\x18.radixkv.v1.UnpinRequest\x1a\x19.radixkv.v1.UnpinResponse\x12\x39\n\x04Pins\x12\x17.radixkv.v1.PinsRequest\x1a\x18.radixkv.v1.PinsResponse\x12<\n\x05Stats\x12\x18.radixkv.v1.StatsRequest\x1a\x19.radixkv.v1.StatsResponse\x12<\n\x05\x43heck\x12\x18.radixkv.v1.CheckRequest\x1a\x19.radixkv.v1.CheckResponse\x12;\n\x04\x44ump\x12\x17.radixkv.v1.DumpRequest\x1a\x18.radixkv.v1.DumpResponse0\x01\x12\x41\n\x06\x45vents\x12\x19.radixkv.v1.EventsRequest\x1a\x1a.radixkv.v1.EventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radixkv.v1.prefix_cache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVENTKIND']._serialized_start=2247
-  _globals['_EVENTKIND']._serialized_end=2357
+  _globals['_EVENTKIND']._serialized_start=3230
+  _globals['_EVENTKIND']._serialized_end=3385
+  _globals['_TIER']._serialized_start=3387
+  _globals['_TIER']._serialized_end=3479
   _globals['_MATCHREQUEST']._serialized_start=45
   _globals['_MATCHREQUEST']._serialized_end=142
   _globals['_MATCHRESPONSE']._serialized_start=144
@@ -51,32 +53,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLEARRESPONSE']._serialized_end=598
   _globals['_POOLCLEARED']._serialized_start=600
   _globals['_POOLCLEARED']._serialized_end=647
-  _globals['_STATSREQUEST']._serialized_start=649
-  _globals['_STATSREQUEST']._serialized_end=677
-  _globals['_STATSRESPONSE']._serialized_start=679
-  _globals['_STATSRESPONSE']._serialized_end=732
-  _globals['_POOLSTATS']._serialized_start=735
-  _globals['_POOLSTATS']._serialized_end=1399
-  _globals['_TIMEHISTOGRAM']._serialized_start=1401
-  _globals['_TIMEHISTOGRAM']._serialized_end=1465
-  _globals['_CHECKREQUEST']._serialized_start=1467
-  _globals['_CHECKREQUEST']._serialized_end=1495
-  _globals['_CHECKRESPONSE']._serialized_start=1497
-  _globals['_CHECKRESPONSE']._serialized_end=1550
-  _globals['_POOLCHECK']._serialized_start=1552
-  _globals['_POOLCHECK']._serialized_end=1596
-  _globals['_DUMPREQUEST']._serialized_start=1598
-  _globals['_DUMPREQUEST']._serialized_end=1663
-  _globals['_DUMPRESPONSE']._serialized_start=1665
-  _globals['_DUMPRESPONSE']._serialized_end=1726
-  _globals['_NODE']._serialized_start=1729
-  _globals['_NODE']._serialized_end=1907
-  _globals['_EVENTSREQUEST']._serialized_start=1909
-  _globals['_EVENTSREQUEST']._serialized_end=2007
-  _globals['_EVENTSRESPONSE']._serialized_start=2009
-  _globals['_EVENTSRESPONSE']._serialized_end=2095
-  _globals['_EVENT']._serialized_start=2098
-  _globals['_EVENT']._serialized_end=2245
-  _globals['_PREFIXCACHE']._serialized_start=2360
-  _globals['_PREFIXCACHE']._serialized_end=2811
+  _globals['_PINREQUEST']._serialized_start=649
+  _globals['_PINREQUEST']._serialized_end=744
+  _globals['_PINRESPONSE']._serialized_start=746
+  _globals['_PINRESPONSE']._serialized_end=795
+  _globals['_POOLPIN']._serialized_start=797
+  _globals['_POOLPIN']._serialized_end=854
+  _globals['_PININFO']._serialized_start=856
+  _globals['_PININFO']._serialized_end=976
+  _globals['_UNPINREQUEST']._serialized_start=978
+  _globals['_UNPINREQUEST']._serialized_end=1060
+  _globals['_UNPINRESPONSE']._serialized_start=1062
+  _globals['_UNPINRESPONSE']._serialized_end=1118
+  _globals['_POOLUNPINNED']._serialized_start=1120
+  _globals['_POOLUNPINNED']._serialized_end=1168
+  _globals['_PINSREQUEST']._serialized_start=1170
+  _globals['_PINSREQUEST']._serialized_end=1235
+  _globals['_PINSRESPONSE']._serialized_start=1237
+  _globals['_PINSRESPONSE']._serialized_end=1288
+  _globals['_POOLPINS']._serialized_start=1290
+  _globals['_POOLPINS']._serialized_end=1349
+  _globals['_STATSREQUEST']._serialized_start=1351
+  _globals['_STATSREQUEST']._serialized_end=1379
+  _globals['_STATSRESPONSE']._serialized_start=1381
+  _globals['_STATSRESPONSE']._serialized_end=1434
+  _globals['_POOLSTATS']._serialized_start=1437
+  _globals['_POOLSTATS']._serialized_end=2246
+  _globals['_TIMEHISTOGRAM']._serialized_start=2248
+  _globals['_TIMEHISTOGRAM']._serialized_end=2312
+  _globals['_CHECKREQUEST']._serialized_start=2314
+  _globals['_CHECKREQUEST']._serialized_end=2342
+  _globals['_CHECKRESPONSE']._serialized_start=2344
+  _globals['_CHECKRESPONSE']._serialized_end=2397
+  _globals['_POOLCHECK']._serialized_start=2399
+  _globals['_POOLCHECK']._serialized_end=2443
+  _globals['_DUMPREQUEST']._serialized_start=2445
+  _globals['_DUMPREQUEST']._serialized_end=2510
+  _globals['_DUMPRESPONSE']._serialized_start=2512
+  _globals['_DUMPRESPONSE']._serialized_end=2588
+  _globals['_NODE']._serialized_start=2591
+  _globals['_NODE']._serialized_end=2793
+  _globals['_EVENTSREQUEST']._serialized_start=2795
+  _globals['_EVENTSREQUEST']._serialized_end=2893
+  _globals['_EVENTSRESPONSE']._serialized_start=2895
+  _globals['_EVENTSRESPONSE']._serialized_end=2981
+  _globals['_EVENT']._serialized_start=2984
+  _globals['_EVENT']._serialized_end=3227
+  _globals['_PREFIXCACHE']._serialized_start=3482
+  _globals['_PREFIXCACHE']._serialized_end=4110
 # @@protoc_insertion_point(module_scope)

@@ -13,10 +13,27 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_STORED: _ClassVar[EventKind]
     EVENT_KIND_REMOVED: _ClassVar[EventKind]
     EVENT_KIND_CLEARED: _ClassVar[EventKind]
+    EVENT_KIND_RESET: _ClassVar[EventKind]
+    EVENT_KIND_SYNCED: _ClassVar[EventKind]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_DEVICE: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+    TIER_DISK: _ClassVar[Tier]
+    TIER_REMOTE: _ClassVar[Tier]
 EVENT_KIND_UNSPECIFIED: EventKind
 EVENT_KIND_STORED: EventKind
 EVENT_KIND_REMOVED: EventKind
 EVENT_KIND_CLEARED: EventKind
+EVENT_KIND_RESET: EventKind
+EVENT_KIND_SYNCED: EventKind
+TIER_UNSPECIFIED: Tier
+TIER_DEVICE: Tier
+TIER_HOST: Tier
+TIER_DISK: Tier
+TIER_REMOTE: Tier
 
 class MatchRequest(_message.Message):
     __slots__ = ("pool", "namespace", "tokens")
@@ -92,6 +109,94 @@ class PoolCleared(_message.Message):
     num_blocks: int
     def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
+class PinRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "tokens", "ttl_s")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    tokens: bytes
+    ttl_s: float
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ..., ttl_s: _Optional[float] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolPin]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolPin, _Mapping]]] = ...) -> None: ...
+
+class PoolPin(_message.Message):
+    __slots__ = ("pool", "pin")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    pin: PinInfo
+    def __init__(self, pool: _Optional[str] = ..., pin: _Optional[_Union[PinInfo, _Mapping]] = ...) -> None: ...
+
+class PinInfo(_message.Message):
+    __slots__ = ("namespace", "tokens", "num_tokens", "num_blocks", "ttl_s", "remaining_s")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    tokens: bytes
+    num_tokens: int
+    num_blocks: int
+    ttl_s: float
+    remaining_s: float
+    def __init__(self, namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., remaining_s: _Optional[float] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    tokens: bytes
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class UnpinResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolUnpinned]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolUnpinned, _Mapping]]] = ...) -> None: ...
+
+class PoolUnpinned(_message.Message):
+    __slots__ = ("pool", "was_pinned")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    WAS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    was_pinned: bool
+    def __init__(self, pool: _Optional[str] = ..., was_pinned: _Optional[bool] = ...) -> None: ...
+
+class PinsRequest(_message.Message):
+    __slots__ = ("pool", "namespace")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class PinsResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolPins]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolPins, _Mapping]]] = ...) -> None: ...
+
+class PoolPins(_message.Message):
+    __slots__ = ("pool", "pins")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    pins: _containers.RepeatedCompositeFieldContainer[PinInfo]
+    def __init__(self, pool: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ("pool",)
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -105,7 +210,7 @@ class StatsResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ...) -> None: ...
 
 class PoolStats(_message.Message):
-    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds")
+    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +233,12 @@ class PoolStats(_message.Message):
     KV_BLOCK_LIFETIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_IDLE_BEFORE_EVICT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_REUSE_GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PINS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVENT_SUBSCRIBERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVENTS_SENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVENT_RESETS_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     block_size: int
@@ -150,7 +261,13 @@ class PoolStats(_message.Message):
     kv_block_lifetime_seconds: TimeHistogram
     kv_block_idle_before_evict_seconds: TimeHistogram
     kv_block_reuse_gap_seconds: TimeHistogram
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ...) -> None: ...
+    num_pins: int
+    num_pinned_blocks: int
+    num_event_subscribers: int
+    num_events_sent: int
+    num_event_resets: int
+    eviction: str
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ...) -> None: ...
 
 class TimeHistogram(_message.Message):
     __slots__ = ("bounds_s", "counts", "sum_s")
@@ -191,15 +308,17 @@ class DumpRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class DumpResponse(_message.Message):
-    __slots__ = ("pool", "nodes")
+    __slots__ = ("pool", "nodes", "now_s")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    NOW_S_FIELD_NUMBER: _ClassVar[int]
     pool: str
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
-    def __init__(self, pool: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+    now_s: float
+    def __init__(self, pool: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., now_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s")
+    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s", "pinned_until_s")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +328,7 @@ class Node(_message.Message):
     IS_TAIL_FIELD_NUMBER: _ClassVar[int]
     LOCK_REF_FIELD_NUMBER: _ClassVar[int]
     LAST_ACCESS_S_FIELD_NUMBER: _ClassVar[int]
+    PINNED_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     parent_id: int
     namespace: str
@@ -218,7 +338,8 @@ class Node(_message.Message):
     is_tail: bool
     lock_ref: int
     last_access_s: float
-    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ...) -> None: ...
+    pinned_until_s: float
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ..., pinned_until_s: _Optional[float] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("pool", "start", "namespace", "follow")
@@ -243,17 +364,23 @@ class EventsResponse(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., incarnation: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("sequence_number", "kind", "namespace", "position", "tokens", "block_ids")
+    __slots__ = ("sequence_number", "kind", "namespace", "position", "tokens", "block_ids", "block_hashes", "parent_hash", "tier")
     SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     sequence_number: int
     kind: EventKind
     namespace: str
     position: int
     tokens: bytes
     block_ids: bytes
-    def __init__(self, sequence_number: _Optional[int] = ..., kind: _Optional[_Union[EventKind, str]] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
+    block_hashes: bytes
+    parent_hash: int
+    tier: Tier
+    def __init__(self, sequence_number: _Optional[int] = ..., kind: _Optional[_Union[EventKind, str]] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., block_hashes: _Optional[bytes] = ..., parent_hash: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...

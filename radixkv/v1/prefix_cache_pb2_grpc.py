@@ -53,6 +53,21 @@ class PrefixCacheStub:
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.ClearRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.ClearResponse.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Pin',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Unpin',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.Pins = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Pins',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/radixkv.v1.PrefixCache/Stats',
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.StatsRequest.SerializeToString,
@@ -104,6 +119,28 @@ class PrefixCacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Protects what is cached of a prompt from eviction for a time, put off by each use. A pin where one stands takes its place, so
+        that a repeat is harmless. Errors: INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where it passes what may be pinned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Ends a pin; its branch is an ordinary one at once. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pins(self, request, context):
+        """Lists what is pinned, a pure read. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Tells gauges of now and counters since the pool was attached, a pure read. Errors: NOT_FOUND.
         """
@@ -126,8 +163,9 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Events(self, request, context):
-        """Lists what was stored and removed, in order, and goes on with what follows if asked to. Errors: INVALID_ARGUMENT, NOT_FOUND;
-        UNAVAILABLE when the service is stopping.
+        """Lists what was stored and removed, in order, beginning with a snapshot where the start is not kept, and goes on with what
+        follows if asked to. Errors: INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where too many follow; UNAVAILABLE when the
+        service is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,6 +188,21 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     servicer.Clear,
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.ClearRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.ClearResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.UnpinRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.UnpinResponse.SerializeToString,
+            ),
+            'Pins': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pins,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -257,6 +310,87 @@ class PrefixCache:
             '/radixkv.v1.PrefixCache/Clear',
             radixkv_dot_v1_dot_prefix__cache__pb2.ClearRequest.SerializeToString,
             radixkv_dot_v1_dot_prefix__cache__pb2.ClearResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Pin',
+            radixkv_dot_v1_dot_prefix__cache__pb2.PinRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Unpin',
+            radixkv_dot_v1_dot_prefix__cache__pb2.UnpinRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Pins',
+            radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -22,6 +23,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
     ERROR_CODE_CORRUPTION: _ClassVar[ErrorCode]
     ERROR_CODE_DEADLINE_EXCEEDED: _ClassVar[ErrorCode]
+    ERROR_CODE_PIN_BUDGET: _ClassVar[ErrorCode]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_UNKNOWN_SEQUENCE: ErrorCode
@@ -36,6 +38,7 @@ ERROR_CODE_UNAVAILABLE: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_CORRUPTION: ErrorCode
 ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
+ERROR_CODE_PIN_BUDGET: ErrorCode
 
 class PoolShape(_message.Message):
     __slots__ = ("name", "num_blocks", "block_size")
@@ -64,18 +67,20 @@ class Copy(_message.Message):
     def __init__(self, src: _Optional[int] = ..., dst: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks")
+    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks", "pin_budget")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PIN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
     invalid_argument: InvalidArgument
     unknown_sequence: UnknownSequence
     out_of_blocks: OutOfBlocks
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ...) -> None: ...
+    pin_budget: PinBudget
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ..., pin_budget: _Optional[_Union[PinBudget, _Mapping]] = ...) -> None: ...
 
 class InvalidArgument(_message.Message):
     __slots__ = ("argument", "value", "bound")
@@ -100,3 +105,29 @@ class OutOfBlocks(_message.Message):
     num_needed: int
     num_available: int
     def __init__(self, num_needed: _Optional[int] = ..., num_available: _Optional[int] = ...) -> None: ...
+
+class PinBudget(_message.Message):
+    __slots__ = ("unit", "num_needed", "num_available", "num_total", "pins")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    num_needed: float
+    num_available: float
+    num_total: float
+    pins: _containers.RepeatedCompositeFieldContainer[PinCost]
+    def __init__(self, unit: _Optional[str] = ..., num_needed: _Optional[float] = ..., num_available: _Optional[float] = ..., num_total: _Optional[float] = ..., pins: _Optional[_Iterable[_Union[PinCost, _Mapping]]] = ...) -> None: ...
+
+class PinCost(_message.Message):
+    __slots__ = ("num_tokens", "num_blocks", "ttl_s", "remaining_s")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_blocks: int
+    ttl_s: float
+    remaining_s: float
+    def __init__(self, num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., remaining_s: _Optional[float] = ...) -> None: ...

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers as tf
 from terminal import Terminal
 
 from radixkv import PoolShape, connect
@@ -131,7 +132,27 @@ def test_stats_of_a_service_without_a_pool_says_how_to_start_one(capsys: pytest.
     assert f"radixkv worker --service {service.addresses[0]}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats", "top", "plan"])
+def test_a_tree_is_drawn_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+        address = service.addresses[0]
+        with connect(address, PoolShape(64, 4)) as holder:
+            assert main(["tree", "--service", address]) == 0
+            assert capsys.readouterr().out.endswith("nothing is cached\n")
+            for last in (5, 6):
+                holder.acquire([1, 2, 3, 4, last, last, last, last], seq_id=last)
+                holder.insert(last, 8)
+            assert main(["tree", "--service", address]) == 0
+            out = capsys.readouterr().out
+            assert "pool default: 64 blocks of 4 tokens\n3 cached, 0 of them evictable, 0 pinned\n" in out
+            assert "0 + 4 tokens, 1 block  in use, 2  [1 2 3 4]" in out
+            assert main(["tree", "--service", address, "--json"]) == 0
+            nodes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            assert [node["token_ids"] for node in nodes] == [[1, 2, 3, 4], [5] * 4, [6] * 4]
+            assert main(["tree", "--service", address, "--pool", "none"]) == 1
+            assert main(["tree", "--service", address, "--depth", "0"]) == 1
+
+
+@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats", "top", "tree", "plan"])
 def test_help_tells_the_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -169,13 +190,25 @@ def test_a_plan_is_printed_for_people_and_as_json(capsys: pytest.CaptureFixture[
     assert plan["num_blocks"] == plan["kv_bytes"] // plan["kv_bytes_per_block"]
 
 
-def test_a_plan_says_where_this_worker_keeps_more_than_it_must(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "deepseek-v3"]) == 0
-    assert "note: this version's worker keeps KV expanded to every head, 4,997,120 bytes" in capsys.readouterr().out
-    assert main(["plan", "deepseek-v3", "--kv-layout", "stored"]) == 0
+def test_a_plan_says_where_this_worker_keeps_more_than_it_must(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    widths = {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    tf.AXK1Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **widths).save_pretrained(tmp_path)
+    assert main(["plan", str(tmp_path)]) == 0
+    assert "note: this version's worker keeps KV expanded to every head, 640 bytes a token" in capsys.readouterr().out
+    assert main(["plan", str(tmp_path), "--kv-layout", "stored"]) == 0
     out = capsys.readouterr().out
-    assert "4,997,120 bytes" in out
+    assert "640 bytes" in out
     assert "note" not in out
+
+
+def test_latents_that_the_worker_keeps_as_such_need_no_note(capsys: pytest.CaptureFixture[str]) -> None:
+    for layout in ("least", "stored"):
+        assert main(["plan", "deepseek-v3", "--kv-layout", layout]) == 0
+        out = capsys.readouterr().out
+        assert "70,272 bytes" in out
+        assert "note" not in out
 
 
 def test_the_models_that_can_be_planned_by_name_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,14 @@ from live_service import Clock
 from radixkv import (
     AbortedError,
     AcquireOp,
+    CacheEvent,
     ExtendOp,
     ForkOp,
     InsertOp,
     InvalidArgumentError,
     LimitError,
     OutOfBlocksError,
+    PinBudgetError,
     PoolHeldError,
     PoolShape,
     PrefixCache,
@@ -31,9 +33,14 @@ from radixkv import (
     pack_tokens,
 )
 from radixkv.client import RemoteHolder
-from radixkv.service import ServiceThread
+from radixkv.service import ServiceConfig, ServiceThread
 
 PROMPT = pack_tokens(range(100))
+
+
+def unnumbered(events: list[CacheEvent]) -> list[CacheEvent]:
+    """A service's pools begin with other numbers than a cache in process."""
+    return [event._replace(sequence_number=0) for event in events]
 
 
 def outcome(call: Callable[[], Any]) -> object:
@@ -79,17 +86,24 @@ class RandomCalls:
     def call(self) -> Callable[[Any], Any]:
         """A call to be made of a holder."""
         choose = self._random
-        kind = choose.randrange(10)
+        kind = choose.randrange(12)
         if kind < 6:
             ops = [self.op() for _ in range(choose.randrange(6))]
             return lambda holder: [comparable(result) for result in holder.step(ops)]
-        tokens, count = self.tokens(), choose.randrange(-1, 4)
+        tokens, count, ttl = self.tokens(), choose.randrange(-1, 4), choose.choice([0.05, 0.3, "5m", "1h", -1.0])
         namespace = choose.choice([None, "default", "other"])
         calls: list[Callable[[Any], Any]] = [
             lambda holder: holder.match(tokens, namespace or "default"),
             lambda holder: holder.evict(count),
             lambda holder: holder.clear("other"),
-            lambda holder: (holder.stats(), holder.dump(namespace), holder.events(count, namespace)),
+            lambda holder: holder.pin(tokens, ttl, namespace or "default"),
+            lambda holder: holder.unpin(tokens, namespace or "default"),
+            lambda holder: (
+                holder.stats(),
+                holder.dump(namespace),
+                holder.pins(namespace),
+                unnumbered(holder.events(min(count, 0), namespace)),
+            ),
         ]
         return calls[kind - 6]
 
@@ -123,6 +137,20 @@ def test_the_methods_answer_as_in_process(holder: RemoteHolder) -> None:
         cache.release(opened.seq_id)
     assert holder.stats() == local.stats()
     assert holder.match(range(101)) == local.match(range(101))
+
+
+def test_a_pin_over_its_budget_is_refused_with_what_is_pinned_but_no_tokens_of_it(holder: RemoteHolder) -> None:
+    opened = holder.acquire(PROMPT)
+    holder.insert(opened.seq_id, 100)
+    holder.pin(PROMPT, "1h")
+    other = holder.acquire([1, 2, 3] * 200)
+    holder.insert(other.seq_id, 600)
+    with pytest.raises(PinBudgetError, match="block-seconds of its namespace") as refusal:
+        holder.pin([1, 2, 3] * 200, "1h")
+    [pinned] = refusal.value.pins
+    assert (pinned.tokens, pinned.num_tokens, pinned.num_blocks, pinned.ttl_s) == (b"", 100, 7, 3600.0)
+    assert holder.unpin(PROMPT)
+    assert holder.pins() == []
 
 
 def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolder) -> None:
@@ -267,10 +295,34 @@ def test_events_are_followed_as_they_happen(holder: RemoteHolder) -> None:
     holder.acquire(PROMPT, seq_id=1)
     holder.insert(1, 32)
     following = holder.follow_events()
-    first = next(following)
-    assert (first.kind, first.tokens) == ("stored", PROMPT[: 4 * 32])
+    reset, first, synced = (next(following) for _ in range(3))
+    assert (reset.kind, first.kind, synced.kind) == ("reset", "stored", "synced")
+    assert (first.position, first.tokens, first.parent_hash) == (0, PROMPT[: 4 * 32], None)
     holder.insert(1, 64)
     second = next(following)
     assert (second.kind, second.position, second.tokens) == ("stored", 32, PROMPT[4 * 32 : 4 * 64])
-    assert holder.events() == [first, second]
+    assert second.parent_hash == first.block_hashes[-1]
+    assert second.sequence_number == synced.sequence_number + 1
+    assert holder.events(second.sequence_number) == [second]
+    assert holder.event_stats().num_event_subscribers == 1
     following.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_a_new_life_of_a_pool_has_numbers_that_no_earlier_one_had(service: ServiceThread) -> None:
+    numbers = []
+    for _ in range(2):
+        with connect(service.addresses[0], PoolShape(16)) as holder:
+            numbers.append(holder.events()[-1].sequence_number)
+            holder.acquire(PROMPT[:256], seq_id=1)
+            holder.insert(1, 64)
+            numbers.append(holder.events(numbers[-1] + 1)[-1].sequence_number)
+    assert numbers == sorted(set(numbers))
+
+
+def test_the_service_s_policy_is_had_by_name_and_told_in_the_stats() -> None:
+    for eviction in ("hit-density", "slru"):
+        config = ServiceConfig(addresses=("127.0.0.1:0",), eviction=eviction)
+        with ServiceThread(config) as service, connect(service.addresses[0], PoolShape(8)) as holder:
+            assert holder.stats().eviction == eviction
+    with pytest.raises(InvalidArgumentError, match="eviction is 'mru'; it must be one of"):
+        ServiceConfig(eviction="mru")

@@ -248,7 +248,7 @@ def test_a_stopping_service_ends_streams_as_unavailable(tmp_path: Path) -> None:
         request.step.ops.add().insert.CopyFrom(workers.Insert(seq_id=1, num_computed=100))
         stream.ask(request)
         events = PrefixCacheStub(channel).Events(readers.EventsRequest(follow=True))
-        assert next(events).events[0].kind == readers.EVENT_KIND_STORED
+        assert next(events).events[-1].kind == readers.EVENT_KIND_SYNCED
         thread.stop()
         for call in (stream.call, events):
             with pytest.raises(grpc.RpcError) as caught:

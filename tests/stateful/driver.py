@@ -10,18 +10,26 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from radixkv.core.api import AcquireOp, CacheHolder, MatchResult, Pending, PoolShape, ReleaseOp, StepOp
-from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
-from radixkv.core.tokens import pack_tokens
+from radixkv.core.errors import (
+    InvalidArgumentError,
+    OutOfBlocksError,
+    PinBudgetError,
+    RadixKVError,
+    UnknownSequenceError,
+)
+from radixkv.core.tokens import pack_tokens, unpack_tokens
 
+from .event_follower import Followers
 from .hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
 from .oracle import Oracle, Tokens
 from .recency import Recency
-from .snapshot import EventFollower, Snapshot, check_books, check_eviction, read_snapshot
+from .snapshot import Snapshot, check_books, check_eviction, read_snapshot
 
 __all__ = ["NAMESPACES", "Backend", "CacheDriver"]
 
 NAMESPACES = ("default", "other")
 MAX_TOLD = 12
+PIN_TTL_S = 86400
 
 
 class Backend(Protocol):
@@ -33,6 +41,10 @@ class Backend(Protocol):
 
     def interrupt(self, holder: CacheHolder) -> None:
         """Break whatever connects the holder to its pool, if anything does; it must come back by itself."""
+        ...
+
+    def pass_time(self, holder: CacheHolder) -> bool:
+        """Let every pin's time be over; whether this backend's clock can be moved."""
         ...
 
     def close(self, holder: CacheHolder) -> None: ...
@@ -55,7 +67,7 @@ class CacheDriver:
         self.waiting: list[tuple[Pending, AcquireOp]] = []
         self.told: list[AcquireOp] = []
         self._recency = Recency(self.oracle)
-        self._follower = EventFollower(block_size)
+        self._followers = Followers(self.holder, block_size)
 
     def carry(
         self,
@@ -129,6 +141,43 @@ class CacheDriver:
         self._settle(after, has_evicted=num_evicted > 0)
         self.is_sound = True
 
+    def pin(self, namespace: str, tokens: Tokens) -> None:
+        """Pin what is cached of these tokens, or be refused and change nothing."""
+        self.is_sound = False
+        found = self.match(namespace, tokens)
+        try:
+            info = self.holder.pin(pack_tokens(tokens), PIN_TTL_S, namespace)
+        except (PinBudgetError, OutOfBlocksError):
+            assert read_snapshot(self.holder) == self.snapshot, "a refused pin changed something"
+        else:
+            assert info.num_tokens == found == len(unpack_tokens(info.tokens)), f"{found} tokens match, pinned: {info}"
+            after = read_snapshot(self.holder)
+            if found:
+                self.oracle.pinned(namespace, tokens[:found])
+            self._settle(after)
+        self.is_sound = True
+
+    def unpin(self, namespace: str, tokens: Tokens) -> None:
+        """End the pin of these tokens, if there is one."""
+        self.is_sound = False
+        was_pinned = self.holder.unpin(pack_tokens(tokens), namespace)
+        assert was_pinned == ((namespace, tokens) in self.oracle.pins), f"{tokens} were pinned, or were not"
+        after = read_snapshot(self.holder)
+        if was_pinned:
+            self.oracle.pins.discard((namespace, tokens))
+            self._settle(after)
+        else:
+            assert after == self.snapshot, "ending no pin changed something"
+        self.is_sound = True
+
+    def pass_time(self) -> None:
+        """Past their time pinned branches are ordinary ones."""
+        if self.backend.pass_time(self.holder):
+            self.is_sound = False
+            self.oracle.pins.clear()
+            self._settle(read_snapshot(self.holder))
+            self.is_sound = True
+
     def clear(self, namespace: str) -> None:
         self.is_sound = False
         num_freed = self.holder.clear(namespace)
@@ -167,13 +216,19 @@ class CacheDriver:
 
     def fits_alone(self, length: int) -> bool:
         """Whether nobody is open and a history of this length fits the pool."""
-        return not self.oracle.branches and -(-length // self.oracle.block_size) <= self.oracle.num_blocks
+        return (
+            not self.oracle.branches
+            and not self.oracle.pins
+            and -(-length // self.oracle.block_size) <= self.oracle.num_blocks
+        )
 
     def end(self) -> None:
         """Nothing stays private, locked or promised once everyone is gone, and all that is cached goes in its order."""
         if not self.is_sound:
             return  # what broke has been reported
         self.carry([ReleaseOp(seq_id, keep=bool(seq_id % 2)) for seq_id in self.oracle.branches])
+        for namespace, tokens in sorted(self.oracle.pins):
+            self.unpin(namespace, tokens)
         stats = self.snapshot.stats
         assert stats.num_private_blocks == stats.num_promised_blocks == 0
         assert stats.num_evictable_blocks == stats.num_cached_blocks
@@ -218,8 +273,7 @@ class CacheDriver:
             assert cached <= most, f"{min(cached - most, key=len)} must not match in {namespace}"
         self.holder.check()
         check_books(after, self.oracle)
-        self._follower.follow(self.holder.events(self._follower.next_number))
-        self._follower.check(after)
+        self._followers.check(after)
         self._recency.check(after)
         self.oracle.end(after.cached)
         self.snapshot = after

@@ -276,6 +276,32 @@ class CacheMachine(Player):
         tokens = tuple(unpack_tokens(op.tokens))
         self._acquire(AcquireOp(op.tokens, op.reserve, op.namespace, self._new_id(), waits), tokens)
 
+    # -- pins ---------------------------------------------------------------------------------------------------------
+
+    @rule(which=picks, pick=picks, cut=picks, suffix=suffixes, namespace=namespaces)
+    def pin_or_unpin(self, *, which: int, pick: int, cut: int, suffix: list[int], namespace: str) -> None:
+        """Prefixes are protected, given up again, or left until their time is over."""
+        pinned = sorted(self.driver.oracle.pins)
+        match which % 8:
+            case 0 | 1 | 2 | 3:
+                self.driver.pin(namespace, self._prompt(pick, cut, suffix))
+            case 4 if life := self._pick(pick):
+                self._pin_and_give_up(life, cut)
+            case 5 | 6 if pinned:
+                self.driver.unpin(*pinned[pick % len(pinned)])
+            case 7 if pick % 2:
+                self.driver.pass_time()
+            case _:
+                self.driver.unpin(namespace, self._prompt(pick, cut, suffix))
+
+    def _pin_and_give_up(self, life: WorkerSequence, cut: int) -> None:
+        """A sequence's own prefix is pinned, and given up by both."""
+        tokens = tuple(life.tokens[: max(1, life.num_computed - cut % 4)])
+        self.driver.pin(life.namespace, tokens)
+        if cut % 8 < 6:
+            self.driver.unpin(life.namespace, tokens)
+            self.driver.carry([ReleaseOp(id_of(life), keep=cut % 8 == 0)])
+
     # -- the whole cache ----------------------------------------------------------------------------------------------
 
     @rule(which=picks, pick=picks, cut=picks, suffix=suffixes, namespace=namespaces)

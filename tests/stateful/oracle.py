@@ -68,12 +68,14 @@ class _Known:
     """Who published a history (`serial`s, live or ended with keep), and whether others have ever used it.
 
     `is_shaky`: of those who published it none surely holds it any more, as after a release without keep; it may stay while
-    it lies in a block that others use, and go when they do.
+    it lies in a block that others use, and go when they do. `is_left`: one who published it gave up its copy; should all others
+    be evicted, that copy may be what is left.
     """
 
     publishers: set[int] = field(default_factory=set)
     is_used: bool = False
     is_shaky: bool = False
+    is_left: bool = False
 
 
 class Oracle:
@@ -84,6 +86,7 @@ class Oracle:
         self.block_size = block_size
         self.branches: dict[int, Branch] = {}
         self.waits = Waits(self)
+        self.pins: set[tuple[str, Tokens]] = set()
         self.watchers: list[Callable[[Branch, bool], None]] = []
         self.num_acquired = 0
         self.num_acquired_tokens = 0
@@ -114,6 +117,9 @@ class Oracle:
         certain: set[Tokens] = set()
         if not self._has_evicted:
             certain = {tokens for tokens, entry in self._known.get(namespace, {}).items() if not entry.is_shaky}
+        for pinned_in, tokens in self.pins:
+            if pinned_in == namespace:
+                certain.update(_prefixes(tokens, len(tokens)))
         for branch in self.branches.values():
             if branch.namespace == namespace and self.is_current(branch):
                 certain.update(_prefixes(branch.tokens, self._whole(branch)))
@@ -140,6 +146,7 @@ class Oracle:
                 for entry in known.values():
                     entry.is_used |= not entry.publishers <= live
                     entry.publishers &= live
+                    entry.is_shaky |= entry.is_left
             for tokens in [tokens for tokens in known if tokens not in held]:
                 del known[tokens]
         self._has_evicted = False
@@ -151,6 +158,15 @@ class Oracle:
         )
         self._generations[namespace] = self._generations.get(namespace, 0) + 1
         self._known.pop(namespace, None)
+        self.pins = {pin for pin in self.pins if pin[0] != namespace}
+
+    def pinned(self, namespace: str, tokens: Tokens) -> None:
+        """These tokens are pinned, to the last."""
+        self.pins.add((namespace, tokens))
+        known = self._known[namespace]
+        for prefix in _prefixes(tokens, len(tokens)):
+            known[prefix].is_used = True
+            known[prefix].is_shaky = False
 
     def observe_step(self, ops: Sequence[StepOp], results: Sequence[StepResult]) -> None:
         """Assert that each result is one that its op may have, and take it over."""
@@ -301,6 +317,7 @@ class Oracle:
             entry = known.get(tokens)
             if entry is None:
                 continue
+            entry.is_left |= branch.serial in entry.publishers
             entry.publishers.discard(branch.serial)
             is_wanted = entry.publishers or entry.is_used
             if not is_wanted and not self._shares_last_block(tokens, branch.namespace):
@@ -328,12 +345,16 @@ class Oracle:
             known[tokens].is_used = True
 
     def _shares_last_block(self, tokens: Tokens, namespace: str) -> bool:
-        """Whether a live sequence uses a part of the block in which these tokens end: then all of that block may stay."""
-        least = (len(tokens) - 1) // self.block_size * self.block_size + 1
-        return any(
-            branch.namespace == namespace and self.is_current(branch) and branch.tokens[:least] == tokens[:least]
-            for branch in self.branches.values()
-        )
+        """Whether a live sequence or a pin uses a part of the block in which these tokens end: then all of it may stay."""
+        start = self._block_start(tokens)
+        users = [other for other in self.branches.values() if other.namespace == namespace and self.is_current(other)]
+        histories = [branch.tokens for branch in users]
+        histories += [pinned for pinned_in, pinned in self.pins if pinned_in == namespace]
+        return any(history[: len(start)] == start for history in histories)
+
+    def _block_start(self, tokens: Tokens) -> Tokens:
+        """These tokens up to the first of the block in which they end."""
+        return tokens[: (len(tokens) - 1) // self.block_size * self.block_size + 1]
 
     def _whole(self, branch: Branch) -> int:
         return branch.num_computed - branch.num_computed % self.block_size

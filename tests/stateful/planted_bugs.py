@@ -92,8 +92,9 @@ PLANTED_BUGS = (
     PlantedBug(
         "a locked leaf left in the eviction queue",
         "forest.py",
-        "                if above.queue_entry is not None:\n                    self.queue.remove(above)",
-        "                if above.queue_entry is not None and above is not node:\n                    self.queue.remove(above)",
+        "                if above.queue_entry is not None:\n                    self.policy.remove(above)",
+        "                if above.queue_entry is not None and above is not node:\n"
+        "                    self.policy.remove(above)",
     ),
     PlantedBug(
         "blocks freed twice: what was published still counts as private",
@@ -175,14 +176,14 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "eviction of the most recently used leaf",
-        "eviction.py",
+        "eviction/policy.py",
         "self._entries.pop(0)",
         "self._entries.pop(-1)",
     ),
     PlantedBug(
         "recency that is never refreshed",
         "forest.py",
-        "            above.last_access_s = now_s\n",
+        "        node.last_access_s = now_s\n",
         "",
     ),
     PlantedBug(
@@ -213,12 +214,6 @@ PLANTED_BUGS = (
         "a cleared tree whose nodes stay when their sequences end",
         "cache.py",
         "        root.is_hidden = True\n",
-        "",
-    ),
-    PlantedBug(
-        "an event of removal that is not told",
-        "forest.py",
-        "        self.record_removed(node)\n",
         "",
     ),
     PlantedBug(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from radixkv.core.api import CacheEvent, CacheHolder, CacheStats, NodeInfo
+from radixkv.core.api import CacheHolder, CacheStats, NodeInfo
 from radixkv.core.tokens import unpack_tokens
 
 from .oracle import Branch, Oracle, Tokens
 
-__all__ = ["EventFollower", "Path", "Snapshot", "check_books", "check_eviction", "read_snapshot"]
+__all__ = ["Path", "Snapshot", "check_books", "check_eviction", "read_snapshot"]
 
 
 class Path(NamedTuple):
@@ -29,11 +29,14 @@ class Path(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """`paths` by node id, parents first; `cached`: every non-empty history that the nodes hold, by namespace."""
+    """`paths` by node id, parents first; `cached`: every non-empty history that the nodes hold, by namespace; `pins`: what is
+    pinned, with its namespace.
+    """
 
     stats: CacheStats
     paths: dict[int, Path]
     cached: dict[str, set[Tokens]]
+    pins: set[tuple[str, Tokens]]
 
     def match(self, namespace: str, tokens: Tokens) -> int:
         """What a match must answer while the cache holds this: the longest common prefix. O(tokens²)."""
@@ -60,7 +63,8 @@ def read_snapshot(holder: CacheHolder) -> Snapshot:
         assert node.position == path.num_above, f"{node} lies below {path.num_above} tokens"
         held = cached.setdefault(node.namespace, set())
         held.update(tokens[:end] for end in range(path.num_above + 1, len(tokens) + 1))
-    return Snapshot(holder.stats(), paths, cached)
+    pins = {(pin.namespace, tuple(unpack_tokens(pin.tokens))) for pin in holder.pins()}
+    return Snapshot(holder.stats(), paths, cached, pins)
 
 
 def check_books(snapshot: Snapshot, oracle: Oracle) -> None:
@@ -95,6 +99,9 @@ def check_books(snapshot: Snapshot, oracle: Oracle) -> None:
         assert stats.num_cached_blocks == len(cached)
         assert stats.num_private_blocks == len(tables.difference(cached))
         assert stats.num_nodes == len(nodes)
+    assert snapshot.pins == oracle.pins, "other pins than were made"
+    assert stats.num_pins == len(snapshot.pins)
+    assert stats.num_pinned_blocks <= stats.num_blocks // 2, "pins hold more than their share"
     _check_promises(stats, branches)
     _check_locks(snapshot, oracle)
     _check_counters(stats, oracle)
@@ -124,7 +131,14 @@ def _check_locks(snapshot: Snapshot, oracle: Oracle) -> None:
             and branch.tokens[: path.num_above + size] == first_block
         ]
         assert node.lock_ref > 0 or not users, f"{node} is not locked though {users} stand on it or below"
-        assert node.lock_ref == 0 or branches, f"{node} is locked by nobody"
+        is_pinned = any(
+            namespace == node.namespace
+            and len(pinned) > path.num_above
+            and path.tokens[: len(pinned)] == pinned[: len(path.tokens)]
+            for namespace, pinned in oracle.pins
+        )
+        assert node.lock_ref == 0 or branches or is_pinned, f"{node} is locked by nobody"
+        assert node.lock_ref > 0 or node.pinned_until_s == 0, f"{node} is pinned and not locked"
         for child in children:
             is_in_order = node.lock_ref or node.last_access_s >= child.node.last_access_s
             assert is_in_order, f"{node} is older than its child {child.node}"
@@ -142,7 +156,7 @@ def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
 
 
 def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicted: int) -> None:
-    """Assert that whole unlocked leaves went, least recently used first, and no more of them than were asked for."""
+    """Assert that whole unlocked leaves went, under LRU least recently used first, and no more of them than were asked for."""
     evictable = before.stats.num_evictable_blocks
     left = {(path.node.namespace, path.tokens) for path in after.paths.values()}
     remaining = dict(before.paths)
@@ -158,57 +172,16 @@ def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicte
         assert num_freed < num_asked, f"{num_asked} blocks were asked for and {num_evicted} evicted"
         parents = {path.node.parent_id for path in remaining.values()}
         leaves = [path.node for key, path in remaining.items() if not path.node.lock_ref and key not in parents]
-        oldest_s = min(node.last_access_s for node in leaves)
-        oldest = [node for node in leaves if node.last_access_s == oldest_s and node.node_id in gone]
-        assert oldest, (
-            f"an older leaf than those evicted was left: {[n for n in leaves if n.last_access_s == oldest_s]}"
-        )
-        num_freed += len(oldest[0].block_ids)
-        gone.remove(oldest[0].node_id)
-        del remaining[oldest[0].node_id]
-
-
-class EventFollower:
-    """Folds the event log as a router would: which block holds which tokens at which position of which namespace."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self._next_number: int | None = None
-        self._held: dict[int, tuple[str, int, bytes]] = {}
-
-    @property
-    def next_number(self) -> int:
-        return self._next_number or 0
-
-    def follow(self, events: list[CacheEvent]) -> None:
-        for event in events:
-            assert self._next_number in (None, event.sequence_number), f"{event} came at {self._next_number}"
-            self._next_number = event.sequence_number + 1
-            if event.kind == "cleared":
-                self._held = {block: held for block, held in self._held.items() if held[0] != event.namespace}
-                continue
-            assert len(event.tokens) == 4 * self.block_size * len(event.block_ids), f"{event}"
-            for index, block in enumerate(event.block_ids):
-                tokens = event.tokens[4 * self.block_size * index : 4 * self.block_size * (index + 1)]
-                entry = (event.namespace, event.position + self.block_size * index, tokens)
-                if event.kind == "stored":
-                    assert block not in self._held, f"{event}: block {block} is held already"
-                    self._held[block] = entry
-                else:
-                    assert event.kind == "removed"
-                    assert self._held.pop(block, None) == entry, f"{event}: block {block} was not stored so"
-
-    def check(self, snapshot: Snapshot) -> None:
-        """Assert that the events so far tell of every whole block that is cached, and of no other."""
-        size = self.block_size
-        expected = {
-            block: (
-                path.node.namespace,
-                path.node.position + size * index,
-                path.node.tokens[4 * size * index :][: 4 * size],
+        going = [node for node in leaves if node.node_id in gone]
+        assert going, "a node went that was locked, or had children that stayed"
+        if before.stats.eviction == "lru":
+            oldest_s = min(node.last_access_s for node in leaves)
+            going = [node for node in going if node.last_access_s == oldest_s]
+            assert going, (
+                f"an older leaf than those evicted was left: {[n for n in leaves if n.last_access_s == oldest_s]}"
             )
-            for path in snapshot.paths.values()
-            if not path.node.is_tail
-            for index, block in enumerate(path.node.block_ids)
-        }
-        assert self._held == expected, "the events tell of other blocks than the dump"
+        else:  # the last to go was the one that made up the number, and that may be any
+            going.sort(key=lambda node: len(node.block_ids))
+        num_freed += len(going[0].block_ids)
+        gone.remove(going[0].node_id)
+        del remaining[going[0].node_id]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer import PeerMissingError, load_peers
+from bench.peer import load_peers
+from bench.peer_wheel import PeerMissingError
 from bench.report import Summary
 from bench.tree import bars, find_peers
 from bench.tree_measures import ALONE, LIMIT, check_histories

@@ -25,6 +25,7 @@ def test_an_unshared_sequence_matches_nothing_and_is_matched_by_nobody() -> None
 
 def test_an_unshared_sequence_leaves_nothing_behind() -> None:
     cache = PrefixCache(num_blocks=8, block_size=4)
+    number = cache.events()[-1].sequence_number + 1
     for _ in range(3):
         seq = cache.acquire(PROMPT, reserve=4, shares=False)
         cache.insert(seq.seq_id, 18)
@@ -32,7 +33,8 @@ def test_an_unshared_sequence_leaves_nothing_behind() -> None:
         cache.release(seq.seq_id, keep=True)
         cache.check()
         assert cache.stats().num_free_blocks == 8
-    assert cache.events() == []
+    assert [event.kind for event in cache.events()] == ["reset", "synced"]
+    assert cache.events(number) == []
 
 
 def test_forks_of_an_unshared_sequence_share_among_themselves() -> None:

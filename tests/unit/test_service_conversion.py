@@ -13,8 +13,10 @@ from radixkv.core.api import (
     AcquireResult,
     BlockTimes,
     CacheEvent,
+    CacheEventKind,
     CacheStats,
     Copy,
+    EventStats,
     ExtendOp,
     ExtendResult,
     ForkOp,
@@ -24,10 +26,12 @@ from radixkv.core.api import (
     NodeInfo,
     Notice,
     Pending,
+    PinInfo,
     PoolShape,
     ReleaseOp,
     StepOp,
     StepResult,
+    Tier,
     TimeHistogram,
 )
 from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError
@@ -44,11 +48,14 @@ from radixkv.service.conversion import (
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
+    event_stats_from_proto,
     event_to_proto,
     match_from_proto,
     match_to_proto,
     node_from_proto,
     node_to_proto,
+    pin_from_proto,
+    pin_to_proto,
     stats_from_proto,
     stats_to_proto,
 )
@@ -176,21 +183,33 @@ def test_an_op_or_answer_of_a_later_version_is_refused() -> None:
         result_from_proto(workers.OpResult())
     with pytest.raises(InvalidArgumentError, match="published or gone"):
         notices_from_proto(workers.Notices(notices=[workers.Notice(kind=77)]))  # type: ignore[arg-type]  # of the future
+    with pytest.raises(InvalidArgumentError, match="kind"):
+        event_from_proto(readers.Event(kind=77, tier=readers.TIER_DEVICE))  # type: ignore[arg-type]  # of the future
 
 
 def test_readers_values_come_back_as_they_were() -> None:
     shape = PoolShape(num_blocks=4096, block_size=32, name="left")
     assert shape_from_proto(shape_to_proto(shape)) == shape
-    stats = CacheStats(*range(1, 1 + len(CacheStats._fields)))
+    stats = CacheStats(*range(1, len(CacheStats._fields)), eviction="lru")
     times = BlockTimes(*(TimeHistogram((0.5, 1.0), (number, 0, 7), 12.25) for number in range(3)))
-    sent = stats_to_proto("left", stats, times)
-    assert (stats_from_proto(sent), block_times_from_proto(sent)) == (stats, times)
+    events = EventStats(3, 50, 7)
+    sent = stats_to_proto("left", stats, times, events)
+    assert (stats_from_proto(sent), block_times_from_proto(sent), event_stats_from_proto(sent)) == (
+        stats,
+        times,
+        events,
+    )
     match = MatchResult(30, 20)
     assert match_from_proto(match_to_proto("left", match)) == match
-    node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5)
+    node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5, 99.5)
     assert node_from_proto(node_to_proto(node)) == node
-    for kind in ("stored", "removed", "cleared"):
-        event = CacheEvent(9, kind, "default", 16, b"\1\0\0\0", (7,))
+    pin = PinInfo("default", b"\1\0\0\0", 1, 1, 300.0, 12.5)
+    assert pin_from_proto(pin_to_proto(pin)) == pin
+    kinds: tuple[CacheEventKind, ...] = ("reset", "stored", "removed", "cleared", "synced")
+    tiers: tuple[Tier, ...] = ("device", "host", "disk", "remote", "device")
+    for kind, tier, parent_hash in zip(kinds, tiers, (None, 0, 5, 2**64 - 1, None), strict=True):
+        blocks, hashes = array("i", [7, 8]), array("Q", [2**64 - 1, 1])
+        event = CacheEvent(9, kind, "default", 16, b"\1\0\0\0", blocks, hashes, parent_hash, tier)
         assert event_from_proto(event_to_proto(event)) == event
 
 
@@ -198,7 +217,12 @@ def test_the_messages_have_a_field_for_every_field_of_the_values() -> None:
     def names(message: type) -> set[str]:
         return {field.name for field in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]  # every message has it
 
-    assert names(readers.PoolStats) == {"pool", *CacheStats._fields, *BlockTimes._fields}
+    assert names(readers.PoolStats) == {
+        "pool",
+        *CacheStats._fields,
+        *BlockTimes._fields,
+        *EventStats._fields,
+    }
     assert names(readers.TimeHistogram) == set(TimeHistogram._fields)
     assert names(workers.Notice) == set(Notice._fields)
     assert names(workers.Pending) == set(Pending._fields)

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from radixkv.core import errors
+from radixkv.core.api import PinInfo
 from radixkv.core.errors import (
     AbortedError,
     CorruptionError,
@@ -16,6 +17,7 @@ from radixkv.core.errors import (
     LeaseError,
     LimitError,
     OutOfBlocksError,
+    PinBudgetError,
     PoolHeldError,
     RadixKVError,
     StaleIncarnationError,
@@ -31,6 +33,10 @@ EXAMPLES = [
     (InvalidArgumentError("tokens", "empty", "at least one token long"), grpc.StatusCode.INVALID_ARGUMENT),
     (UnknownSequenceError(7), grpc.StatusCode.NOT_FOUND),
     (OutOfBlocksError(12, 3), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (
+        PinBudgetError("blocks of the pool", 12, 3, 64, (PinInfo("", b"", 30, 2, 300.0, 12.5),)),
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ),
     (AbortedError("an earlier op failed"), grpc.StatusCode.ABORTED),
     (LeaseError("gone"), grpc.StatusCode.FAILED_PRECONDITION),
     (StaleIncarnationError("over"), grpc.StatusCode.FAILED_PRECONDITION),

@@ -1,0 +1,229 @@
+"""The changes of a cache as events: numbered, named by hashes, and kept for a while for readers that come back.
+
+The log is read here, off the path of insert and evict. What removed blocks were called is looked up by block id in tables of 16
+bytes per block, which follow the log; so it must be read in order and by one feed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, NamedTuple
+
+from radixkv.core.api import CacheEvent, CacheEventKind
+from radixkv.core.block_hashes import chained_hashes, namespace_hash
+from radixkv.core.events import NO_BLOCK, EventLog, Record
+from radixkv.core.forest import Forest
+from radixkv.core.node import Node, RootNode
+from radixkv.core.tokens import TOKEN_BYTES
+
+__all__ = ["MAX_EVENT_BLOCKS", "EventFeed", "FeedEntry"]
+
+MAX_EVENT_BLOCKS = 4096
+"""Most blocks of one event; a longer run of blocks is told in several."""
+
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Most bytes of token ids that are kept for readers that come back."""
+
+MAX_IDLE_NAMESPACES = 1024
+"""How many namespaces that hold nothing keep their numbering at least."""
+
+
+class FeedEntry(NamedTuple):
+    """An event with its number among those of its namespace; `parent_block` lies above its first block.
+
+    Its hashes are 0 where no reader had been told of the blocks above.
+    """
+
+    namespace_number: int
+    parent_block: int
+    event: CacheEvent
+
+
+class EventFeed:
+    """The events of one cache from one start of the log to its stop, which is one `life`.
+
+    Numbers never come back in a later life, so a reader with a number of an earlier one is found out.
+
+    Args:
+        forest: the trees that the log tells of.
+        log: is started by the first reader.
+        capacity: how many entries are kept.
+        first_number: of the first event.
+    """
+
+    def __init__(self, forest: Forest, log: EventLog, capacity: int, first_number: int) -> None:
+        self.forest = forest
+        self.life = 0
+        self.next_number = first_number
+        self.num_subscribers = self.num_sent = self.num_resets = 0
+        self._log = log
+        self._capacity = capacity
+        self._entries: list[FeedEntry] = []
+        self._num_bytes = 0
+        self._hashes = array("Q")
+        self._namespaces: list[str | None] = []
+        self._namespace_numbers: dict[str, int] = {}
+        self._synced_number: int | None = None
+        log.on_stop = self._end_life
+
+    # -- reading the log ----------------------------------------------------------------------------------------------
+
+    def drain(self, max_cost: int) -> bool:
+        """Turn changes into events until their blocks, and one for each, amount to `max_cost`; whether none is left.
+
+        Raises the life where the log had stopped: O(blocks of the pool) then.
+        """
+        self._log.bound()
+        if not self._log.is_recording:
+            self._begin_life()
+        while len(self._log) and max_cost > 0:
+            max_cost -= 1 + self._append(self._log.take())
+        return not len(self._log)
+
+    def _begin_life(self) -> None:
+        if self.life:
+            self.next_number += 2  # neither the last number of an earlier life nor the one after it is met again
+        self.life += 1
+        self._namespace_numbers.clear()
+        self._hashes = array("Q", bytes(8 * self.forest.pool.num_blocks))
+        self._namespaces = [None] * self.forest.pool.num_blocks
+        self._log.start()
+
+    def _end_life(self) -> None:
+        self._entries.clear()
+        self._num_bytes = 0
+        self._synced_number = None
+        self._hashes = array("Q")
+        self._namespaces = []
+
+    def _append(self, record: Record) -> int:
+        """Turn a change into events; how many blocks it is about."""
+        if record[0] == "stored":
+            return self._append_stored(*record[1:])
+        if record[0] == "removed":
+            return self._append_removed(*record[1:])
+        self._keep(NO_BLOCK, "cleared", record[1], 0, b"", array("i"), array("Q"), None)
+        return 0
+
+    def _append_stored(
+        self,
+        namespace: str,
+        end_bytes: int,
+        tokens: bytes | bytearray,
+        blocks: array[int],
+        num_blocks: int,
+        parent_block: int,
+    ) -> int:
+        block_bytes = self.forest.block_bytes
+        num_bytes = num_blocks * block_bytes
+        for first in range(0, num_blocks, MAX_EVENT_BLOCKS):
+            end = min(first + MAX_EVENT_BLOCKS, num_blocks)
+            above = blocks[first - 1] if first else parent_block
+            part = blocks[first:end]
+            packed = bytes(tokens[first * block_bytes : end * block_bytes])
+            parent_hash = None if above == NO_BLOCK else self._hashes[above]
+            if parent_hash == 0:
+                hashes = array("Q", bytes(8 * len(part)))
+            else:
+                seed = namespace_hash(namespace) if parent_hash is None else parent_hash
+                hashes = chained_hashes(seed, packed, block_bytes)
+            self._name(part, namespace, hashes)
+            position = (end_bytes - num_bytes + first * block_bytes) // TOKEN_BYTES
+            self._keep(above, "stored", namespace, position, packed, part, hashes, parent_hash)
+        return num_blocks
+
+    def _append_removed(self, end_bytes: int, blocks: array[int]) -> int:
+        """Blocks that no reader was told of, as those of a namespace that was cleared, are removed without a word."""
+        namespace = self._namespaces[blocks[0]]
+        if namespace is None:
+            return len(blocks)
+        start_bytes = end_bytes - len(blocks) * self.forest.block_bytes
+        for first in range(0, len(blocks), MAX_EVENT_BLOCKS):
+            part = blocks[first : first + MAX_EVENT_BLOCKS]
+            hashes = array("Q", [self._hashes[block] for block in part])
+            position = start_bytes // TOKEN_BYTES + first * self.forest.block_size
+            self._keep(NO_BLOCK, "removed", namespace, position, b"", part, hashes, None)
+        for block in blocks:
+            self._namespaces[block] = None
+        return len(blocks)
+
+    def _name(self, blocks: array[int], namespace: str, hashes: array[int]) -> None:
+        for block, value in zip(blocks, hashes, strict=True):
+            self._hashes[block] = value
+            self._namespaces[block] = namespace if value else None
+
+    def _keep(self, parent_block: int, kind: CacheEventKind, namespace: str, *fields: Any) -> None:
+        """Number an event, and keep it. `fields`: those of a `CacheEvent` from `position` on."""
+        event = CacheEvent(self.next_number, kind, namespace, *fields)
+        self._entries.append(FeedEntry(self.next_in(namespace), parent_block, event))
+        self.next_number += 1
+        self._namespace_numbers[namespace] += 1
+        self._num_bytes += len(event.tokens)
+        if len(self._entries) >= 2 * self._capacity or self._num_bytes > 2 * MAX_KEPT_BYTES:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Forget the older half of what is kept. O(1) per entry, amortised."""
+        num_gone = max(len(self._entries) - self._capacity, len(self._entries) // 2)
+        self._num_bytes -= sum(len(entry.event.tokens) for entry in self._entries[:num_gone])
+        del self._entries[:num_gone]
+        roots, numbers = self.forest.roots, self._namespace_numbers
+        if len(numbers) > 2 * (len(roots) + MAX_IDLE_NAMESPACES):
+            self._namespace_numbers = {name: number for name, number in numbers.items() if name in roots}
+
+    # -- for readers --------------------------------------------------------------------------------------------------
+
+    @property
+    def first_number(self) -> int:
+        """Of the oldest entry that is kept."""
+        return self.next_number - len(self._entries)
+
+    def entries(self, first: int, max_count: int) -> list[FeedEntry]:
+        """Entries from number `first` on, which must be kept. O(count)."""
+        index = first - self.first_number
+        return self._entries[index : index + max_count]
+
+    def next_in(self, namespace: str | None) -> int:
+        """The number that the next event of a namespace will have, of None among all. O(1).
+
+        A namespace begins with the pool's number of that moment, which is above all that it ever had.
+        """
+        if namespace is None:
+            return self.next_number
+        return self._namespace_numbers.setdefault(namespace, self.next_number)
+
+    def find(self, number: int, namespace: str | None) -> int | None:
+        """The pool's number to go on from for a reader who wants `number` next; None where it is not kept. O(kept)."""
+        if self._synced_number is None:
+            return None
+        first = max(self.first_number, self._synced_number)
+        if namespace is None:
+            return number if first <= number <= self.next_number else None
+        if number == self.next_in(namespace):
+            return self.next_number
+        own = [entry for entry in self.entries(first, len(self._entries)) if entry.event.namespace == namespace]
+        if not own or not own[0].namespace_number <= number <= own[-1].namespace_number:
+            return None
+        return next(entry.event.sequence_number for entry in own if entry.namespace_number == number)
+
+    def synced(self) -> None:
+        """A reader has been told of everything: from here on it may go away and come back."""
+        if self._synced_number is None:
+            self._synced_number = self.next_number
+
+    def node_hashes(self, root: RootNode, node: Node, first: int, end: int) -> tuple[int | None, array[int]]:
+        """The parent's hash, and hashes of a node's blocks [first, end); what lies above was asked for before. O(blocks)."""
+        assert node.parent is not None, "a root has no blocks"
+        above = node.blocks[first - 1] if first else (node.parent.blocks[-1] if node.parent.blocks else NO_BLOCK)
+        parent_hash = None if above == NO_BLOCK else self._hashes[above]
+        assert parent_hash != 0, "parents are told of first"
+        blocks = node.blocks[first:end]
+        hashes = array("Q", [self._hashes[block] for block in blocks])
+        if 0 in hashes:
+            block_bytes = self.forest.block_bytes
+            tokens = bytes(node.key[first * block_bytes : end * block_bytes])
+            hashes = chained_hashes(
+                namespace_hash(root.namespace) if parent_hash is None else parent_hash, tokens, block_bytes
+            )
+            self._name(blocks, root.namespace, hashes)
+        return parent_hash, hashes

@@ -1,0 +1,179 @@
+"""One reader of a cache's events: a snapshot of what is cached, taken in slices, and then every change in order.
+
+While the snapshot is under way the trees change. A block is told of by whoever is first, the walk or the change that
+stored it; a change is told of where the reader knows the block above, and its removal where it knows the block. What lies
+behind the walk is known, what lies ahead will come by, so at the end the reader knows just what is cached.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Literal
+
+from radixkv.core.api import CacheEvent
+from radixkv.core.event_feed import MAX_EVENT_BLOCKS, EventFeed, FeedEntry
+from radixkv.core.events import NO_BLOCK
+from radixkv.core.node import Node, RootNode
+from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree_walk import TreeWalk
+
+__all__ = ["SLICE_COST", "EventSubscription"]
+
+SLICE_COST = 512
+"""Blocks that one `take` looks at, but for those of the last node: about a millisecond."""
+
+_NOTHING = array("i")
+_NO_HASHES = array("Q")
+
+
+class EventSubscription:
+    """Made by `PrefixCache.subscribe_events`, and used on the thread that owns the cache.
+
+    A reader that falls behind what is kept is told so by a ``"reset"``, with a new snapshot behind it.
+    """
+
+    def __init__(self, feed: EventFeed, start: int, namespace: str | None, enter: Callable[[], None]) -> None:
+        self._feed = feed
+        self._enter = enter
+        self._namespace = namespace
+        self._known: bytearray | None = None
+        self._walk: TreeWalk | None = None
+        self._is_closed = False
+        feed.num_subscribers += 1
+        feed.drain(0)
+        found = feed.find(start, namespace) if start else None
+        self._life, self._next = feed.life, feed.next_number if found is None else found
+        self._begins = found is None
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether the reader has been told of everything up to some moment, and of all changes since that it has taken."""
+        return self._walk is None and not self._begins
+
+    @property
+    def has_fallen_behind(self) -> bool:
+        """Whether what the reader wants next is kept no more: it will begin anew."""
+        return self._life != self._feed.life or self._next < self._feed.first_number
+
+    @property
+    def next_number(self) -> int:
+        """The sequence number that the next event will have, for the reader to come back with; 0 where it must begin anew."""
+        if not self.is_synced or self.has_fallen_behind:
+            return 0
+        behind = self._feed.entries(self._next, self._feed.next_number - self._next)
+        own = next((entry for entry in behind if self._sees(entry)), None)
+        return self._feed.next_in(self._namespace) if own is None else self._number(own)
+
+    def take(self, max_cost: int = SLICE_COST) -> list[CacheEvent]:
+        """The next events; nothing where there is nothing new, or none of it is for this reader. O(max_cost + last node).
+
+        Ask again at once until `is_synced`, then when something may have changed.
+
+        Raises:
+            WrongThreadError: another thread owns the cache.
+        """
+        self._enter()
+        feed = self._feed
+        is_drained = feed.drain(max_cost)
+        events: list[CacheEvent] = []
+        if self._begins or self.has_fallen_behind:
+            feed.num_resets += not self._begins
+            self._begin()
+            events.append(self._mark("reset", 0))
+        entries = feed.entries(self._next, max_cost)
+        self._next += len(entries)
+        events.extend(event for entry in entries if (event := self._seen(entry)) is not None)
+        if self._walk is not None and is_drained and self._next == feed.next_number:
+            for root, node in self._walk.advance(max_cost):
+                events.extend(self._stored(root, node))
+            if self._walk.is_done:
+                self._walk = self._known = None
+                feed.synced()
+                events.append(self._mark("synced", feed.next_in(self._namespace) - 1))
+        feed.num_sent += len(events)
+        return events
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is synced and nothing is left to be taken."""
+        return (
+            self.is_synced
+            and not self.has_fallen_behind
+            and self._feed.drain(0)
+            and self._next == self._feed.next_number
+        )
+
+    def close(self) -> None:
+        """Nobody reads any more. May be repeated."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._feed.num_subscribers -= 1
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._begins = False
+        self._life, self._next = self._feed.life, self._feed.next_number
+        self._walk = TreeWalk(self._feed.forest, self._namespace)
+        self._known = bytearray(self._feed.forest.pool.num_blocks)
+
+    def _mark(self, kind: Literal["reset", "synced"], number: int) -> CacheEvent:
+        return CacheEvent(number, kind, self._namespace or "", 0, b"", _NOTHING, _NO_HASHES, None)
+
+    def _sees(self, entry: FeedEntry) -> bool:
+        return self._namespace is None or entry.event.namespace == self._namespace
+
+    def _number(self, entry: FeedEntry) -> int:
+        return entry.event.sequence_number if self._namespace is None else entry.namespace_number
+
+    def _seen(self, entry: FeedEntry) -> CacheEvent | None:
+        """The event as this reader is told of it, if it is."""
+        if not self._sees(entry):
+            return None
+        event = entry.event
+        if self._known is None:
+            return event if self._namespace is None else event._replace(sequence_number=entry.namespace_number)
+        if event.kind == "stored":
+            if entry.parent_block != NO_BLOCK and not self._known[entry.parent_block]:
+                return None
+            for block in event.block_ids:
+                self._known[block] = 1
+        elif event.kind == "removed":
+            return self._removed_of_known(event, self._known)
+        return event._replace(sequence_number=0)
+
+    def _removed_of_known(self, event: CacheEvent, known: bytearray) -> CacheEvent | None:
+        """A removal of those blocks that the reader knows. They lie in a row: what is known of a node begins above."""
+        told = [index for index, block in enumerate(event.block_ids) if known[block]]
+        if not told:
+            return None
+        first, end = told[0], told[-1] + 1
+        for block in event.block_ids:
+            known[block] = 0
+        return event._replace(
+            sequence_number=0,
+            position=event.position + first * self._feed.forest.block_size,
+            block_ids=event.block_ids[first:end],
+            block_hashes=event.block_hashes[first:end],
+        )
+
+    def _stored(self, root: RootNode, node: Node) -> list[CacheEvent]:
+        """What of a node the reader does not know yet."""
+        known, forest = self._known, self._feed.forest
+        assert known is not None, "a walk is under way"
+        if len(node.key) < forest.block_bytes:
+            return []
+        first = next((index for index, block in enumerate(node.blocks) if not known[block]), len(node.blocks))
+        events = []
+        while first < len(node.blocks):
+            end = min(first + MAX_EVENT_BLOCKS, len(node.blocks))
+            parent_hash, hashes = self._feed.node_hashes(root, node, first, end)
+            tokens = bytes(node.key[first * forest.block_bytes : end * forest.block_bytes])
+            position = node.start_bytes // TOKEN_BYTES + first * forest.block_size
+            blocks = node.blocks[first:end]
+            events.append(CacheEvent(0, "stored", root.namespace, position, tokens, blocks, hashes, parent_hash))
+            for block in blocks:
+                known[block] = 1
+            first = end
+        return events

@@ -1,0 +1,59 @@
+"""Which unlocked leaf goes first: one small protocol, and the policies that keep it.
+
+`EvictionPolicy` is told when nodes come to rest, and keeps the evictable leaves; `POLICIES` lists what can be chosen by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.eviction.hit_density import HitDensityPolicy
+from radixkv.core.eviction.policy import EvictionPolicy, SortedPolicy
+from radixkv.core.eviction.segmented import SLRUPolicy
+from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy, PriorityPolicy
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "POLICIES",
+    "EvictionPolicy",
+    "HitDensityPolicy",
+    "LFUPolicy",
+    "LRUPolicy",
+    "PriorityPolicy",
+    "SLRUPolicy",
+    "SortedPolicy",
+    "check_policy_name",
+    "make_policy",
+]
+
+POLICIES: dict[str, Callable[[int, int], EvictionPolicy]] = {
+    HitDensityPolicy.name: HitDensityPolicy,
+    LRUPolicy.name: lambda _num_blocks, _block_size: LRUPolicy(),
+    LFUPolicy.name: lambda _num_blocks, _block_size: LFUPolicy(),
+    SLRUPolicy.name: lambda num_blocks, _block_size: SLRUPolicy(num_blocks),
+    PriorityPolicy.name: lambda _num_blocks, _block_size: PriorityPolicy(),
+}
+"""By name, what makes the policy for a pool of `num_blocks` blocks of `block_size` tokens."""
+
+DEFAULT_POLICY = HitDensityPolicy.name
+
+
+def check_policy_name(name: str) -> str:
+    """The name of a policy, as it was given.
+
+    Raises:
+        InvalidArgumentError: no policy has that name.
+    """
+    if name not in POLICIES:
+        raise InvalidArgumentError("eviction", name, f"one of {', '.join(POLICIES)}")
+    return name
+
+
+def make_policy(name: str, num_blocks: int, block_size: int) -> EvictionPolicy:
+    """The policy of that name for a pool of this shape.
+
+    Raises:
+        InvalidArgumentError: no policy has that name.
+    """
+    return POLICIES[check_policy_name(name)](num_blocks, block_size)

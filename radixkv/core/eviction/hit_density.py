@@ -1,0 +1,219 @@
+"""The default policy: the leaf from which the fewest hits are to be expected for the room it takes goes first.
+
+Nodes at rest are told apart by a *class*, which is how they came to be, and by their age at rest. How soon a node of each
+class and age is used again is learned while the cache runs, also from nodes that were evicted and came back (`reuse_times`,
+`ghosts`); there is nothing to tune. Where older means colder in every class alike, the order is that of LRU.
+
+    class       what tells nodes of it apart                     what it is in real chats
+    ----------  -----------------------------------------------  ----------------------------------------------------
+    tail                                                         a partly filled block: others go on differently
+    new branch  its length; whether few or many lie beside it    an edit, another question; the first turn of a chat
+    grown       how often the history was used; by how much      the next turn of a chat: short ones are answered again
+    used again  how often                                        a prefix that many share, a reply drawn again
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from itertools import chain
+from typing import ClassVar
+
+from sortedcontainers import SortedList
+
+from radixkv.core.eviction.ghosts import Ghosts
+from radixkv.core.eviction.policy import EvictionPolicy
+from radixkv.core.eviction.reuse_times import AGE_EDGES, NUM_AGES, TICKS_PER_TURNOVER, ReuseTimes
+from radixkv.core.node import FEW_CHILDREN, Node
+from radixkv.core.tokens import TOKEN_BYTES
+
+__all__ = ["HitDensityPolicy"]
+
+USE_LEVELS = (2, 3, 5, 9)
+"""Uses at which a level above the first begins: the more there were, the less one more of them tells."""
+
+NUM_USE_LEVELS = len(USE_LEVELS) + 1
+LENGTH_LEVELS = (3, 9, 33, 129, 513)
+"""Blocks of a new branch, from which a level above the first begins."""
+
+NUM_LENGTH_LEVELS = len(LENGTH_LEVELS) + 1
+
+GROWTH_LEVELS = (4,)
+"""Blocks that a history has grown by, from which a level above the first begins."""
+
+TAIL = 0
+NEW_UNDER_MANY = 1
+NEW_BESIDE = NEW_UNDER_MANY + NUM_LENGTH_LEVELS
+NEW_AT_END = NEW_BESIDE + NUM_LENGTH_LEVELS
+USED_AGAIN = NEW_AT_END + NUM_USE_LEVELS * (len(GROWTH_LEVELS) + 1)
+NUM_CLASSES = USED_AGAIN + NUM_USE_LEVELS
+
+CELLS_OLD_FIRST = [
+    reuse_class * NUM_AGES + age for age in reversed(range(NUM_AGES)) for reuse_class in range(NUM_CLASSES)
+]
+
+MIN_BLOCKS_PER_TICK = 8
+"""In a small pool: ticks cost the same in all, and a tick for every block would cost more than the rest of the cache."""
+
+MAX_USES = 255
+"""Uses are counted up to here."""
+
+
+class HitDensityPolicy(EvictionPolicy):
+    """Least hit density first; the order is worked out anew in every tick, a share of the time in which the pool fills once.
+
+    The leaves of a class lie in the order in which they came to rest, so those of one age are a run of them: the *cells*
+    (class, age) are ranked by hit density, and from the lowest that holds a leaf the oldest goes. O(log n) for each leaf, and
+    O(classes * ages) once per tick.
+    """
+
+    __slots__ = (
+        "_block_bytes",
+        "_blocks_per_tick",
+        "_cells",
+        "_cursor",
+        "_density_of",
+        "_first_numbers",
+        "_first_tick",
+        "_ghosts",
+        "_last_number",
+        "_leaves",
+        "_num_leaves",
+        "_ranked_densities",
+        "_runs",
+        "_times",
+    )
+    name: ClassVar[str] = "hit-density"
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._blocks_per_tick = max(MIN_BLOCKS_PER_TICK, num_blocks // TICKS_PER_TURNOVER)
+        self._times = ReuseTimes(NUM_CLASSES)
+        self._ghosts = Ghosts(num_blocks)
+        self._leaves = [SortedList() for _ in range(NUM_CLASSES)]
+        self._num_leaves = 0
+        self._last_number = 0
+        self._first_tick = 0
+        self._first_numbers = [0]
+        self._cursor = 0
+        self._rank_cells()
+
+    def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:
+        self._advance(now)
+        self._last_number = node.access_number
+        if rested_before:
+            found_tick = node.found_at // self._blocks_per_tick
+            self._times.found(node.reuse_class, self._tick_of(rested_before), found_tick, node.rested_blocks)
+        else:
+            for ghost in self._ghosts.recall(node, namespace):
+                node.num_uses = max(node.num_uses, ghost.num_uses)
+                node.rested_blocks = min(node.rested_blocks + ghost.num_blocks, len(node.blocks))
+                rest_tick = self._tick_of(ghost.access_number)
+                self._times.found(ghost.reuse_class, rest_tick, self._times.now_tick, ghost.num_blocks)
+        node.reuse_class = self._next_class(node)
+        node.rested_blocks = len(node.blocks)
+        self._times.rests(node.reuse_class, node.rested_blocks)
+
+    def add(self, node: Node) -> None:
+        entry = (node.access_number, node)
+        node.queue_entry = entry
+        self._leaves[node.reuse_class].add(entry)
+        self._num_leaves += 1
+        density = self._density_of[node.reuse_class * NUM_AGES + self._age(node.access_number)]
+        if density <= self._ranked_densities[self._cursor]:
+            self._cursor = bisect_left(self._ranked_densities, density)
+
+    def remove(self, node: Node) -> None:
+        self._leaves[node.reuse_class].remove(node.queue_entry)
+        node.queue_entry = None
+        self._num_leaves -= 1
+
+    def take(self, now: int) -> Node:
+        self._advance(now)
+        while True:
+            reuse_class, age = divmod(self._cells[self._cursor], NUM_AGES)
+            leaves = self._leaves[reuse_class]
+            if leaves:
+                first, end = self._runs[age]
+                index = leaves.bisect_left((first,))
+                if index < len(leaves) and leaves[index][0] < end:
+                    node: Node = leaves.pop(index)[1]
+                    node.queue_entry = None
+                    self._num_leaves -= 1
+                    return node
+            self._cursor += 1
+
+    def evicted(self, node: Node, namespace: str) -> None:
+        self._ghosts.remember(node, namespace)
+
+    def __len__(self) -> int:
+        return self._num_leaves
+
+    def nodes(self) -> list[Node]:
+        """All evictable leaves, class by class."""
+        return [entry[1] for leaves in self._leaves for entry in leaves]
+
+    def _next_class(self, node: Node) -> int:
+        """The class of a node that comes to rest once more; counts the use."""
+        if len(node.key) < self._block_bytes:
+            return TAIL
+        parent = node.parent
+        assert parent is not None, "a root never rests"
+        num_new = len(node.blocks) - node.rested_blocks
+        num_siblings = 0
+        if not node.num_uses:
+            num_siblings = FEW_CHILDREN if parent.parent is None else self._num_siblings(node, parent)
+            node.num_uses = 0 if num_siblings else parent.num_uses
+        node.num_uses = min(node.num_uses + 1, MAX_USES)
+        use_level = bisect_right(USE_LEVELS, node.num_uses - 1)
+        if num_new == 0:
+            return USED_AGAIN + use_level
+        if num_siblings == 0:
+            return NEW_AT_END + (len(GROWTH_LEVELS) + 1) * use_level + bisect_right(GROWTH_LEVELS, num_new)
+        length_level = bisect_right(LENGTH_LEVELS, num_new)
+        return (NEW_UNDER_MANY if num_siblings >= FEW_CHILDREN else NEW_BESIDE) + length_level
+
+    def _num_siblings(self, node: Node, parent: Node) -> int:
+        """Children of the parent beside this one that are no tails; counted up to a few."""
+        assert parent.children is not None, "a parent has children"
+        if len(parent.children) > FEW_CHILDREN:
+            return FEW_CHILDREN
+        return sum(1 for child in parent.children.values() if child is not node and len(child.key) >= self._block_bytes)
+
+    def _tick_of(self, access_number: int) -> int:
+        """The tick in which a node with that access number came to rest, or that of the horizon where it lies further back."""
+        return self._first_tick + bisect_right(self._first_numbers, access_number) - 1
+
+    def _age(self, access_number: int) -> int:
+        """The bucket of age of a node with that access number."""
+        return bisect_right(AGE_EDGES, min(self._times.now_tick - self._tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
+
+    def _advance(self, now: int) -> None:
+        """Let the ticks pass that have. After a leap of more than the horizon all ages are alike: that many suffice."""
+        tick = now // self._blocks_per_tick
+        if tick == self._times.now_tick:
+            return
+        while self._times.now_tick < tick:
+            self._times.tick()
+            self._first_numbers.append(self._last_number + 1)
+        surplus = len(self._first_numbers) - AGE_EDGES[-1]
+        if surplus > 0:
+            del self._first_numbers[:surplus]
+            self._first_tick += surplus
+        self._rank_cells()
+
+    def _rank_cells(self) -> None:
+        """Rank the cells by density, older ones first among equals, and find where the run of each age begins and ends."""
+        density_of = list(chain.from_iterable(self._times.densities))
+        self._density_of = density_of
+        self._cells = sorted(CELLS_OLD_FIRST, key=density_of.__getitem__)
+        self._ranked_densities = [density_of[cell] for cell in self._cells]
+        self._cursor = 0
+        firsts = [self._first_number(edge - 1) for edge in AGE_EDGES[:-1]]
+        self._runs = list(zip([*firsts[1:], 0], firsts, strict=True))
+
+    def _first_number(self, age: int) -> float:
+        """The first access number given out `age` ticks ago; above all that were where `age` is -1."""
+        if age < 0:
+            return math.inf
+        return self._first_numbers[max(0, self._times.now_tick - age - self._first_tick)]

@@ -1,0 +1,95 @@
+"""The protocol of an eviction policy, and the queue in sorted order that most policies are.
+
+acquire ── lock ──▶ in use ── last lock drops: rest() ──▶ at rest ──┬─ a leaf: add() ──▶ evictable
+                                                                    └─ has children: waits until it is a leaf
+evictable ──┬─ locked again, or a child grows below it: remove()
+            └─ take(): evicted, its blocks freed; its parent may be a leaf now: add()
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from sortedcontainers import SortedList
+
+from radixkv.core.node import Node
+
+__all__ = ["EvictionPolicy", "SortedPolicy"]
+
+
+class EvictionPolicy(ABC):
+    """Keeps the evictable leaves of all trees of a pool and says which goes first.
+
+    Times are pool times: how many blocks have been taken from the pool so far. They pass only under pressure, and are the
+    same in every run.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str]
+
+    def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:  # noqa: B027
+        """The last lock on a node has dropped, on a path leaf first; it bears a new `access_number`.
+
+        `rested_before` is the number that it bore before, 0 where it never rested; it was found again at `node.found_at`.
+        """
+
+    @abstractmethod
+    def add(self, node: Node) -> None:
+        """A node at rest becomes a leaf, or a leaf comes to rest. Sets `node.queue_entry`. O(log n)."""
+
+    @abstractmethod
+    def remove(self, node: Node) -> None:
+        """A leaf is locked, or is a leaf no more. Clears `node.queue_entry`. O(log n)."""
+
+    @abstractmethod
+    def take(self, now: int) -> Node:
+        """Take out the leaf to be evicted, of which there is one at least. Clears its `queue_entry`. O(log n)."""
+
+    def evicted(self, node: Node, namespace: str) -> None:  # noqa: B027  most policies remember nothing
+        """A leaf that was taken is about to leave the tree."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many leaves are evictable."""
+
+    @abstractmethod
+    def nodes(self) -> list[Node]:
+        """All evictable leaves, for checks."""
+
+
+class SortedPolicy(EvictionPolicy):
+    """A policy that is no more than a sort key, fixed when a node becomes an evictable leaf: the smallest goes first.
+
+    Keys of one policy must compare with each other; among equals the one used longest ago goes first.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: SortedList = SortedList()
+
+    @abstractmethod
+    def sort_key(self, node: Node) -> Any:
+        """The key of a leaf."""
+
+    def add(self, node: Node) -> None:
+        entry = (self.sort_key(node), node.access_number, node)
+        node.queue_entry = entry
+        self._entries.add(entry)
+
+    def remove(self, node: Node) -> None:
+        self._entries.remove(node.queue_entry)
+        node.queue_entry = None
+
+    def take(self, now: int) -> Node:  # noqa: ARG002  the order does not change with time
+        node: Node = self._entries.pop(0)[-1]
+        node.queue_entry = None
+        return node
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def nodes(self) -> list[Node]:
+        """All evictable leaves in order."""
+        return [entry[-1] for entry in self._entries]

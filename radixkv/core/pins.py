@@ -1,0 +1,227 @@
+"""Pins: prefixes that are protected until a time.
+
+A pin is a lock ref with an expiry and without private blocks; its tokens are its name within their namespace. It stands on a
+node whose last block holds the last of them. A use of all that it protects puts its expiry off; past that, the branch is an
+ordinary one, as old as its last use.
+
+Two bounds hold them: a namespace's pins cost blocks x ttl each, together at most its budget of block-seconds; and all pins of a
+pool together protect at most a share of its blocks, where a block that several pins protect counts once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+
+from radixkv.core import surgery
+from radixkv.core.api import PinInfo
+from radixkv.core.errors import PinBudgetError
+from radixkv.core.forest import Forest, Walk
+from radixkv.core.node import Node, PinMark, RootNode
+from radixkv.core.planning import stand_node
+from radixkv.core.tokens import TOKEN_BYTES
+
+__all__ = ["MAX_PINNED_SHARE", "Pin", "PinBook"]
+
+HOUR_S = 3600.0
+MAX_PINNED_SHARE = 0.5
+"""Of a pool's blocks; the rest is for what runs."""
+
+MAX_TOLD = 16
+"""Pins told by a refusal, the costliest first."""
+
+
+class Pin:
+    """One protected prefix: the last of its packed `tokens` lies in the last block of `node`. Times by the cache's clock.
+
+    `queued_s`: when it will be looked at; earlier than `expires_s` where that was put off since.
+    """
+
+    __slots__ = ("cost", "expires_s", "node", "num_blocks", "queued_s", "root", "tokens", "ttl_s")
+
+    def __init__(self, root: RootNode, node: Node, tokens: bytes, num_blocks: int) -> None:
+        self.root = root
+        self.node = node
+        self.tokens = tokens
+        self.num_blocks = num_blocks
+        self.ttl_s = 0.0
+        self.expires_s = 0.0
+        self.queued_s = math.inf
+        self.cost = 0.0
+
+    def info(self, now_s: float) -> PinInfo:
+        """What is told of it."""
+        remaining_s = max(0.0, self.expires_s - now_s)
+        num_tokens = len(self.tokens) // TOKEN_BYTES
+        return PinInfo(self.root.namespace, self.tokens, num_tokens, self.num_blocks, self.ttl_s, remaining_s)
+
+
+class PinBook:
+    """All pins of a pool.
+
+    Args:
+        budget: block-seconds that the pins of one namespace may cost together; half of the pool for an hour if None.
+    """
+
+    def __init__(self, forest: Forest, budget: float | None) -> None:
+        self._forest = forest
+        self.budget = MAX_PINNED_SHARE * forest.pool.num_blocks * HOUR_S if budget is None else budget
+        self.max_blocks = math.floor(MAX_PINNED_SHARE * forest.pool.num_blocks)
+        self.num_blocks = 0
+        self.num_pins = 0
+        self._expiries: list[tuple[float, int, Pin]] = []  # a heap by `queued_s`
+        self._num_queued = 0
+
+    def check(self, root: RootNode, tokens: bytes, walk: Walk, ttl_s: float) -> None:
+        """Raise `PinBudgetError` where a pin of `tokens`, all of them walked, passes a bound. O(path + the pins there are)."""
+        same = root.pins.get(tokens)
+        num_blocks = self._num_blocks(tokens)
+        used = sum(pin.cost for pin in root.pins.values() if pin is not same)
+        if used + num_blocks * ttl_s > self.budget:
+            left = self.budget - used
+            told = self._costliest(root)
+            raise PinBudgetError("block-seconds of its namespace", num_blocks * ttl_s, left, self.budget, told)
+        num_new = self._num_unpinned(walk, num_blocks) if same is None else 0
+        if self.num_blocks + num_new > self.max_blocks:
+            left = self.max_blocks - self.num_blocks
+            raise PinBudgetError("blocks of the pool", num_new, left, self.max_blocks, self._costliest(root))
+
+    def lock_cost(self, root: RootNode, tokens: bytes, walk: Walk) -> int:
+        """Evictable blocks that a pin of `tokens`, of which `walk` is all, takes from the pool. O(unlocked path)."""
+        if tokens in root.pins:
+            return 0
+        forest = self._forest
+        cost = forest.lock_cost(walk.node)
+        if walk.child is not None and not walk.child.lock_ref:
+            cost += self._num_blocks(tokens) - walk.node.end_bytes // forest.block_bytes
+        return cost
+
+    def set(self, root: RootNode, tokens: bytes, walk: Walk, ttl_s: float) -> Pin:
+        """Pin `tokens`, of which `walk` is all, or set the time of their pin anew; it was checked. O(path + log pins)."""
+        pin = root.pins.get(tokens)
+        if pin is None:
+            num_blocks = self._num_blocks(tokens)
+            node = stand_node(self._forest, walk, num_blocks)
+            self._forest.lock(node)
+            node.used_bytes = max(node.used_bytes, walk.matched_bytes)
+            pin = Pin(root, node, tokens, num_blocks)
+            self._mark(pin)
+        pin.ttl_s = ttl_s
+        pin.cost = pin.num_blocks * ttl_s
+        pin.expires_s = self._forest.clock() + ttl_s
+        self._queue(pin)
+        return pin
+
+    def drop(self, pin: Pin) -> None:
+        """End a pin: its branch is an ordinary one again, as old as its last use. O(path)."""
+        forest, root, node = self._forest, pin.root, pin.node
+        self._unmark(pin)
+        surgery.merge_down(forest, forest.unlock(root, node, is_use=False))
+        forest.forget_if_empty(root)
+
+    def drop_all(self, root: RootNode) -> None:
+        """End the pins of a namespace. O(pins · path)."""
+        for pin in list(root.pins.values()):
+            self.drop(pin)
+
+    def drop_expired(self) -> None:
+        """End every pin whose time is over. O(1) where none is."""
+        now_s = self._forest.clock()
+        while self._expiries and self._expiries[0][0] <= now_s:
+            entry = heapq.heappop(self._expiries)
+            pin = entry[2]
+            if not _is_current(entry):
+                continue
+            if pin.expires_s <= now_s:
+                self.drop(pin)
+            else:
+                pin.queued_s = math.inf
+                self._queue(pin)
+
+    def used(self, node: Node, matched_bytes: int, child: Node | None = None) -> None:
+        """A sequence was opened on `node`, with `matched_bytes` of its history stored, the last of them copied from `child` if
+        given: all pins whose tokens that covers last their whole time from now. O(path).
+        """
+        now_s = self._forest.clock()
+        above: Node | None = node if child is None or child.pin_mark is None else child
+        while above is not None:
+            if above.pin_mark is not None:
+                for pin in above.pin_mark.pins:
+                    if len(pin.tokens) <= matched_bytes:
+                        pin.expires_s = now_s + pin.ttl_s
+            above = above.parent
+
+    def infos(self, roots: Iterable[RootNode]) -> list[PinInfo]:
+        """The pins of these namespaces, the oldest of each first. O(pins)."""
+        now_s = self._forest.clock()
+        return [pin.info(now_s) for root in roots for pin in root.pins.values()]
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _num_blocks(self, tokens: bytes) -> int:
+        return -(-len(tokens) // self._forest.block_bytes)
+
+    def _num_unpinned(self, walk: Walk, num_kept: int) -> int:
+        """Blocks of the walk's first `num_kept` that no pin protects yet. O(path that none does)."""
+        count = 0
+        if walk.child is not None and walk.child.pin_mark is None:
+            count += num_kept - walk.node.end_bytes // self._forest.block_bytes
+        above: Node | None = walk.node
+        while above is not None and above.pin_mark is None:
+            count += len(above.blocks)
+            above = above.parent
+        return count
+
+    def _costliest(self, root: RootNode) -> tuple[PinInfo, ...]:
+        now_s = self._forest.clock()
+        costliest = heapq.nlargest(MAX_TOLD, root.pins.values(), key=lambda pin: pin.cost)
+        return tuple(pin.info(now_s) for pin in costliest)
+
+    def _queue(self, pin: Pin) -> None:
+        """Look at it when its time is over, unless it is looked at before. O(log pins), amortised."""
+        if pin.expires_s >= pin.queued_s:
+            return
+        pin.queued_s = pin.expires_s
+        self._num_queued += 1
+        heapq.heappush(self._expiries, (pin.queued_s, self._num_queued, pin))
+        if len(self._expiries) > 2 * self.num_pins + 64:  # ended pins must not pile up until their time would have come
+            self._expiries = list(filter(_is_current, self._expiries))
+            heapq.heapify(self._expiries)
+
+    def _mark(self, pin: Pin) -> None:
+        """Count the pin on its node and, where it is the first below, on those above. O(path that no pin protects yet)."""
+        pin.root.pins[pin.tokens] = pin
+        self.num_pins += 1
+        above: Node | None = pin.node
+        while above is not None:
+            mark = above.pin_mark
+            if mark is not None:
+                mark.num_refs += 1
+                break
+            above.pin_mark = PinMark()
+            self.num_blocks += len(above.blocks)
+            above = above.parent
+        assert pin.node.pin_mark is not None, "just marked"
+        pin.node.pin_mark.pins.append(pin)
+
+    def _unmark(self, pin: Pin) -> None:
+        del pin.root.pins[pin.tokens]
+        self.num_pins -= 1
+        above: Node | None = pin.node
+        assert pin.node.pin_mark is not None, "a pinned node is marked"
+        pin.node.pin_mark.pins.remove(pin)
+        while above is not None:
+            mark = above.pin_mark
+            assert mark is not None, "whatever lies above a pin is marked"
+            mark.num_refs -= 1
+            if mark.num_refs:
+                break
+            above.pin_mark = None
+            self.num_blocks -= len(above.blocks)
+            above = above.parent
+
+
+def _is_current(entry: tuple[float, int, Pin]) -> bool:
+    queued_s, _, pin = entry
+    return queued_s == pin.queued_s and pin.root.pins.get(pin.tokens) is pin

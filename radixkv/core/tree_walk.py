@@ -1,0 +1,91 @@
+"""A walk over all nodes in slices, between which the trees may change in any way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radixkv.core.forest import Forest
+from radixkv.core.node import Node, RootNode
+
+__all__ = ["TreeWalk"]
+
+NODE_COST = 4  # a visit costs as much as that many blocks, before those of the node
+
+
+class TreeWalk:
+    """Visits nodes parents first, siblings by their bytes, and remembers by content how far it came, not by node.
+
+    So nothing that surgery does to nodes can mislead it: what was in the tree all the time is visited, as a whole or in
+    parts, and what lies behind the walk is what the tree held there when the walk passed, with all changes since.
+
+        behind │ ahead            stored behind the walk: a change to be told
+        ───────┼─────────▶        stored ahead of it: it will come by, if it is still there
+
+    Args:
+        forest: the trees.
+        namespace: whose tree; None: all that there are now.
+    """
+
+    def __init__(self, forest: Forest, namespace: str | None) -> None:
+        self._forest = forest
+        self._names = list(forest.roots) if namespace is None else [namespace]
+        self._path = b""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was visited."""
+        return not self._names
+
+    def advance(self, max_cost: int) -> Iterator[tuple[RootNode, Node]]:
+        """The next nodes, at least one if there is any, until their blocks and visits amount to `max_cost`.
+
+        Run it to its end before the trees change again. O(nodes and blocks visited + path · log siblings).
+        """
+        while self._names:
+            root = self._forest.roots.get(self._names[-1])
+            if root is not None:
+                ahead = self._ahead(root)
+                while ahead:
+                    node = next(ahead[-1], None)
+                    if node is None:
+                        ahead.pop()
+                        continue
+                    yield root, node
+                    if node.children:
+                        ahead.append(node.children.following(b""))
+                    max_cost -= NODE_COST + len(node.blocks)
+                    if max_cost <= 0:
+                        self._path = _path_bytes(node)
+                        return
+            self._names.pop()
+            self._path = b""
+
+    def _ahead(self, root: RootNode) -> list[Iterator[Node]]:
+        """What lies ahead of the walk below a root: for each level on its path, the siblings behind it."""
+        path, position = self._path, 0
+        block_bytes = self._forest.block_bytes
+        levels: list[Iterator[Node]] = []
+        above: Node = root
+        while above.children:
+            head = path[position : position + block_bytes]
+            levels.append(above.children.following(head))
+            child = above.children.get(head)
+            if child is None:
+                break
+            if not path.startswith(child.key, position):
+                if bytes(child.key) > path[position:]:
+                    levels.append(iter((child,)))
+                break
+            position += len(child.key)
+            above = child
+        return levels
+
+
+def _path_bytes(node: Node) -> bytes:
+    """The history up to the end of a node. O(its length)."""
+    keys = []
+    above: Node | None = node
+    while above is not None:
+        keys.append(above.key)
+        above = above.parent
+    return b"".join(reversed(keys))

@@ -1,0 +1,119 @@
+"""`SubscribeKvEvents`: KV events as existing routers subscribe to them.
+
+    start = 0 ──> snapshot in chunks ──> changes, one batch each ──(a new life of the pool)──> snapshot in chunks ──> ...
+    start = n ──> changes after n, or the same snapshot where they are not kept any more
+
+A subscriber that reads so slowly that what it wants next is not kept is cut off with OUT_OF_RANGE, and may come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from radixkv.core import validation
+from radixkv.core.api import CacheEvent
+from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
+from radixkv.service.attaching import abort
+from radixkv.service.followers import Followers, PoolEvents
+from radixkv.service.kv_event_conversion import change_to_proto, snapshot_to_protos
+from radixkv.service.pools import PoolTable
+from radixkv.v1 import kv_events_pb2 as kv
+
+__all__ = ["NAMESPACE_METADATA", "POOL_METADATA", "KvEventsServicer"]
+
+SERVICE_NAMES = (
+    "sglang.grpc.scheduler.SglangScheduler",
+    "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
+    "trtllm.TrtllmService",
+    "vllm.grpc.engine.VllmEngine",
+)
+"""Services whose method `SubscribeKvEvents` routers call, by the kind of engine that they take a worker for."""
+
+POOL_METADATA = "radixkv-pool"
+NAMESPACE_METADATA = "radixkv-namespace"
+
+
+class KvEventsServicer:
+    """Serves subscribers from the pool table, on the event loop's thread.
+
+    Args:
+        pools: the pool table.
+        followers: all who follow events.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(self, pools: PoolTable, followers: Followers, wall_clock: Callable[[], float] = time.time) -> None:
+        self._pools = pools
+        self._followers = followers
+        self._wall_clock = wall_clock
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """The method under each of its names."""
+        method = grpc.unary_stream_rpc_method_handler(
+            self._subscribe,
+            request_deserializer=kv.SubscribeKvEventsRequest.FromString,
+            response_serializer=kv.KvEventBatch.SerializeToString,
+        )
+        return tuple(
+            grpc.method_handlers_generic_handler(name, {"SubscribeKvEvents": method}) for name in SERVICE_NAMES
+        )
+
+    async def _subscribe(self, request: kv.SubscribeKvEventsRequest, context: Any) -> AsyncIterator[kv.KvEventBatch]:
+        try:
+            with self._followers.admit():
+                pool, namespace = _narrowed(context.invocation_metadata())
+                last = request.start_sequence_number
+                events = PoolEvents(self._pools, pool, namespace, last + 1 if last else 0)
+                try:
+                    async for batch in self._follow(events, context, sees_one_namespace=namespace is not None):
+                        yield batch
+                finally:
+                    events.close()
+        except RadixKVError as error:
+            await abort(context, error)
+
+    async def _follow(
+        self, events: PoolEvents, context: Any, *, sees_one_namespace: bool
+    ) -> AsyncIterator[kv.KvEventBatch]:
+        await context.send_initial_metadata(())  # a subscriber learns by it that it is served, before anything happens
+        snapshot: list[CacheEvent] | None = None
+        while not self._followers.is_stopping:
+            change = self._followers.next_change
+            if events.has_fallen_behind:
+                message = "this subscriber reads too slowly: what comes next is not kept any more; subscribe again"
+                await context.abort(grpc.StatusCode.OUT_OF_RANGE, message)
+            now_s = self._wall_clock()
+            for event in events.take():
+                if event.kind == "reset":
+                    snapshot = []
+                elif event.kind == "synced":
+                    assert snapshot is not None, "a reset comes before its synced"
+                    for batch in snapshot_to_protos(snapshot, event.sequence_number, events.block_size, now_s):
+                        yield batch
+                    snapshot = None
+                elif snapshot is not None:
+                    snapshot.append(event)
+                else:
+                    yield change_to_proto(event, events.block_size, now_s, sees_one_namespace=sees_one_namespace)
+            if events.is_current:
+                await self._followers.wait(change)
+            else:
+                await asyncio.sleep(0)
+        raise UnavailableError("the service is stopping")
+
+
+def _narrowed(metadata: Any) -> tuple[str, str | None]:
+    """The pool, empty for the only one, and the namespace, None for all, that a call's metadata name."""
+    named = dict(metadata or ())
+    namespace = named.get(NAMESPACE_METADATA)
+    if NAMESPACE_METADATA + "-bin" in named:
+        try:
+            namespace = named[NAMESPACE_METADATA + "-bin"].decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(NAMESPACE_METADATA + "-bin", str(error), "UTF-8") from None
+    return str(named.get(POOL_METADATA, "")), None if namespace is None else validation.check_namespace(namespace)

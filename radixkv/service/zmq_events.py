@@ -1,0 +1,255 @@
+"""KV events over ZMQ as vLLM publishes them, for routers that read those.
+
+    PUB socket      every batch of changes as three frames: topic, sequence number (8 bytes, big-endian), msgpack payload
+    ROUTER socket   [b"", first number wanted] is answered by [b"", topic, number, payload] for each batch kept from there on,
+                    and [b"", b"", -1, b""]; where they are not kept, by a snapshot whose last batch has the latest number
+
+A router that finds a gap in the numbers, or joins late, asks the second socket. Needs pyzmq and msgspec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from radixkv.core.api import DEFAULT_NAMESPACE, CacheEvent, Tier
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.core.tokens import unpack_tokens
+from radixkv.service.config import ServiceConfig
+from radixkv.service.followers import Followers, PoolEvents
+from radixkv.service.kv_event_conversion import CHUNK_BLOCKS, event_batches
+from radixkv.service.pools import PoolTable
+
+__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "ZmqPublisher"]
+
+END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+HIGH_WATER_MARK = 100_000  # batches that wait for a slow router before it misses some
+
+_MEDIA: dict[Tier, str] = {"device": "GPU", "host": "CPU", "disk": "STORAGE", "remote": "STORAGE"}
+
+_log = logging.getLogger(__name__)
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """Blocks became matchable; fields and their order are vLLM's."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """Blocks are no longer matchable."""
+
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """Nothing is cached any more."""
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A payload: seconds since 1970, changes in order, the rank among data-parallel engines."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+class ZmqPublisher:
+    """Publishes the events of one pool, through all its lives, from the event loop's thread.
+
+    Args:
+        config: endpoints, topic, pool, and how many batches are kept.
+        pools: the pool table.
+        followers: who are woken at changes.
+        wall_clock: seconds since 1970; the numbers of a later publisher are higher by it.
+
+    Raises:
+        InvalidArgumentError: an endpoint that ZMQ cannot read.
+        UnavailableError: an endpoint in use.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        pools: PoolTable,
+        followers: Followers,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._pools = pools
+        self._followers = followers
+        self._wall_clock = wall_clock
+        self._pool_name = config.kv_events_pool
+        self._topic = config.kv_events_topic.encode()
+        self._max_kept = config.max_kept_events
+        self._encoder = msgspec.msgpack.Encoder()
+        self._next_number = max(1, int(wall_clock() * 1e6))
+        self._kept: deque[bytes] = deque()
+        self._num_kept_bytes = 0
+        self._events = PoolEvents(pools, self._pool_name, None)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._context = zmq.Context()
+        self._pub: Any = self._context.socket(zmq.PUB)
+        self._replay: Any = zmq.asyncio.Socket(self._context, zmq.ROUTER)
+        self._answers_replays = config.kv_events_replay_endpoint is not None
+        try:
+            _bind(self._pub, "kv_events_endpoint", config.kv_events_endpoint)
+            if self._answers_replays:
+                _bind(self._replay, "kv_events_replay_endpoint", config.kv_events_replay_endpoint)
+        except BaseException:
+            self._close_sockets()
+            raise
+
+    def start(self) -> None:
+        """Publish from now on."""
+        self._tasks.append(asyncio.create_task(self._publish_changes()))
+        if self._answers_replays:
+            self._tasks.append(asyncio.create_task(self._answer_replays()))
+
+    async def stop(self) -> None:
+        """Publish no more, and close the sockets."""
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._events.close()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for socket in (self._pub, self._replay):
+            socket.close(linger=0)
+        self._context.term()
+
+    # -- publishing ---------------------------------------------------------------------------------------------------
+
+    async def _publish_changes(self) -> None:
+        while True:
+            change = self._followers.next_change
+            try:
+                self._publish_slice()
+            except Exception:
+                _log.exception("publishing KV events failed; routers are told to forget all, and get a snapshot")
+                self._events.close()
+                self._events = PoolEvents(self._pools, self._pool_name, None)
+            if self._events.is_current:
+                await self._followers.wait(change)
+            else:
+                await asyncio.sleep(0)
+
+    def _publish_slice(self) -> None:
+        events, block_size = self._events.take(), self._events.block_size
+        for batch in event_batches(events, CHUNK_BLOCKS):
+            payload = self._payload(batch, block_size)
+            if payload is not None:
+                self._publish(payload)
+
+    def _publish(self, payload: bytes) -> None:
+        with contextlib.suppress(zmq.Again):  # no router is that far behind without finding a gap in the numbers
+            self._pub.send_multipart((self._topic, self._number(self._next_number), payload), zmq.NOBLOCK)
+        self._next_number += 1
+        self._kept.append(payload)
+        self._num_kept_bytes += len(payload)
+        while len(self._kept) > self._max_kept or self._num_kept_bytes > MAX_KEPT_BYTES:
+            self._num_kept_bytes -= len(self._kept.popleft())
+
+    def _payload(self, events: list[CacheEvent], block_size: int) -> bytes | None:
+        structs = [struct for event in events if (struct := _struct(event, block_size)) is not None]
+        return self._encoder.encode(EventBatch(self._wall_clock(), structs, 0)) if structs else None
+
+    @staticmethod
+    def _number(number: int) -> bytes:
+        return number.to_bytes(8, "big")
+
+    # -- replaying ----------------------------------------------------------------------------------------------------
+
+    async def _answer_replays(self) -> None:
+        while True:
+            frames = await self._replay.recv_multipart()
+            try:
+                await self._answer(frames)
+            except Exception:
+                _log.exception("a request to replay KV events failed")
+
+    async def _answer(self, frames: list[bytes]) -> None:
+        if len(frames) != 3 or len(frames[2]) != 8:
+            _log.warning("a request to replay KV events is not an empty frame and a number of 8 bytes")
+            return
+        router, start = frames[0], int.from_bytes(frames[2], "big")
+        first = self._next_number - len(self._kept)
+        is_kept = first <= start <= self._next_number
+        payloads = list(self._kept)[start - first :] if is_kept else await self._snapshot()
+        last = self._next_number - 1
+        for index, payload in enumerate(payloads):
+            number = self._number(last - len(payloads) + index + 1)
+            await self._replay.send_multipart((router, b"", self._topic, number, payload))
+        await self._replay.send_multipart((router, b"", b"", END_OF_REPLAY, b""))
+
+    async def _snapshot(self) -> list[bytes]:
+        """Payloads that tell of what is cached, just as far as the latest number that was published."""
+        snapshot = PoolEvents(self._pools, self._pool_name, None)
+        try:
+            events = snapshot.take()
+            while not snapshot.is_current:
+                await asyncio.sleep(0)
+                events += snapshot.take()
+            while not self._events.is_current:
+                self._publish_slice()
+            batches = event_batches(events, CHUNK_BLOCKS)
+            payloads = [self._payload(batch, snapshot.block_size) for batch in batches]
+            return [payload for payload in payloads if payload is not None] or [self._cleared()]
+        finally:
+            snapshot.close()
+
+    def _cleared(self) -> bytes:
+        return self._encoder.encode(EventBatch(self._wall_clock(), [AllBlocksCleared()], 0))
+
+
+def _bind(socket: Any, name: str, endpoint: str | None) -> None:
+    socket.set_hwm(HIGH_WATER_MARK)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno in (zmq.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
+            bound = "an endpoint to bind, such as tcp://127.0.0.1:5557 or ipc:///path"
+            raise InvalidArgumentError(name, endpoint, bound) from None
+        raise UnavailableError(f"cannot publish on {endpoint}: {error}") from None
+
+
+def _struct(event: CacheEvent, block_size: int) -> BlockStored | BlockRemoved | AllBlocksCleared | None:
+    """An event as vLLM tells it; None for a cleared namespace, whose blocks were told of, and the end of a snapshot."""
+    if event.kind == "reset":
+        return AllBlocksCleared()
+    if event.kind == "removed":
+        return BlockRemoved(event.block_hashes.tolist(), _MEDIA[event.tier])
+    if event.kind != "stored":
+        return None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+    if event.namespace != DEFAULT_NAMESPACE and event.position == 0:
+        extra_keys = [(event.namespace,), *[None] * (len(event.block_ids) - 1)]
+    return BlockStored(
+        block_hashes=event.block_hashes.tolist(),
+        parent_block_hash=event.parent_hash,
+        token_ids=unpack_tokens(event.tokens),
+        block_size=block_size,
+        lora_id=None,
+        medium=_MEDIA[event.tier],
+        lora_name=None,
+        extra_keys=extra_keys,
+    )

@@ -1,0 +1,23 @@
+"""Replay: what a cache would have found of a recorded load, by policy and size, through the real core."""
+
+from __future__ import annotations
+
+from radixkv.simulate.belady import BeladyPolicy, Future
+from radixkv.simulate.errors import TraceError
+from radixkv.simulate.replay import LIMITS, HitRate, check_policies, parse_capacities, replay
+from radixkv.simulate.traces import Request, Trace, read_trace, trace_of_texts
+
+__all__ = [
+    "LIMITS",
+    "BeladyPolicy",
+    "Future",
+    "HitRate",
+    "Request",
+    "Trace",
+    "TraceError",
+    "check_policies",
+    "parse_capacities",
+    "read_trace",
+    "replay",
+    "trace_of_texts",
+]

@@ -1,0 +1,115 @@
+"""One point of a replay: a trace through a cache of one size under one policy, and how much of the input it found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from radixkv.core.cache import PrefixCache
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.eviction import POLICIES, EvictionPolicy
+from radixkv.simulate.belady import BeladyPolicy, Future
+from radixkv.simulate.traces import Request, Trace
+
+__all__ = ["LIMITS", "HitRate", "check_policies", "parse_capacities", "replay"]
+
+LIMITS = ("belady", "infinite")
+"""What no policy can pass: the offline optimum at the same size, and a cache that never evicts."""
+
+
+class HitRate(NamedTuple):
+    """Of `num_tokens` input tokens `num_hit_tokens` were found cached, in whole blocks, after the warm-up."""
+
+    policy: str
+    num_blocks: int
+    num_tokens: int
+    num_hit_tokens: int
+
+    @property
+    def rate(self) -> float:
+        """The share found; 0 where there was no input."""
+        return self.num_hit_tokens / self.num_tokens if self.num_tokens else 0.0
+
+
+def check_policies(names: Sequence[str]) -> list[str]:
+    """The names, each of which must be a policy's or a limit's; repeated ones once.
+
+    Raises:
+        InvalidArgumentError: a name that none has, or no name.
+    """
+    known = [*POLICIES, *LIMITS]
+    for name in names:
+        if name not in known:
+            raise InvalidArgumentError("--policy", name, f"one of {', '.join(known)}")
+    if not names:
+        raise InvalidArgumentError("--policy", "", f"one of {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def parse_capacities(text: str, num_blocks: int) -> list[int]:
+    """Capacities in blocks, of a list such as ``1%,5%,4096``: shares of the distinct blocks of a trace, or blocks.
+
+    Raises:
+        InvalidArgumentError: a part that is neither, or not above 0.
+    """
+    capacities = []
+    for part in text.split(","):
+        number, is_share = part.strip().removesuffix("%"), part.strip().endswith("%")
+        try:
+            value = float(number) if is_share else float(int(number))
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise InvalidArgumentError("--capacity", part, "a share such as 5% or a number of blocks, above 0")
+        capacities.append(max(1, int(num_blocks * value / 100 if is_share else value)))
+    return capacities
+
+
+def replay(
+    trace: Trace, policy: str, num_blocks: int, *, warm_up: float = 0.0, on_request: Callable[[], None] | None = None
+) -> HitRate:
+    """Serve every request of a trace, one after the other, from a cache of `num_blocks` blocks; what it found.
+
+    Each request acquires its prompt, computes it, and is released; its reply is no part of it. A prompt longer than the cache
+    is served as far as it fits. The first `warm_up` of the requests are served and not counted. `on_request` is called after
+    each. The cache's clock is the trace's.
+
+    Raises:
+        InvalidArgumentError: a policy that is not known.
+    """
+    check_policies([policy])
+    future = Future(trace) if policy == BeladyPolicy.name else None
+    eviction: str | EvictionPolicy = policy if future is None else BeladyPolicy(future)
+    if policy == "infinite":
+        num_blocks, eviction = trace.num_blocks + trace.longest_blocks, "lru"
+    now_s = 0.0
+    cache = PrefixCache(num_blocks, trace.block_size, eviction=eviction, clock=lambda: now_s)
+    first_counted = int(len(trace.requests) * warm_up)
+    num_tokens = num_hit_tokens = 0
+    for number, request in enumerate(trace.requests):
+        now_s = max(now_s, request.time_s)
+        if future is not None:
+            future.request = number
+        num_stored = _serve(cache, request.tokens[: num_blocks * trace.block_bytes])
+        if number >= first_counted:
+            num_tokens += request.num_tokens
+            num_hit_tokens += _num_hit(trace, request, num_stored)
+        if on_request is not None:
+            on_request()
+    return HitRate(policy, num_blocks, num_tokens, num_hit_tokens)
+
+
+def _serve(cache: PrefixCache, tokens: bytes) -> int:
+    """Open a prompt, compute it and let go of it; how many of its tokens were stored already."""
+    opened = cache.acquire(tokens)
+    cache.insert(opened.seq_id, len(tokens) // 4)
+    cache.release(opened.seq_id)
+    return opened.num_stored_tokens
+
+
+def _num_hit(trace: Trace, request: Request, num_stored: int) -> int:
+    """Input tokens found, in whole blocks and the request's own last one."""
+    if num_stored * 4 == len(request.tokens):
+        return request.num_tokens
+    return min(request.num_tokens, num_stored // trace.block_size * trace.tokens_per_block)

@@ -1,0 +1,272 @@
+"""Pins: what they protect, for how long, within which bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv import InvalidArgumentError, OutOfBlocksError, PinBudgetError, PinInfo, PrefixCache, pack_tokens
+
+SYSTEM, OTHER = [1] * 8, [2] * 8
+
+
+class Bench:
+    """A cache of blocks of 4 with a clock that stands until it is moved."""
+
+    def __init__(self, num_blocks: int = 16, pin_budget: float | None = None) -> None:
+        self.now_s = 100.0
+        self.cache = PrefixCache(num_blocks, 4, clock=lambda: self.now_s, pin_budget=pin_budget)
+
+    def store(self, tokens: list[int], namespace: str = "default") -> None:
+        self.now_s += 1
+        seq = self.cache.acquire(tokens, namespace=namespace)
+        self.cache.insert(seq.seq_id, len(tokens))
+        self.cache.release(seq.seq_id)
+
+    def left_s(self, tokens: list[int], namespace: str = "default") -> float | None:
+        """How long a prefix is still pinned; None where it is not."""
+        self.cache.check()
+        pins = {pin.tokens: pin.remaining_s for pin in self.cache.pins(namespace)}
+        return pins.get(pack_tokens(tokens))
+
+    def cached(self, *prompts: list[int]) -> list[int]:
+        return [self.cache.match(prompt).num_tokens for prompt in prompts]
+
+
+def test_what_is_pinned_outlives_pressure_that_evicts_all_else() -> None:
+    bench = Bench(num_blocks=8)
+    bench.store(SYSTEM)
+    assert bench.cache.pin(SYSTEM, 60) == PinInfo("default", pack_tokens(SYSTEM), 8, 2, 60.0, 60.0)
+    for token in range(10, 30):
+        bench.store([token] * 16)
+        assert bench.cached(SYSTEM) == [8]
+    assert bench.cache.evict(100) == 4
+    assert bench.cached(SYSTEM, [29] * 16) == [8, 0]
+
+
+def test_only_the_pinned_prefix_of_a_longer_branch_stays_to_the_token() -> None:
+    bench = Bench()
+    bench.store([*SYSTEM, 7, 7, 7, 8, 8, 8, 8])
+    assert bench.cache.pin([*SYSTEM, 7, 7], "5m").num_tokens == 10
+    bench.cache.evict(100)
+    assert bench.cached([*SYSTEM, 7, 7, 7, 8, 8]) == [12]
+
+
+def test_of_a_prompt_what_is_cached_is_pinned_and_the_answer_says_how_much() -> None:
+    bench = Bench()
+    bench.store(SYSTEM)
+    assert bench.cache.pin([*SYSTEM, 5, 5, 5], "1h").num_tokens == 8
+    assert bench.cache.pin(OTHER, "1h") == PinInfo("default", b"", 0, 0, 3600.0, 0.0)
+    assert bench.cache.pin(SYSTEM, "1h", "elsewhere").num_tokens == 0
+    assert [pin.num_tokens for pin in bench.cache.pins()] == [8]
+
+
+def test_past_its_time_a_pinned_branch_is_an_ordinary_one_as_old_as_its_last_use() -> None:
+    bench = Bench()
+    bench.store(SYSTEM)
+    bench.cache.pin(SYSTEM, 10)
+    bench.store(OTHER)
+    bench.now_s += 9.5
+    assert bench.cache.stats().num_pins == 0
+    bench.cache.evict(1)
+    assert bench.cached(SYSTEM, OTHER) == [0, 8], "the pin's end was taken for a use"
+
+
+def test_a_use_below_a_pinned_prefix_makes_all_above_as_young() -> None:
+    bench = Bench()
+    bench.store(SYSTEM)
+    bench.cache.pin(SYSTEM, 10)
+    bench.store(OTHER)
+    bench.store([*SYSTEM, 5, 5, 5, 5])
+    bench.now_s += 20
+    bench.cache.evict(2)
+    assert bench.cached([*SYSTEM, 5, 5, 5, 5], OTHER) == [12, 0]
+    bench.cache.check()
+
+
+@pytest.mark.parametrize("use", ["acquire", "acquire of more", "fork", "copy of the last block"])
+def test_each_use_of_all_that_is_pinned_puts_its_end_off(use: str) -> None:
+    bench = Bench()
+    prefix = [*SYSTEM, 5, 5]
+    bench.store(prefix)
+    parent = bench.cache.acquire([*prefix, 6]).seq_id
+    bench.cache.insert(parent, 11)
+    bench.cache.pin(prefix, 100)
+    bench.now_s += 60
+    match use:
+        case "acquire":
+            bench.cache.acquire(prefix)
+        case "acquire of more":
+            bench.cache.acquire([*prefix, 6, 7, 8, 9])
+        case "fork":
+            bench.cache.fork(parent, 10)
+        case _:
+            bench.cache.acquire([*prefix, 8])
+    assert bench.left_s(prefix) == 100
+
+
+def test_a_use_of_less_than_what_is_pinned_puts_nothing_off() -> None:
+    bench = Bench()
+    bench.store([*SYSTEM, 5, 5])
+    bench.cache.pin([*SYSTEM, 5, 5], 100)
+    bench.cache.pin(SYSTEM, 100)
+    bench.now_s += 60
+    for prompt in ([*SYSTEM, 5, 9], SYSTEM[:6], OTHER):
+        bench.cache.acquire(prompt)
+    assert bench.left_s([*SYSTEM, 5, 5]) == 40
+    assert bench.left_s(SYSTEM) == 100
+
+
+def test_a_match_puts_nothing_off() -> None:
+    bench = Bench()
+    bench.store(SYSTEM)
+    bench.cache.pin(SYSTEM, 100)
+    bench.now_s += 60
+    bench.cache.match(SYSTEM)
+    assert bench.left_s(SYSTEM) == 40
+
+
+def test_a_pin_that_ends_while_a_sequence_stands_there_leaves_that_one_its_lock() -> None:
+    bench = Bench(num_blocks=8)
+    bench.store(SYSTEM)
+    seq = bench.cache.acquire([*SYSTEM, 3]).seq_id
+    bench.cache.pin(SYSTEM, 10)
+    bench.now_s += 11
+    assert bench.cache.evict(100) == 0
+    assert bench.left_s(SYSTEM) is None
+    bench.cache.release(seq)
+    assert bench.cache.evict(100) == 2
+
+
+def test_pinning_again_sets_the_time_anew_and_costs_once() -> None:
+    bench = Bench(pin_budget=2 * 100.0)
+    bench.store(SYSTEM)
+    bench.cache.pin(SYSTEM, 100)
+    bench.cache.pin(SYSTEM, 50)
+    assert bench.left_s(SYSTEM) == 50
+    bench.cache.pin(SYSTEM, 100)
+    assert bench.left_s(SYSTEM) == 100
+    assert bench.cache.stats().num_pins == 1
+
+
+def test_a_pin_over_the_budget_is_refused_and_told_what_is_pinned() -> None:
+    bench = Bench(pin_budget=1000.0)
+    bench.store(SYSTEM)
+    bench.store([*OTHER, 3])
+    bench.cache.pin(SYSTEM, 300)
+    before = bench.cache.dump()
+    with pytest.raises(PinBudgetError, match=r"takes 900 block-seconds .* 1,000 and 400 are left") as refusal:
+        bench.cache.pin([*OTHER, 3], "5m")
+    assert (refusal.value.num_needed, refusal.value.num_available, refusal.value.num_total) == (900, 400, 1000)
+    assert [(pin.tokens, pin.num_blocks, pin.ttl_s) for pin in refusal.value.pins] == [(pack_tokens(SYSTEM), 2, 300)]
+    assert bench.cache.dump() == before
+    bench.cache.pin([*OTHER, 3], 100)
+
+
+def test_each_namespace_has_a_budget_of_its_own_and_hears_of_no_other() -> None:
+    bench = Bench(num_blocks=64, pin_budget=600.0)
+    for namespace in ("a", "b"):
+        bench.store(SYSTEM, namespace)
+        bench.cache.pin(SYSTEM, 300, namespace)
+    bench.store(OTHER, "b")
+    with pytest.raises(PinBudgetError) as refusal:
+        bench.cache.pin(OTHER, 300, "b")
+    assert {pin.namespace for pin in refusal.value.pins} == {"b"}
+
+
+def test_all_pins_together_protect_at_most_half_of_the_pool_counting_shared_blocks_once() -> None:
+    bench = Bench(num_blocks=8)
+    bench.store([*SYSTEM, 5, 5, 5, 5])
+    bench.store([*SYSTEM, 6, 6, 6, 6])
+    for end in (4, 8, 12):
+        bench.cache.pin([*SYSTEM, 5, 5, 5, 5][:end], 100)
+    bench.cache.pin([*SYSTEM, 6, 6, 6, 6], 100)
+    assert bench.cache.stats().num_pinned_blocks == 4
+    bench.store(OTHER)
+    with pytest.raises(PinBudgetError, match="takes 2 blocks of the pool, of which pins may take 4 and 0 are left"):
+        bench.cache.pin(OTHER, 100)
+    assert bench.cache.unpin([*SYSTEM, 5, 5, 5, 5])
+    assert bench.cache.stats().num_pinned_blocks == 3
+    bench.cache.check()
+
+
+def test_what_is_promised_to_running_sequences_is_not_pinned() -> None:
+    bench = Bench(num_blocks=8)
+    bench.store(SYSTEM)
+    bench.cache.acquire(OTHER, reserve=20)
+    with pytest.raises(OutOfBlocksError):
+        bench.cache.pin(SYSTEM, 10)
+    bench.cache.check()
+
+
+def test_unpin_ends_the_pin_of_just_these_tokens() -> None:
+    bench = Bench()
+    bench.store([*SYSTEM, 5, 5])
+    bench.cache.pin(SYSTEM, 100)
+    assert not bench.cache.unpin([*SYSTEM, 5, 5])
+    assert not bench.cache.unpin([*SYSTEM, 9])
+    assert not bench.cache.unpin(OTHER)
+    assert not bench.cache.unpin(SYSTEM, "elsewhere")
+    assert bench.cache.unpin(SYSTEM)
+    assert not bench.cache.unpin(SYSTEM)
+    assert bench.cache.evict(100) == 3
+
+
+def test_what_was_pinned_is_not_withdrawn_by_the_release_of_its_own_sequence() -> None:
+    bench = Bench()
+    seq = bench.cache.acquire([*SYSTEM, 5, 5]).seq_id
+    bench.cache.insert(seq, 10)
+    bench.cache.pin(SYSTEM, 100)
+    bench.cache.unpin(SYSTEM)
+    bench.cache.release(seq, keep=False)
+    assert bench.cached([*SYSTEM, 5, 5]) == [8]
+
+
+def test_clear_ends_the_pins_of_its_namespace_and_no_others() -> None:
+    bench = Bench()
+    for namespace in ("a", "b"):
+        bench.store(SYSTEM, namespace)
+        bench.cache.pin(SYSTEM, "1h", namespace)
+    assert bench.cache.clear("a") == 2
+    assert [pin.namespace for pin in bench.cache.pins()] == ["b"]
+    bench.cache.check()
+
+
+def test_a_pinned_tail_that_grows_stays_pinned() -> None:
+    bench = Bench()
+    seq = bench.cache.acquire([*SYSTEM, 5, 5], reserve=8).seq_id
+    bench.cache.insert(seq, 10)
+    bench.cache.pin([*SYSTEM, 5, 5], 100)
+    bench.cache.extend(seq, 14)
+    bench.cache.insert(seq, 14, [5, 5, 6, 6])
+    bench.cache.release(seq)
+    assert bench.left_s([*SYSTEM, 5, 5]) == 100
+    bench.cache.evict(100)
+    assert bench.cached([*SYSTEM, 5, 5, 5, 5, 6]) == [12]
+    assert bench.cache.unpin([*SYSTEM, 5, 5])
+    assert bench.cache.evict(100) == 3
+
+
+def test_the_listing_of_nodes_tells_until_when_each_is_pinned() -> None:
+    bench = Bench()
+    bench.store([*SYSTEM, 5, 5])
+    bench.cache.pin(SYSTEM, 100)
+    assert [node.pinned_until_s for node in bench.cache.dump()] == [bench.now_s + 100, 0.0]
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 8 * 86400, "2h", True, None])
+def test_a_time_out_of_its_bound_is_refused(ttl: float) -> None:
+    bench = Bench()
+    bench.store(SYSTEM)
+    with pytest.raises(
+        InvalidArgumentError, match=r"ttl is .*; it must be above 0 and at most 604800 seconds, or one of"
+    ):
+        bench.cache.pin(SYSTEM, ttl)
+
+
+def test_pinning_again_and_again_leaves_nothing_behind() -> None:
+    bench = Bench()
+    bench.store(SYSTEM)
+    for _ in range(2000):
+        bench.cache.pin(SYSTEM, 10_000)
+        bench.now_s += 1
+    assert len(bench.cache._pins._expiries) < 100
