@@ -38,6 +38,7 @@ SERVICE_NAMES = (
     prefix_cache_pb2.DESCRIPTOR.services_by_name["PrefixCache"].full_name,
 )
 _LONGEST_SWEEP_S = 1.0
+_LONGEST_END_OF_CALLS_S = 1.0
 
 
 class CacheService:
@@ -170,6 +171,16 @@ async def _serve(
         await stopping.wait()
     finally:
         await service.stop()
+        await _let_calls_end()
+
+
+async def _let_calls_end() -> None:
+    """Give gRPC's tasks of calls that are over the turns of the loop that they still need.
+
+    A stopped server leaves them pending for a moment. A loop closed just then cancels them, and gRPC prints a traceback of each.
+    """
+    if left := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(left, timeout=_LONGEST_END_OF_CALLS_S)
 
 
 def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], None] | None = None) -> None:
