@@ -22,6 +22,7 @@ from radixkv.core.api import (
     StepResult,
 )
 from radixkv.core.errors import OutOfBlocksError, UnknownSequenceError
+from radixkv.core.explaining import count_missed
 from radixkv.core.node import RootNode
 from radixkv.core.opening import open_child, open_sequence, promise
 from radixkv.core.planning import plan_acquire, shared_node
@@ -133,6 +134,8 @@ class PrefixCache(LocalReader):
                 return pending
         plan = plan_acquire(forest, walk, length, reserve)
         self._require(plan.num_needed)
+        if shares and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
+            count_missed(self._counters, forest, namespace, packed, walk)
 
         if known_root is None and shares:
             forest.roots[namespace] = root
@@ -343,7 +346,7 @@ class PrefixCache(LocalReader):
         """
         self._enter()
         validation.check_int("num_blocks", num_blocks, 0)
-        return self._forest.evict(num_blocks)
+        return self._forest.evict(num_blocks, "evict")
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
@@ -356,6 +359,7 @@ class PrefixCache(LocalReader):
             return 0
         self._pins.drop_all(root)
         self._forest.record_cleared(root)
+        self._forest.note_cleared(root)
         root.is_hidden = True
         num_freed = self._forest.remove_unlocked(root)
         if self._intents.is_active:

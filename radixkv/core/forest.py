@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from radixkv.core.blocks import BlockPool
 from radixkv.core.events import NO_BLOCK, EventLog
+from radixkv.core.evicted_branches import EvictedBranches
 from radixkv.core.eviction import EvictionPolicy
+from radixkv.core.explanation import EvictionReason
 from radixkv.core.node import Children, Node, RootNode
 from radixkv.core.times import BlockTimer
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
@@ -49,6 +51,7 @@ class Forest:
         self.clock = clock
         self.events = events
         self.times = BlockTimer()
+        self.evicted = EvictedBranches(num_blocks, self.block_bytes)
         self.roots: dict[str, RootNode] = {}
         self.num_cached = 0
         self.num_evictable = 0
@@ -273,7 +276,7 @@ class Forest:
             self.evict(missing)
         return self.pool.take(num_blocks)
 
-    def evict(self, num_blocks: int) -> int:
+    def evict(self, num_blocks: int, reason: EvictionReason = "pressure") -> int:
         """Evict whole leaves until `num_blocks` blocks are freed or nothing evictable is left; how many were freed.
 
         O(leaves evicted · log leaves).
@@ -285,6 +288,7 @@ class Forest:
             self.times.evicted(leaf, now_s)
             root = self.root_above(leaf)
             self.policy.evicted(leaf, root.namespace)
+            self.evicted.note(leaf, reason, now_s)
             parent = self.remove(leaf)
             self.queue_if_leaf(parent)
             if parent is root:
@@ -293,6 +297,12 @@ class Forest:
         if self.events.is_recording:
             self.events.bound()
         return evicted
+
+    def note_cleared(self, root: RootNode) -> None:
+        """Remember all below a root as cleared, children first. O(nodes)."""
+        now_s = self.clock()
+        for node in reversed(list(self.nodes(root))):
+            self.evicted.note(node, "clear", now_s)
 
     def remove_unlocked(self, root: RootNode) -> int:
         """Remove every unlocked node below a root; how many blocks that frees. O(nodes)."""

@@ -210,5 +210,6 @@ def withdraw(forest: Forest, node: Node) -> None:
             if node.used_bytes < node.end_bytes:
                 surgery.cut(forest, node, node.used_bytes)
             return
+        forest.evicted.note(node, "release", forest.clock())
         node = forest.remove(node)
         forest.queue_if_leaf(node)
