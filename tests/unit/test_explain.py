@@ -194,6 +194,48 @@ def test_what_was_evicted_is_found_again_after_splits_growth_and_merges() -> Non
     assert bench.evicted_tokens(A) == 16
 
 
+def test_what_was_evicted_is_found_again_below_an_edge_that_merged_into_its_only_child() -> None:
+    bench = Bench()
+    bench.store(A)
+    above, below = bench.cache.acquire(SYSTEM), bench.cache.acquire([*SYSTEM, 6, 6, 6, 6])
+    bench.cache.insert(below.seq_id, 12)
+    bench.cache.evict(1)
+    assert len(bench.cache.dump()) == 2
+    bench.cache.release(above.seq_id)
+    assert len(bench.cache.dump()) == 1
+    assert bench.evicted_tokens(A) == 8
+
+
+def test_what_was_evicted_is_found_again_below_a_tail_that_took_another_node_s_place() -> None:
+    bench = Bench()
+    decoding = bench.cache.acquire(SYSTEM, reserve=8)
+    bench.cache.insert(decoding.seq_id, 8)
+    bench.cache.extend(decoding.seq_id, 12)
+    bench.cache.insert(decoding.seq_id, 9, [5])
+    for ending in (6, 7):
+        bench.store([*SYSTEM, 5, 5, 5, 5, *[ending] * 4])
+    bench.cache.evict(2)
+    bench.cache.insert(decoding.seq_id, 12, [5] * 3)
+    assert len(bench.cache.dump()) == 1, "the tail filled up and was absorbed"
+    for ending in (6, 7):
+        assert bench.evicted_tokens([*SYSTEM, 5, 5, 5, 5, *[ending] * 4]) == 4
+
+
+def test_what_hung_below_a_cut_branch_is_not_told_of_what_grows_there_instead() -> None:
+    bench = Bench()
+    bench.store(SYSTEM)
+    first = bench.cache.acquire([*SYSTEM, 5, 5, 5, 5, 6, 6, 6, 6])
+    bench.cache.insert(first.seq_id, 12)
+    user = bench.cache.acquire([*SYSTEM, 5, 5])
+    bench.cache.insert(first.seq_id, 16)
+    bench.cache.release(first.seq_id, keep=False)
+    bench.cache.release(user.seq_id, keep=False)
+    assert bench.evicted_tokens([*SYSTEM, 5, 5, 5, 5, 6, 6, 6, 6]) == 6
+    bench.store([*SYSTEM, 5, 5, 4, 4])
+    prompt = [*SYSTEM, 5, 5, 4, 4, 6, 6, 6, 6]
+    assert bench.explain(prompt) == explanation(prompt, 12, "ended")
+
+
 def test_an_edge_evicted_before_a_split_is_not_taken_for_another_history() -> None:
     bench = Bench()
     bench.store([*SYSTEM, 5, 5, 5, 5, 6, 6, 6, 6])
