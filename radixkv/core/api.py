@@ -39,6 +39,7 @@ __all__ = [
     "InsertOp",
     "MatchOp",
     "MatchResult",
+    "NamespaceUsage",
     "NodeInfo",
     "Notice",
     "NoticeKind",
@@ -243,6 +244,21 @@ class PinInfo(NamedTuple):
     remaining_s: float
 
 
+class NamespaceUsage(NamedTuple):
+    """What one namespace has of a pool.
+
+    `num_blocks`: blocks that it owns, cached or private. `num_blocks_in_use`: those of them that cannot be evicted, being
+    locked or private, and those promised to its sequences. `block_quota`, `sequence_quota`: see `PrefixCache.set_quota`.
+    """
+
+    namespace: str
+    num_blocks: int
+    num_blocks_in_use: int
+    num_sequences: int
+    block_quota: int | None
+    sequence_quota: int | None
+
+
 class NodeInfo(NamedTuple):
     """One radix node, parents before children. `parent_id` is 0 for children of a root.
 
@@ -337,6 +353,12 @@ class CacheReader(Protocol):
     def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool: ...
 
     def pins(self, namespace: str | None = None) -> list[PinInfo]: ...
+
+    def set_quota(
+        self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
+    ) -> NamespaceUsage: ...
+
+    def usage(self, namespace: str | None = None) -> list[NamespaceUsage]: ...
 
     def stats(self) -> CacheStats: ...
 

@@ -20,6 +20,7 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 if TYPE_CHECKING:
     from radixkv.core.pins import Pin
     from radixkv.core.sequences import Sequence
+    from radixkv.core.shares import Account
 
 __all__ = ["DEFAULT_PRIORITY", "FEW_CHILDREN", "Children", "Node", "PinMark", "RootNode"]
 
@@ -54,7 +55,7 @@ class Node:
         last_access_s, access_number: recency, set when the lock drops; the number breaks ties of the clock. Where there are
             pins, what stays locked is stamped too.
         stored_s: when the first of its blocks was published.
-        found_at: pool time at which it was last locked after a rest: blocks taken from the pool until then.
+        found_at: when it was last locked after a rest, in blocks taken for its share of the pool until then.
         queue_entry: its place with the eviction policy while it is an unlocked leaf.
         num_uses, rested_blocks, reuse_class: what the eviction policy remembers of it: uses, how many of its first blocks
             have rested before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the
@@ -130,14 +131,15 @@ class RootNode(Node):
 
     `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
     opened it shares with nobody; its sequences and their forks share among themselves, and what they leave is freed at once.
-    `pins`: the namespace's by their tokens, the oldest first.
+    `account`: what the namespace holds of the pool. `pins`: the namespace's by their tokens, the oldest first.
     """
 
-    __slots__ = ("is_hidden", "namespace", "pins")
+    __slots__ = ("account", "is_hidden", "namespace", "pins")
 
-    def __init__(self, namespace: str, *, is_hidden: bool = False) -> None:
+    def __init__(self, namespace: str, account: Account, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
         self.namespace = namespace
+        self.account = account
         self.is_hidden = is_hidden
         self.pins: dict[bytes, Pin] = {}
 

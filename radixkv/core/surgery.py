@@ -140,35 +140,36 @@ def rename(node: Node, key: bytes) -> None:
 def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) -> None:
     """Put a sequence's blocks in place of an unlocked node's, which are freed."""
     forest.record_removed(node)
-    forest.pool.give_back(node.blocks)
+    forest.give_back(root.account, node.blocks)
+    forest.no_longer_in_use(root.account, len(blocks))
     node.blocks = blocks
     node.stored_s = forest.clock()
     forest.record_stored(root, node, node.key, blocks)
 
 
-def adopt_children(forest: Forest, heir: Node, node: Node) -> None:
+def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> None:
     """An unlocked sibling `node` gives way to `heir`, a tail about to hold the same block, which takes over its children."""
     children, node.children = node.children, None
     heir.used_bytes = max(heir.used_bytes, node.used_bytes)
     _inherit(heir, node)
     if node.access_number > heir.access_number:
         heir.last_access_s, heir.access_number = node.last_access_s, node.access_number
-    forest.remove(node)
+    forest.remove(root, node)
     heir.children = children
     for child in (children or {}).values():
         child.parent = heir
 
 
-def take_out(forest: Forest, tail: Node) -> array[int]:
+def take_out(forest: Forest, root: RootNode, tail: Node) -> array[int]:
     """Take a tail on which one sequence stands out of the tree; its block is that sequence's alone from now on."""
     assert tail.lock_ref == 1, "nobody else reads a block that leaves the tree"
-    parent = forest.detach(tail)
+    parent = forest.detach(root, tail)
     parent.lock_ref -= 1
     assert parent.lock_ref > 0, "its sequence stands below the parent"
     return tail.blocks
 
 
-def cut(forest: Forest, node: Node, end_bytes: int) -> None:
+def cut(forest: Forest, root: RootNode, node: Node, end_bytes: int) -> None:
     """Shorten an unlocked leaf to `end_bytes` inside its edge, freeing the blocks beyond. O(edge)."""
     floor = end_bytes - end_bytes % forest.block_bytes
     if floor > node.start_bytes:
@@ -178,13 +179,13 @@ def cut(forest: Forest, node: Node, end_bytes: int) -> None:
     if cover is not None:
         cover.used_bytes = max(cover.used_bytes, end_bytes)
     if cover is not None or not fragment:
-        forest.queue_if_leaf(forest.remove(node))
+        forest.queue_if_leaf(root, forest.remove(root, node))
         return
     forest.record_removed(node)
     beyond = node.blocks[1:]
     node.blocks = node.blocks[:1]
     node.rested_blocks = min(node.rested_blocks, 1)
-    forest.pool.give_back(beyond)
+    forest.give_back(root.account, beyond)
     forest.num_cached -= len(beyond)
     forest.num_evictable -= len(beyond)
     rename(node, fragment)
