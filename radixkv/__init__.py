@@ -31,6 +31,7 @@ from radixkv.core.api import (
     PinInfo,
     PoolShape,
     ReleaseOp,
+    Retention,
     TimeHistogram,
 )
 from radixkv.core.cache import PrefixCache
@@ -97,6 +98,7 @@ __all__ = [
     "QuotaError",
     "RadixKVError",
     "ReleaseOp",
+    "Retention",
     "StaleIncarnationError",
     "TimeHistogram",
     "UnavailableError",

@@ -17,6 +17,7 @@ from radixkv.core.api import (
     ExtendResult,
     Notice,
     Pending,
+    Retention,
     StepOp,
     StepResult,
 )
@@ -33,6 +34,7 @@ from radixkv.core.publishing import (
     take_right_or_copy,
     withdraw,
 )
+from radixkv.core.retaining import retain_path
 from radixkv.core.sequences import Sequence
 from radixkv.core.shares import Account
 from radixkv.core.steps import apply_step
@@ -50,7 +52,7 @@ class PrefixCache(LocalManager):
     Args:
         num_blocks: size of the pool.
         block_size: token slots per block.
-        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or one of your own.
+        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or what makes one of your own.
         event_capacity: how many events are kept for readers that come back, and how many changes may wait to be read; past
             it readers begin anew with a snapshot. Nothing is noted while nobody reads.
         first_event_number: the first sequence number of an event.
@@ -77,6 +79,7 @@ class PrefixCache(LocalManager):
         seq_id: int | None = None,
         waits: Literal[False] = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult: ...
 
     @overload
@@ -88,6 +91,7 @@ class PrefixCache(LocalManager):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
     def acquire(
@@ -98,6 +102,7 @@ class PrefixCache(LocalManager):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending:
         """Open a sequence on a prompt: lock what is cached of it, take private blocks for the rest.
 
@@ -112,6 +117,9 @@ class PrefixCache(LocalManager):
         Without `shares`: the sequence matches nothing and nothing it computes matches for others, its own forks aside; it
         never waits, and its release frees all of it.
 
+        `retention` says what ranges of the history, prompt and generated tokens alike, are worth once it is released with
+        `keep`; its forks bear it too. See `retain`.
+
         Raises:
             InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace.
             OutOfBlocksError: it does not fit beside what is locked and promised; nothing was evicted.
@@ -121,6 +129,7 @@ class PrefixCache(LocalManager):
         validation.check_prompt(packed)
         validation.check_int("reserve", reserve, 0)
         validation.check_namespace(namespace)
+        ranges = validation.check_retention(retention) if retention else ()
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
@@ -141,6 +150,7 @@ class PrefixCache(LocalManager):
                 forest.roots[namespace] = root
         new_id = next(self._free_ids()) if seq_id is None else seq_id
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
+        seq.retention = ranges
         if self._intents.is_active:
             self._intents.update(seq)
         if root.pins:
@@ -276,6 +286,8 @@ class PrefixCache(LocalManager):
         forest, account = self._forest, seq.root.account
         if keep:
             publish_for_good(forest, seq)
+            if seq.retention and not seq.root.is_hidden:
+                retain_path(forest, seq.root, seq.node, seq.retention)
         del self._sequences[seq_id]
         promise(forest, seq, 0, 0)
         private = seq.private_blocks()

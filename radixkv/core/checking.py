@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from radixkv.core.api import NodeInfo
+from radixkv.core.api import DEFAULT_PRIORITY, NodeInfo
 from radixkv.core.errors import CorruptionError
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
@@ -38,10 +39,16 @@ def dump_roots(forest: Forest, roots: Iterable[RootNode]) -> list[NodeInfo]:
                     lock_ref=node.lock_ref,
                     last_access_s=node.last_access_s,
                     pinned_until_s=max((pin.expires_s for pin in pins), default=0.0),
+                    priority=node.priority,
+                    retained_until_s=_retained_until(node),
                 )
             )
             pending.extend((child, node_id) for child in _sorted_children(node))
     return listing
+
+
+def _retained_until(node: Node) -> float:
+    return 0.0 if node.retention is None or node.retention.duration_s == math.inf else node.retention.until_s
 
 
 def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intents, pins: PinBook) -> None:
@@ -57,6 +64,7 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
     _check_pins(forest, nodes, roots.values(), pins)
     _check_counts(forest, nodes, sequences)
     _check_shares(forest, roots.values(), sequences)
+    _check_retentions(forest, nodes)
     _check_owners(forest, nodes, sequences)
     for seq in sequences.values():
         _check_sequence(forest, seq)
@@ -196,6 +204,19 @@ def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[
         _require(share.num_blocks >= 0, "a share is not negative", share.num_blocks)
     num_shared = sum(share.num_blocks for share in forest.shares)
     _require(num_shared == forest.pool.num_blocks, "shares make up the pool", num_shared)
+
+
+def _check_retentions(forest: Forest, nodes: list[Node]) -> None:
+    due = {id(retention): until_s for until_s, _, _, retention in forest.retentions.entries}
+    for node in nodes:
+        retention = node.retention
+        if retention is not None:
+            _require(retention.priority != DEFAULT_PRIORITY, "an ordinary node has no retention", node.head)
+            _require(
+                retention.is_watched == (id(retention) in due), "a retention knows whether it is watched", node.head
+            )
+            is_ending = not node.lock_ref and retention.duration_s < math.inf
+            _require(not is_ending or due.get(id(retention), math.inf) <= retention.until_s, "its end is watched for")
 
 
 def _check_owners(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:

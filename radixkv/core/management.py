@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radixkv.core import quotas, room, validation
-from radixkv.core.api import DEFAULT_NAMESPACE, NamespaceUsage, PinInfo
+from radixkv.core.api import DEFAULT_NAMESPACE, NamespaceUsage, PinInfo, Retention
+from radixkv.core.planning import stand_node
 from radixkv.core.reader import LocalReader
-from radixkv.core.tokens import TokensLike, pack_tokens
+from radixkv.core.retaining import retain_path
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["LocalManager"]
 
 
 class LocalManager(LocalReader):
-    """Pins, quotas and evictions of a `PrefixCache`; the constructor's arguments are described there."""
+    """Pins, retention, quotas and evictions of a `PrefixCache`; the constructor's arguments are described there."""
 
     def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
         """Protect what is cached of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
@@ -51,6 +55,26 @@ class LocalManager(LocalReader):
         if pin is not None:
             self._pins.drop(pin)
         return pin is not None
+
+    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Say anew what ranges of `tokens` are worth, as far as they are cached; how many tokens of them are.
+
+        Of ranges that overlap the later counts; what none covers stays as it is. A range of priority 35 is an ordinary one
+        again. O(path + ranges).
+
+        Raises:
+            InvalidArgumentError: unpackable tokens, a bad namespace, a range or a priority out of its bound.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        ranges = validation.check_retention(retention)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        walk = None if root is None else self._forest.walk(root, packed)
+        if root is None or walk is None or not walk.matched_bytes:
+            return 0
+        num_blocks = self._forest.table_length(walk.matched_bytes // TOKEN_BYTES)
+        retain_path(self._forest, root, stand_node(self._forest, walk, num_blocks), ranges)
+        return walk.matched_bytes // TOKEN_BYTES
 
     def evict(self, num_blocks: int) -> int:
         """Evict whole unlocked leaves until at least `num_blocks` blocks are freed; how many were. O(evicted · log n).

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
+from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 if TYPE_CHECKING:
     from radixkv.core.pins import Pin
+    from radixkv.core.retention import NodeRetention
     from radixkv.core.sequences import Sequence
     from radixkv.core.shares import Account
 
-__all__ = ["DEFAULT_PRIORITY", "FEW_CHILDREN", "Children", "Node", "PinMark", "RootNode"]
-
-DEFAULT_PRIORITY = 35
+__all__ = ["FEW_CHILDREN", "Children", "Node", "PinMark", "RootNode"]
 
 FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
 
@@ -60,7 +60,7 @@ class Node:
         num_uses, rested_blocks, reuse_class: what the eviction policy remembers of it: uses, how many of its first blocks
             have rested before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the
             greater stays.
-        priority: retention priority, 0 to 100; a split leaves it to both halves, a merge keeps the greater.
+        retention: what it is worth to be kept, where somebody has said so; a split leaves it to both halves.
     """
 
     __slots__ = (
@@ -76,9 +76,9 @@ class Node:
         "num_uses",
         "parent",
         "pin_mark",
-        "priority",
         "queue_entry",
         "rested_blocks",
+        "retention",
         "reuse_class",
         "stored_s",
         "used_bytes",
@@ -104,7 +104,12 @@ class Node:
         self.num_uses = 0
         self.rested_blocks = 0
         self.reuse_class = 0
-        self.priority = DEFAULT_PRIORITY
+        self.retention: NodeRetention | None = None
+
+    @property
+    def priority(self) -> int:
+        """Its retention priority, 0 to 100."""
+        return DEFAULT_PRIORITY if self.retention is None else self.retention.priority
 
     @property
     def start_bytes(self) -> int:

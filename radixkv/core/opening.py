@@ -51,6 +51,7 @@ def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, positi
     parent.root.account.num_sequences += 1
     child = Sequence(seq_id, parent.root, node, parent.tokens[:end], table)
     child.num_stored = child.num_computed = child.room = position
+    child.retention = parent.retention
     child.published_bytes = end
     child.shares_last_block = end % forest.block_bytes > 0
     child.private_from = len(table)

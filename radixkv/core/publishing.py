@@ -87,7 +87,8 @@ def _fill_tail(forest: Forest, seq: Sequence, key: bytes) -> None:
     surgery.rename(tail, key)
     seq.published_bytes = tail.end_bytes
     forest.record_stored(seq.root, tail, key, tail.blocks)
-    if tail.lock_ref == parent.lock_ref == 1 and not tail.children and parent.only_child() is tail and parent.parent:
+    is_alone = tail.lock_ref == parent.lock_ref == 1 and not tail.children and parent.only_child() is tail
+    if is_alone and parent.parent and parent.retention is tail.retention is None:
         surgery.absorb(forest, parent, tail)
         seq.node = parent
 
@@ -135,7 +136,7 @@ def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
     first_block, end_block = position // forest.block_bytes, full_end // forest.block_bytes
     key = seq.tokens[position:full_end]
     blocks = seq.table[first_block:end_block]
-    if node.parent is not None and node.lock_ref == 1 and not node.children:
+    if node.parent is not None and node.lock_ref == 1 and not node.children and node.retention is None:
         surgery.append(forest, node, key, blocks)
     else:
         child = forest.attach(seq.root, node, key, blocks)

@@ -170,7 +170,7 @@ class LocalReader:
         return [root for name, root in self._forest.roots.items() if namespace in (None, name)]
 
     def _enter(self) -> None:
-        """What every call begins with: its thread is checked, and pins whose time is over end."""
+        """What every call begins with: its thread is checked, and pins and retentions whose time is over end."""
         thread = threading.get_ident()
         if thread != self._owner_thread:
             if self._owner_thread is not None:
@@ -178,3 +178,5 @@ class LocalReader:
             self._owner_thread = thread
         if self._pins.num_pins:
             self._pins.drop_expired()
+        if self._forest.retentions.entries:
+            self._forest.end_retentions()

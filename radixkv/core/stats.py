@@ -60,5 +60,5 @@ class Counters:
             num_notices=intents.num_notices,
             num_pins=pins.num_pins,
             num_pinned_blocks=pins.num_blocks,
-            eviction=forest.shares[0].policy.name,
+            eviction=forest.policy_name,
         )

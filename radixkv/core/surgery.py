@@ -46,12 +46,16 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
     upper.last_access_s, upper.access_number = node.last_access_s, node.access_number
     upper.stored_s = node.stored_s
     upper.found_at = node.found_at
-    upper.num_uses, upper.reuse_class, upper.priority = node.num_uses, node.reuse_class, node.priority
+    upper.num_uses, upper.reuse_class = node.num_uses, node.reuse_class
     upper.rested_blocks = min(num_upper, node.rested_blocks)
     node.rested_blocks -= upper.rested_blocks
     upper.lock_ref = 1 if node.lock_ref else 0
     upper.pin_mark = PinMark() if node.pin_mark is not None else None
     upper.used_bytes = min(node.used_bytes, upper.end_bytes)
+    if node.retention is not None:
+        upper.retention = node.retention.copy()
+        if not upper.lock_ref:
+            forest.retentions.watch(upper)
     parent.children[node.head] = upper
     node.key = node.key[upper_bytes:]
     node.head = bytes(node.key[: forest.block_bytes])
@@ -66,7 +70,6 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
 def _inherit(heir: Node, node: Node) -> None:
     """What a node that takes another's place keeps of what the eviction policy knew of it."""
     heir.num_uses = max(heir.num_uses, node.num_uses)
-    heir.priority = max(heir.priority, node.priority)
 
 
 def end_at(forest: Forest, node: Node, end_bytes: int) -> Node:
@@ -82,6 +85,8 @@ def merge_down(forest: Forest, node: Node) -> None:
     parent = node.parent
     if child is None or parent is None or len(child.key) < forest.block_bytes or node.has_standers():
         return
+    if not _retained_alike(node, child):
+        return
     if not child.lock_ref and node.access_number > child.access_number + 1:
         return  # a hot prefix does not keep its cold continuation young
     assert parent.children is not None, "a parent without children"
@@ -96,6 +101,11 @@ def merge_down(forest: Forest, node: Node) -> None:
     parent.children[child.head] = child
     node.parent = node.children = None
     forest.num_nodes -= 1
+
+
+def _retained_alike(node: Node, child: Node) -> bool:
+    """Whether two nodes are worth the same, so that they may be one."""
+    return node.retention is child.retention if node.retention is None else node.retention.is_like(child.retention)
 
 
 def leave(forest: Forest, root: RootNode, node: Node) -> None:
@@ -152,6 +162,7 @@ def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> No
     children, node.children = node.children, None
     heir.used_bytes = max(heir.used_bytes, node.used_bytes)
     _inherit(heir, node)
+    heir.retention = None if node.retention is None else node.retention.copy()
     if node.access_number > heir.access_number:
         heir.last_access_s, heir.access_number = node.last_access_s, node.access_number
     forest.remove(root, node)

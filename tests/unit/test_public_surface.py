@@ -45,6 +45,7 @@ PUBLIC_NAMES = {
     "PrefixCache",
     "RadixKVError",
     "ReleaseOp",
+    "Retention",
     "StaleIncarnationError",
     "TimeHistogram",
     "UnavailableError",
