@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from radixkv.core.sequences import Sequence
     from radixkv.core.shares import Account
 
-__all__ = ["FEW_CHILDREN", "Children", "Node", "PinMark", "RootNode"]
+__all__ = ["FEW_CHILDREN", "Children", "Node", "PinMark", "Places", "RootNode"]
+
+Places = tuple[tuple[int, int], ...]
+"""Positions in bytes with the numbers of their places, rising; see `evicted_branches`."""
 
 FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
 
@@ -60,6 +64,7 @@ class Node:
         num_uses, rested_blocks, reuse_class: what the eviction policy remembers of it: uses, how many of its first blocks
             have rested before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the
             greater stays.
+        evicted_at: the block boundaries on its edge from which branches were evicted, as `evicted_branches` knows them.
         retention: what it is worth to be kept, where somebody has said so; a split leaves it to both halves.
     """
 
@@ -68,6 +73,7 @@ class Node:
         "blocks",
         "children",
         "end_bytes",
+        "evicted_at",
         "found_at",
         "head",
         "key",
@@ -104,6 +110,7 @@ class Node:
         self.num_uses = 0
         self.rested_blocks = 0
         self.reuse_class = 0
+        self.evicted_at: Places = ()
         self.retention: NodeRetention | None = None
 
     @property
@@ -196,6 +203,13 @@ class Children(dict[bytes, Node]):
         """The child that begins with all of `fragment` (at most one block), if there is one."""
         nearest, common = self.nearest(fragment)
         return nearest if common == len(fragment) else None
+
+    def beginning_with(self, prefix: bytes) -> Iterator[Node]:
+        """The children whose heads begin with all of `prefix`. O(log n) to begin; O(children) while few or without a prefix."""
+        if self._sorted_heads is None or not prefix:
+            return (node for head, node in self.items() if head.startswith(prefix))
+        heads = takewhile(lambda head: head.startswith(prefix), self._sorted_heads.irange(prefix))
+        return (self[head] for head in heads)
 
     def following(self, head: bytes) -> Iterator[Node]:
         """The children whose heads come after `head`, in order, while nobody adds or discards any. O(log n) to begin."""

@@ -211,5 +211,6 @@ def withdraw(forest: Forest, root: RootNode, node: Node) -> None:
             if node.used_bytes < node.end_bytes:
                 surgery.cut(forest, root, node, node.used_bytes)
             return
+        forest.evicted.note(node, "release", forest.clock())
         node = forest.remove(root, node)
         forest.queue_if_leaf(root, node)

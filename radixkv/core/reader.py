@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 
 from radixkv.core import checking, quotas, validation
 from radixkv.core.api import (
@@ -14,6 +15,7 @@ from radixkv.core.api import (
     CacheEvent,
     CacheStats,
     EventStats,
+    Explanation,
     MatchResult,
     NamespaceUsage,
     NodeInfo,
@@ -24,6 +26,7 @@ from radixkv.core.event_feed import EventFeed
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.core.events import EventLog
 from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
+from radixkv.core.explaining import explain
 from radixkv.core.forest import Forest
 from radixkv.core.intents import MAX_WAITS, Intents
 from radixkv.core.node import RootNode
@@ -83,6 +86,23 @@ class LocalReader:
         root = self._forest.roots.get(validation.check_namespace(namespace))
         matched = 0 if root is None else self._forest.walk(root, packed).matched_bytes // TOKEN_BYTES
         return MatchResult(matched, matched)
+
+    def explain(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: SequenceOf[str] = ()
+    ) -> Explanation:
+        """Where a prompt parts from what is cached, and why: see `Explanation`. A pure read.
+
+        `also` names other namespaces to compare with, such as those of another salt, adapter or model: those that the caller
+        may know of, for nothing is told of any other. Ask before the prompt is acquired: it is cached once it is computed.
+        O(prefix bytes of each namespace + siblings there + evicted edges that agree).
+
+        Raises:
+            InvalidArgumentError: tokens that cannot be packed, a bad namespace, or too many others.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        validation.check_namespace(namespace)
+        return explain(self._forest, namespace, packed, validation.check_also(also))
 
     def stats(self) -> CacheStats:
         """Gauges of now and counters since the cache was made. O(1)."""
