@@ -12,6 +12,7 @@ from radixkv.core import node
 from radixkv.core.evicted_branches import MIN_EDGES, EvictedBranches
 from radixkv.core.eviction import LRUPolicy
 from radixkv.core.node import Node, RootNode
+from radixkv.core.shares import Account, Share
 
 SYSTEM = [1] * 8
 A, B = [*SYSTEM, 2, 2, 2, 2, 3, 3, 3, 3], [*SYSTEM, 2, 2, 9, 9, 4, 4, 4, 4]
