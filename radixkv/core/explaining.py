@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from radixkv.core.explanation import EvictedTokens, Explanation, MissCause, NamespaceMatch
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node, RootNode
+from radixkv.core.shares import Account
 from radixkv.core.stats import Counters
 from radixkv.core.tokens import TOKEN_BYTES
 
@@ -25,7 +26,7 @@ def explain(forest: Forest, namespace: str, tokens: bytes, also: Iterable[str]) 
 
     O(prefix bytes of each namespace + siblings there + evicted edges that agree).
     """
-    root = forest.roots.get(namespace) or RootNode(namespace)
+    root = forest.roots.get(namespace) or RootNode(namespace, Account(forest.shares[0]))
     walk = forest.walk(root, tokens)
     matched_bytes = walk.matched_bytes
     siblings: list[Node] = []

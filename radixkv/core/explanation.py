@@ -13,7 +13,7 @@ EvictionReason = Literal["pressure", "evict", "clear", "release", "quota"]
 - ``"evict"``: a call of `evict`.
 - ``"clear"``: its namespace was cleared.
 - ``"release"``: the sequence that published it was released without keep, and nobody else had used it.
-- ``"quota"``: its namespace held more than its quota.
+- ``"quota"``: its namespace held more than its share of the pool, and the room was needed.
 """
 
 MissCause = Literal["cached", "empty", "ended", "parted", "evicted"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 
-from radixkv.core import checking, validation
+from radixkv.core import checking, quotas, validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     BlockTimes,
@@ -17,6 +17,7 @@ from radixkv.core.api import (
     EventStats,
     Explanation,
     MatchResult,
+    NamespaceUsage,
     NodeInfo,
     PinInfo,
 )
@@ -24,7 +25,7 @@ from radixkv.core.errors import InvalidArgumentError, WrongThreadError
 from radixkv.core.event_feed import EventFeed
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.core.events import EventLog
-from radixkv.core.eviction import DEFAULT_POLICY, EvictionPolicy, make_policy
+from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
 from radixkv.core.explaining import explain
 from radixkv.core.forest import Forest
 from radixkv.core.intents import MAX_WAITS, Intents
@@ -47,7 +48,7 @@ class LocalReader:
         num_blocks: int,
         block_size: int = 16,
         *,
-        eviction: str | EvictionPolicy = DEFAULT_POLICY,
+        eviction: str | PolicyFactory = DEFAULT_POLICY,
         event_capacity: int = 16_384,
         first_event_number: int = 1,
         max_waits: int = MAX_WAITS,
@@ -61,9 +62,9 @@ class LocalReader:
         validation.check_int("max_waits", max_waits, 0)
         if pin_budget is not None and not pin_budget >= 0:
             raise InvalidArgumentError("pin_budget", pin_budget, "at least 0 block-seconds")
-        policy = make_policy(eviction, num_blocks, block_size) if isinstance(eviction, str) else eviction
+        make_policy = policy_factory(eviction) if isinstance(eviction, str) else eviction
         log = EventLog(event_capacity)
-        self._forest = Forest(num_blocks, block_size, policy, clock, log)
+        self._forest = Forest(num_blocks, block_size, make_policy, clock, log)
         self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)
         self._pins = PinBook(self._forest, pin_budget)
         self._sequences: dict[int, Sequence] = {}
@@ -112,6 +113,16 @@ class LocalReader:
         """What is pinned, of one namespace or of all, the oldest of each first. O(tokens pinned)."""
         self._enter()
         return self._pins.infos(self._roots_of(namespace))
+
+    def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
+        """What each namespace has of the pool, by name; of one or of all that hold something or have a quota.
+
+        O(n log n) in the namespaces, O(1) for one.
+        """
+        self._enter()
+        if namespace is not None:
+            return [quotas.usage_of(self._forest, validation.check_namespace(namespace))]
+        return [quotas.usage_of(self._forest, name) for name in sorted(self._forest.accounts)]
 
     def block_times(self) -> BlockTimes:
         """How long blocks lived, lay idle and waited to be used again, since the cache was made. O(1)."""
@@ -179,7 +190,7 @@ class LocalReader:
         return [root for name, root in self._forest.roots.items() if namespace in (None, name)]
 
     def _enter(self) -> None:
-        """What every call begins with: its thread is checked, and pins whose time is over end."""
+        """What every call begins with: its thread is checked, and pins and retentions whose time is over end."""
         thread = threading.get_ident()
         if thread != self._owner_thread:
             if self._owner_thread is not None:
@@ -187,3 +198,5 @@ class LocalReader:
             self._owner_thread = thread
         if self._pins.num_pins:
             self._pins.drop_expired()
+        if self._forest.retentions.entries:
+            self._forest.end_retentions()

@@ -69,5 +69,5 @@ class Counters:
             num_missed_new_tokens=self.num_missed_new_tokens,
             num_missed_parted_tokens=self.num_missed_parted_tokens,
             num_missed_evicted_tokens=self.num_missed_evicted_tokens,
-            eviction=forest.policy.name,
+            eviction=forest.policy_name,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from collections.abc import Sequence as SequenceOf
 
+from radixkv.core.api import MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "MAX_BLOCK_SIZE",
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
+    "MAX_RETENTION_RANGES",
     "MAX_SEQ_ID",
     "MAX_TTL_S",
     "PIN_CLASSES",
@@ -23,6 +25,7 @@ __all__ = [
     "check_new_ids",
     "check_pool_shape",
     "check_prompt",
+    "check_retention",
     "check_ttl",
 ]
 
@@ -32,6 +35,7 @@ MAX_SEQ_ID = 2**63 - 1
 MAX_NAMESPACE_CHARS = 256
 MAX_ALSO = 64
 MAX_TTL_S = 7 * 86400.0
+MAX_RETENTION_RANGES = 64
 
 PIN_CLASSES = {"5m": 300.0, "1h": 3600.0}
 """Times for which prefixes are pinned by the names that chat protocols give them, in seconds."""
@@ -77,6 +81,27 @@ def check_ttl(ttl: float | str) -> float:
         names = ", ".join(map(repr, PIN_CLASSES))
         raise InvalidArgumentError("ttl", ttl, f"above 0 and at most {MAX_TTL_S:.0f} seconds, or one of {names}")
     return float(seconds)
+
+
+def check_retention(ranges: SequenceOf[Retention]) -> tuple[Retention, ...]:
+    """Ranges of a history, each with its priority and duration."""
+    if isinstance(ranges, Retention) or len(ranges) > MAX_RETENTION_RANGES:
+        raise InvalidArgumentError("retention", ranges, f"a sequence of at most {MAX_RETENTION_RANGES} ranges")
+    for wanted in ranges:
+        if not isinstance(wanted, Retention):
+            raise InvalidArgumentError("retention", wanted, "made of `Retention` ranges")
+        check_int("start", wanted.start, 0)
+        if wanted.end is not None:
+            check_int("end", wanted.end, wanted.start + 1)
+        check_int("priority", wanted.priority, 0, MAX_PRIORITY)
+        duration_s = wanted.duration_s
+        if duration_s is not None and (
+            isinstance(duration_s, bool) or not isinstance(duration_s, int | float) or not 0 < duration_s <= MAX_TTL_S
+        ):
+            raise InvalidArgumentError(
+                "duration_s", duration_s, f"above 0 and at most {MAX_TTL_S:.0f} seconds, or None"
+            )
+    return tuple(ranges)
 
 
 def check_computed(num_computed: object, already: int, room: int, history: int) -> None:

@@ -9,15 +9,15 @@ __all__ = ["PLANTED_EXPLANATIONS"]
 PLANTED_EXPLANATIONS = (
     PlantedBug(
         "an evicted leaf that is not remembered",
-        "forest.py",
-        "            self.evicted.note(leaf, reason, now_s)\n",
+        "room.py",
+        "        forest.evicted.note(leaf, reason, now_s)\n",
         "",
     ),
     PlantedBug(
         "a call of evict told as pressure",
-        "cache.py",
-        'self._forest.evict(num_blocks, "evict")',
-        "self._forest.evict(num_blocks)",
+        "management.py",
+        'room.evict(self._forest, num_blocks, "evict")',
+        "room.evict(self._forest, num_blocks)",
     ),
     PlantedBug(
         "a cleared namespace of which only what nobody used is remembered",

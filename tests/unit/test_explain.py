@@ -10,7 +10,9 @@ import pytest
 from radixkv import EvictedTokens, Explanation, InvalidArgumentError, NamespaceMatch, PrefixCache, pack_tokens
 from radixkv.core import node
 from radixkv.core.evicted_branches import MIN_EDGES, EvictedBranches
+from radixkv.core.eviction import LRUPolicy
 from radixkv.core.node import Node, RootNode
+from radixkv.core.shares import Account, Share
 
 SYSTEM = [1] * 8
 A, B = [*SYSTEM, 2, 2, 2, 2, 3, 3, 3, 3], [*SYSTEM, 2, 2, 9, 9, 4, 4, 4, 4]
@@ -371,7 +373,7 @@ def test_the_record_of_what_was_evicted_is_bounded_and_the_latest_is_in_it() -> 
 
 def test_the_record_is_small_beside_what_it_remembers() -> None:
     record, block_bytes = EvictedBranches(16_384, 64), 64
-    root = RootNode("default")
+    root = RootNode("default", Account(Share(8, lambda _num_blocks: LRUPolicy())))
     for number in range(40_000):
         key = number.to_bytes(4, "little") * 64
         record.note(Node(root, key, key[:block_bytes], root.blocks), "pressure", 0.0)
@@ -379,3 +381,15 @@ def test_the_record_is_small_beside_what_it_remembers() -> None:
     edges = [*record._young.values(), *record._old.values()]
     assert sum(len(edge.key) for edge in edges) <= 16_384 * 64 / 4
     assert sys.getsizeof(record._young) + sys.getsizeof(record._old) + sum(map(sys.getsizeof, edges)) < 16_384 * 32
+
+
+def test_what_a_quota_cost_is_told_as_such() -> None:
+    cache = PrefixCache(16, 2)
+    cache.set_quota("tenant", 4)
+    for first in range(1, 9):
+        for namespace in ("tenant", "other"):
+            seq = cache.acquire([first] * 4, namespace=namespace)
+            cache.insert(seq.seq_id, 4)
+            cache.release(seq.seq_id)
+    told = cache.explain([1] * 4, "tenant")
+    assert (told.cause, told.evicted and told.evicted.reason) == ("evicted", "quota")
