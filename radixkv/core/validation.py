@@ -79,12 +79,12 @@ def check_retention(ranges: SequenceOf[Retention]) -> tuple[Retention, ...]:
     """Ranges of a history, each with its priority and duration."""
     if isinstance(ranges, Retention) or not isinstance(ranges, SequenceOf):
         raise InvalidArgumentError("retention", ranges, f"a sequence of at most {MAX_RETENTION_RANGES} ranges")
-    if len(ranges) > MAX_RETENTION_RANGES:
-        raise InvalidArgumentError("len(retention)", len(ranges), f"at most {MAX_RETENTION_RANGES} ranges")
-    for index, wanted in enumerate(ranges):
+    for index, wanted in enumerate(ranges[: MAX_RETENTION_RANGES + 1]):
         name = f"retention[{index}]"
         if not isinstance(wanted, Retention):
             raise InvalidArgumentError(name, wanted, "a `Retention`")
+        if index == MAX_RETENTION_RANGES:
+            raise InvalidArgumentError(name, tuple(wanted), f"absent: at most {MAX_RETENTION_RANGES} ranges are taken")
         check_int(f"{name}.start", wanted.start, 0, MAX_POSITION)
         if wanted.end is not None:
             check_int(f"{name}.end", wanted.end, wanted.start + 1, MAX_POSITION)
