@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import Literal, overload
@@ -148,7 +146,7 @@ class PrefixCache(LocalManager):
             forest.accounts[namespace] = account
             if shares:
                 forest.roots[namespace] = root
-        new_id = next(self._free_ids()) if seq_id is None else seq_id
+        new_id = self._free_id() if seq_id is None else seq_id
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
         seq.retention = ranges
         if self._intents.is_active:
@@ -262,7 +260,7 @@ class PrefixCache(LocalManager):
         else:
             table = forest.path_blocks(node, table_length)
         children = []
-        for child_id in itertools.islice(self._free_ids(), n) if seq_ids is None else seq_ids:
+        for child_id in (self._free_id() for _ in range(n)) if seq_ids is None else seq_ids:
             child = self._sequences[child_id] = open_child(forest, child_id, seq, node, position, table[:])
             if num_promised:
                 promise(forest, child, promised_length, num_promised)
@@ -336,8 +334,11 @@ class PrefixCache(LocalManager):
             raise UnknownSequenceError(seq_id)
         return seq
 
-    def _free_ids(self) -> Iterator[int]:
-        return (seq_id for seq_id in self._seq_ids if seq_id not in self._sequences)
+    def _free_id(self) -> int:
+        seq_id = next(self._seq_ids)
+        while seq_id in self._sequences:
+            seq_id = next(self._seq_ids)
+        return seq_id
 
     def _wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
         if not self._intents.is_active:

@@ -30,7 +30,8 @@ def open_sequence(
     forest.lock(root, node)
     root.account.num_sequences += 1
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, plan.num_kept))
-    seq.table.extend(take(forest, root.account, plan.num_taken))
+    if plan.num_taken:
+        seq.table.extend(take(forest, root.account, plan.num_taken))
     seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
     seq.room = len(tokens) // TOKEN_BYTES
     seq.shares_last_block = plan.shares_last

@@ -18,11 +18,13 @@ def require(forest: Forest, namespace: str, account: Account, num_needed: int, n
         QuotaError: its quota does not leave them.
         OutOfBlocksError: the pool, or the share of it that namespaces without a quota have together, does not.
     """
-    most = account.max_sequences
-    if most is not None and num_sequences and account.num_sequences + num_sequences > most:
-        raise QuotaError(namespace, "sequences", num_sequences, max(0, most - account.num_sequences), most)
     share = account.share
     num_left = share.num_blocks - share.num_in_use
+    most = account.max_sequences
+    if num_needed <= num_left and num_needed <= forest.num_available and most is None:
+        return
+    if most is not None and num_sequences and account.num_sequences + num_sequences > most:
+        raise QuotaError(namespace, "sequences", num_sequences, max(0, most - account.num_sequences), most)
     if num_needed > num_left and num_needed > 0 and account.has_quota:
         raise QuotaError(namespace, "blocks", num_needed, max(0, num_left), share.num_blocks)
     num_left = min(num_left, forest.num_available)
