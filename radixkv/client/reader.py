@@ -19,10 +19,12 @@ from radixkv.core.api import (
     MatchResult,
     NodeInfo,
     PinInfo,
+    Retention,
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.service.addresses import parse_address
+from radixkv.service.conversion import retention_to_proto
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
@@ -155,6 +157,14 @@ class RemoteReader:
         """See `PrefixCache.pins`."""
         request = readers.PinsRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
         return [pin_from_proto(pin) for pin in self._only(self._call(self._stub.Pins, request)).pins]
+
+    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
+        """See `PrefixCache.retain`."""
+        request = readers.RetainRequest(
+            pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens)
+        )
+        retention_to_proto(validation.check_retention(retention), request.retention)
+        return int(self._only(self._call(self._stub.Retain, request)).num_tokens)
 
     def stats(self) -> CacheStats:
         """See `PrefixCache.stats`."""

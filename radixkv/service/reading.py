@@ -13,6 +13,7 @@ from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVEr
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.service.attaching import abort
 from radixkv.service.config import MAX_NAME_CHARACTERS
+from radixkv.service.conversion import retention_from_proto
 from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reader_conversion import (
@@ -145,6 +146,19 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         return readers.PinsResponse(
             pools=[
                 readers.PoolPins(pool=pool.shape.name, pins=map(pin_to_proto, pool.cache.pins(namespace)))
+                for pool in self._pools.select(request.pool)
+            ]
+        )
+
+    @_unary
+    def Retain(self, request: readers.RetainRequest) -> readers.RetainResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, ranges = _namespace(request), retention_from_proto(request.retention)
+        return readers.RetainResponse(
+            pools=[
+                readers.PoolRetained(
+                    pool=pool.shape.name, num_tokens=pool.cache.retain(request.tokens, ranges, namespace)
+                )
                 for pool in self._pools.select(request.pool)
             ]
         )

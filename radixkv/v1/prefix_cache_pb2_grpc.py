@@ -73,6 +73,11 @@ class PrefixCacheStub:
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.FromString,
                 _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Retain',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/radixkv.v1.PrefixCache/Stats',
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.StatsRequest.SerializeToString,
@@ -154,6 +159,14 @@ class PrefixCacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retain(self, request, context):
+        """Says anew what ranges of a prompt are worth to be kept, as far as they are cached; a repeat is harmless. It is no use: recency
+        stays. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Tells gauges of now and counters since the pool was attached, a pure read. Errors: NOT_FOUND.
         """
@@ -221,6 +234,11 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     servicer.Pins,
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -436,6 +454,33 @@ class PrefixCache:
             '/radixkv.v1.PrefixCache/Pins',
             radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.SerializeToString,
             radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Retain',
+            radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.FromString,
             options,
             channel_credentials,
             insecure,

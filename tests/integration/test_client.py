@@ -29,6 +29,7 @@ from radixkv import (
     PrefixCache,
     RadixKVError,
     ReleaseOp,
+    Retention,
     UnknownPoolError,
     UnknownSequenceError,
     connect,
@@ -69,12 +70,24 @@ class RandomCalls:
     def tokens(self, longest: int = 30) -> bytes:
         return pack_tokens([self._random.randrange(2) for _ in range(self._random.randrange(longest))])
 
+    def ranges(self) -> tuple[Retention, ...]:
+        """Ranges of a history, one in a few of them out of bounds."""
+        choose = self._random
+
+        def some() -> Retention:
+            start, priority = choose.randrange(-1, 20), choose.choice([0, 20, 35, 80, 80, 101])
+            end = choose.choice([None, None, start + choose.randrange(12)])
+            return Retention(start, end, priority, choose.choice([None, 0.03, 0.2, 60, -1.0]))
+
+        return tuple(some() for _ in range(choose.choice([0, 0, 1, 1, 2, 70])))
+
     def op(self) -> Any:
         choose = self._random
         seq_id, namespace = choose.choice(self._ids), choose.choice(["default", "other", ""])
         match choose.randrange(9):
             case 0 | 1:
-                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, choose.choice([seq_id, None, -1]))
+                chosen = choose.choice([seq_id, None, -1])
+                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, chosen, retention=self.ranges())
             case 2 | 3:
                 return ExtendOp(seq_id, choose.randrange(40))
             case 4 | 5:
@@ -93,7 +106,7 @@ class RandomCalls:
             ops = [self.op() for _ in range(choose.randrange(6))]
             return lambda holder: [comparable(result) for result in holder.step(ops)]
         tokens, count, ttl = self.tokens(), choose.randrange(-1, 4), choose.choice([0.05, 0.3, "5m", "1h", -1.0])
-        namespace = choose.choice([None, "default", "other"])
+        namespace, ranges = choose.choice([None, "default", "other"]), self.ranges()
         also = ("other", "default", "")[: choose.choice([0, 1, 2, 2, 3])]
         calls: list[Callable[[Any], Any]] = [
             lambda holder: holder.match(tokens, namespace or "default"),
@@ -102,6 +115,7 @@ class RandomCalls:
             lambda holder: holder.clear("other"),
             lambda holder: holder.pin(tokens, ttl, namespace or "default"),
             lambda holder: holder.unpin(tokens, namespace or "default"),
+            lambda holder: holder.retain(tokens, ranges, namespace or "default"),
             lambda holder: (
                 holder.stats(),
                 holder.dump(namespace),
@@ -143,6 +157,30 @@ def test_the_methods_answer_as_in_process(holder: RemoteHolder) -> None:
     assert holder.match(range(101)) == local.match(range(101))
 
 
+def test_what_is_worth_more_outlives_what_is_worth_less(holder: RemoteHolder, clock: Clock) -> None:
+    for first, priority, duration_s in ((1, 90, 10.0), (2, 20, None), (3, 35, None)):
+        ranges = [Retention(0, 32, priority, duration_s)]
+        opened = holder.acquire([first] * 40, retention=ranges)
+        holder.insert(opened.seq_id, 40)
+        holder.release(opened.seq_id)
+    assert [(node.position, node.priority, node.retained_until_s) for node in holder.dump()] == [
+        (0, 90, 10.0),
+        (32, 35, 0.0),
+        (0, 20, 0.0),
+        (32, 35, 0.0),
+        (0, 35, 0.0),
+        (32, 35, 0.0),
+    ]
+    assert holder.retain([2] * 100, [Retention(32)], "nobody") == 0
+    assert holder.retain([2] * 100, [Retention(32, priority=0)]) == 40
+    holder.evict(3)
+    assert [holder.match([first] * 40).num_tokens for first in (1, 2, 3)] == [40, 0, 40]
+    holder.evict(4)
+    assert [holder.match([first] * 40).num_tokens for first in (1, 2, 3)] == [32, 0, 0]
+    clock.now_s = 10.0
+    assert [node.priority for node in holder.dump()] == [35]
+
+
 def test_a_pin_over_its_budget_is_refused_with_what_is_pinned_but_no_tokens_of_it(holder: RemoteHolder) -> None:
     opened = holder.acquire(PROMPT)
     holder.insert(opened.seq_id, 100)
@@ -174,6 +212,12 @@ def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolde
         (lambda holder: holder.acquire(PROMPT, reserve=-1), InvalidArgumentError),
         (lambda holder: holder.acquire(PROMPT, namespace=""), InvalidArgumentError),
         (lambda holder: holder.acquire(PROMPT, seq_id=2**64), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, retention=[Retention(4, 4)]), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, retention=[Retention(duration_s=True)]), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention(priority=101)]), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention()] * 65), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, Retention()), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention()], ""), InvalidArgumentError),
         (lambda holder: holder.acquire(bytes(10_000_000)), OutOfBlocksError),
         (lambda holder: holder.acquire(bytes(40_000_000)), LimitError),
         (lambda holder: holder.match(bytes(40_000_000)), LimitError),
