@@ -16,6 +16,7 @@ from radixkv.core.api import (
     CacheStats,
     EventStats,
     MatchResult,
+    NamespaceUsage,
     NodeInfo,
     PinInfo,
 )
@@ -30,6 +31,7 @@ from radixkv.service.reader_conversion import (
     node_from_proto,
     pin_from_proto,
     stats_from_proto,
+    usage_from_proto,
 )
 from radixkv.service.status import error_from_rpc
 from radixkv.v1 import prefix_cache_pb2 as readers
@@ -129,6 +131,27 @@ class RemoteReader:
         """See `PrefixCache.pins`."""
         request = readers.PinsRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
         return [pin_from_proto(pin) for pin in self._only(self._call(self._stub.Pins, request)).pins]
+
+    def set_quota(
+        self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
+    ) -> NamespaceUsage:
+        """See `PrefixCache.set_quota`. The service keeps it for later lives of the pool too, until it ends itself.
+
+        Raises:
+            LimitError: more namespaces would have a quota than the service allows.
+        """
+        validation.check_namespace(namespace)
+        if sequences is not None:
+            validation.check_int("sequences", sequences, 0, validation.MAX_SEQ_ID)
+        if blocks is not None:
+            validation.check_int("blocks", blocks, 0, validation.MAX_SEQ_ID)
+        request = readers.SetQuotaRequest(pool=self.pool_name, namespace=namespace, blocks=blocks, sequences=sequences)
+        return usage_from_proto(self._only(self._call(self._stub.SetQuota, request)).usage)
+
+    def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
+        """See `PrefixCache.usage`."""
+        request = readers.UsageRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
+        return [usage_from_proto(usage) for usage in self._only(self._call(self._stub.Usage, request)).usages]
 
     def stats(self) -> CacheStats:
         """See `PrefixCache.stats`."""
