@@ -23,6 +23,7 @@ from radixkv.service.reader_conversion import (
     node_to_proto,
     pin_to_proto,
     stats_to_proto,
+    usage_to_proto,
 )
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
@@ -159,6 +160,29 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                 readers.PoolRetained(
                     pool=pool.shape.name, num_tokens=pool.cache.retain(request.tokens, ranges, namespace)
                 )
+                for pool in self._pools.select(request.pool)
+            ]
+        )
+
+    @_unary
+    def SetQuota(self, request: readers.SetQuotaRequest) -> readers.SetQuotaResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        usages = self._pools.quotas.set(
+            {pool.shape.name: pool.cache for pool in self._pools.select(request.pool)},
+            _namespace(request),
+            request.blocks if request.HasField("blocks") else None,
+            request.sequences if request.HasField("sequences") else None,
+        )
+        answers = [readers.PoolQuota(pool=name, usage=usage_to_proto(usage)) for name, usage in usages.items()]
+        return readers.SetQuotaResponse(pools=answers)
+
+    @_unary
+    def Usage(self, request: readers.UsageRequest) -> readers.UsageResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace = request.namespace if request.HasField("namespace") else None
+        return readers.UsageResponse(
+            pools=[
+                readers.PoolUsage(pool=pool.shape.name, usages=map(usage_to_proto, pool.cache.usage(namespace)))
                 for pool in self._pools.select(request.pool)
             ]
         )

@@ -318,6 +318,70 @@ class PoolRetained(_message.Message):
     num_tokens: int
     def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "blocks", "sequences")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    blocks: int
+    sequences: int
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., blocks: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
+
+class SetQuotaResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolQuota]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolQuota, _Mapping]]] = ...) -> None: ...
+
+class PoolQuota(_message.Message):
+    __slots__ = ("pool", "usage")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    usage: NamespaceUsage
+    def __init__(self, pool: _Optional[str] = ..., usage: _Optional[_Union[NamespaceUsage, _Mapping]] = ...) -> None: ...
+
+class UsageRequest(_message.Message):
+    __slots__ = ("pool", "namespace")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class UsageResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolUsage]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolUsage, _Mapping]]] = ...) -> None: ...
+
+class PoolUsage(_message.Message):
+    __slots__ = ("pool", "usages")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    USAGES_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    usages: _containers.RepeatedCompositeFieldContainer[NamespaceUsage]
+    def __init__(self, pool: _Optional[str] = ..., usages: _Optional[_Iterable[_Union[NamespaceUsage, _Mapping]]] = ...) -> None: ...
+
+class NamespaceUsage(_message.Message):
+    __slots__ = ("namespace", "num_blocks", "num_blocks_in_use", "num_sequences", "block_quota", "sequence_quota")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    num_blocks: int
+    num_blocks_in_use: int
+    num_sequences: int
+    block_quota: int
+    sequence_quota: int
+    def __init__(self, namespace: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_blocks_in_use: _Optional[int] = ..., num_sequences: _Optional[int] = ..., block_quota: _Optional[int] = ..., sequence_quota: _Optional[int] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ("pool",)
     POOL_FIELD_NUMBER: _ClassVar[int]
