@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from radixkv.core.api import (
     CacheEvent,
     CacheStats,
     EventStats,
+    Explanation,
     MatchResult,
     NodeInfo,
     PinInfo,
@@ -26,6 +27,7 @@ from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
     event_stats_from_proto,
+    explanation_from_proto,
     match_from_proto,
     node_from_proto,
     pin_from_proto,
@@ -92,6 +94,30 @@ class RemoteReader:
         response: readers.MatchResponse = self._call(
             self._stub.Match, readers.MatchRequest(pool=pool_name, namespace=namespace, tokens=packed)
         )
+        return response
+
+    def explain(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()) -> Explanation:
+        """See `PrefixCache.explain`."""
+        response = self._explain(self.pool_name, tokens, namespace, also)
+        return explanation_from_proto(self._only(response).explanation)
+
+    def explain_all(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+    ) -> dict[str, Explanation]:
+        """`explain` by every pool of the service, by name."""
+        response = self._explain("", tokens, namespace, also)
+        return {pool.pool: explanation_from_proto(pool.explanation) for pool in response.pools}
+
+    def _explain(
+        self, pool_name: str, tokens: TokensLike, namespace: str, also: Sequence[str]
+    ) -> readers.ExplainResponse:
+        request = readers.ExplainRequest(
+            pool=pool_name,
+            tokens=pack_tokens(tokens),
+            namespace=validation.check_namespace(namespace),
+            also=validation.check_also(also),
+        )
+        response: readers.ExplainResponse = self._call(self._stub.Explain, request)
         return response
 
     def evict(self, num_blocks: int) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import Literal, overload
 
-from radixkv.core import surgery, validation
+from radixkv.core import room, surgery, validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     AcquireResult,
@@ -17,11 +15,13 @@ from radixkv.core.api import (
     ExtendResult,
     Notice,
     Pending,
-    PinInfo,
+    Retention,
     StepOp,
     StepResult,
 )
-from radixkv.core.errors import OutOfBlocksError, UnknownSequenceError
+from radixkv.core.errors import UnknownSequenceError
+from radixkv.core.explaining import count_missed
+from radixkv.core.management import LocalManager
 from radixkv.core.node import RootNode
 from radixkv.core.opening import open_child, open_sequence, promise
 from radixkv.core.planning import plan_acquire, shared_node
@@ -33,15 +33,16 @@ from radixkv.core.publishing import (
     take_right_or_copy,
     withdraw,
 )
-from radixkv.core.reader import LocalReader
+from radixkv.core.retaining import retain_path
 from radixkv.core.sequences import Sequence
+from radixkv.core.shares import Account
 from radixkv.core.steps import apply_step
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["PrefixCache"]
 
 
-class PrefixCache(LocalReader):
+class PrefixCache(LocalManager):
     """A radix tree of token prefixes over a pool of KV blocks.
 
     It keeps the books and moves no bytes: its caller holds the K and V tensors, reads and writes them through the block
@@ -50,7 +51,7 @@ class PrefixCache(LocalReader):
     Args:
         num_blocks: size of the pool.
         block_size: token slots per block.
-        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or one of your own.
+        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or what makes one of your own.
         event_capacity: how many events are kept for readers that come back, and how many changes may wait to be read; past
             it readers begin anew with a snapshot. Nothing is noted while nobody reads.
         first_event_number: the first sequence number of an event.
@@ -77,6 +78,7 @@ class PrefixCache(LocalReader):
         seq_id: int | None = None,
         waits: Literal[False] = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult: ...
 
     @overload
@@ -88,6 +90,7 @@ class PrefixCache(LocalReader):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
     def acquire(
@@ -98,6 +101,7 @@ class PrefixCache(LocalReader):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending:
         """Open a sequence on a prompt: lock what is cached of it, take private blocks for the rest.
 
@@ -112,6 +116,9 @@ class PrefixCache(LocalReader):
         Without `shares`: the sequence matches nothing and nothing it computes matches for others, its own forks aside; it
         never waits, and its release frees all of it.
 
+        `retention` says what ranges of the history, prompt and generated tokens alike, are worth once it is released with
+        `keep`; its forks bear it too. See `retain`.
+
         Raises:
             InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace.
             OutOfBlocksError: it does not fit beside what is locked and promised; nothing was evicted.
@@ -121,23 +128,30 @@ class PrefixCache(LocalReader):
         validation.check_prompt(packed)
         validation.check_int("reserve", reserve, 0)
         validation.check_namespace(namespace)
+        ranges = validation.check_retention(retention) if retention else ()
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
+        account = forest.accounts.get(namespace) or Account(forest.shares[0])
         known_root = forest.roots.get(namespace) if shares else None
-        root = RootNode(namespace, is_hidden=not shares) if known_root is None else known_root
+        root = RootNode(namespace, account, is_hidden=not shares) if known_root is None else known_root
         walk = forest.walk(root, packed)
         if waits and shares:
             pending = self._wait(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
             if pending is not None:
                 return pending
         plan = plan_acquire(forest, walk, length, reserve)
-        self._require(plan.num_needed)
+        room.require(forest, namespace, account, plan.num_needed, num_sequences=1)
+        if shares and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
+            count_missed(self._counters, forest, namespace, packed, walk)
 
-        if known_root is None and shares:
-            forest.roots[namespace] = root
-        new_id = next(self._free_ids()) if seq_id is None else seq_id
+        if known_root is None:
+            forest.accounts[namespace] = account
+            if shares:
+                forest.roots[namespace] = root
+        new_id = self._free_id() if seq_id is None else seq_id
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
+        seq.retention = ranges
         if self._intents.is_active:
             self._intents.update(seq)
         if root.pins:
@@ -166,12 +180,13 @@ class PrefixCache(LocalReader):
         forest = self._forest
         needs_copy = seq.shares_last_block and not right_is_free(forest, seq)
         num_taken = forest.table_length(num_tokens) - old_length + needs_copy
-        self._require(max(0, num_taken - seq.num_promised))
+        account = seq.root.account
+        room.require(forest, seq.root.namespace, account, max(0, num_taken - seq.num_promised))
 
         # The promise is drawn first, so that what is taken below is no longer counted as promised.
         num_promised = max(0, seq.promised_table_length - forest.table_length(num_tokens))
         promise(forest, seq, seq.promised_table_length, min(seq.num_promised, num_promised))
-        taken = forest.take(num_taken)
+        taken = room.take(forest, account, num_taken)
         first_changed = old_length
         ops: tuple[Copy, ...] = ()
         if seq.shares_last_block:
@@ -238,7 +253,7 @@ class PrefixCache(LocalReader):
         num_promised = promised_length - table_length + (shares_last and reserve > 0)
         cover = fragment_cover(forest, seq) if end > seq.published_bytes else None
         cover_cost = 1 if cover is not None and not cover.lock_ref else 0
-        self._require(n * num_promised + cover_cost)
+        room.require(forest, seq.root.namespace, seq.root.account, n * num_promised + cover_cost, num_sequences=n)
 
         publish(forest, seq)
         node = shared_node(forest, seq, end, cover)
@@ -248,7 +263,7 @@ class PrefixCache(LocalReader):
         else:
             table = forest.path_blocks(node, table_length)
         children = []
-        for child_id in itertools.islice(self._free_ids(), n) if seq_ids is None else seq_ids:
+        for child_id in (self._free_id() for _ in range(n)) if seq_ids is None else seq_ids:
             child = self._sequences[child_id] = open_child(forest, child_id, seq, node, position, table[:])
             if num_promised:
                 promise(forest, child, promised_length, num_promised)
@@ -269,18 +284,23 @@ class PrefixCache(LocalReader):
         """
         self._enter()
         seq = self._sequence(seq_id)
-        forest = self._forest
+        forest, account = self._forest, seq.root.account
         if keep:
             publish_for_good(forest, seq)
+            if seq.retention and not seq.root.is_hidden:
+                retain_path(forest, seq.root, seq.node, seq.retention)
         del self._sequences[seq_id]
         promise(forest, seq, 0, 0)
-        forest.pool.give_back(seq.private_blocks())
+        private = seq.private_blocks()
+        forest.no_longer_in_use(account, len(private))
+        forest.give_back(account, private)
+        account.num_sequences -= 1
         for node in (*seq.left_tails, seq.node):
             if node.writer is seq:
                 node.writer = None
             left = forest.unlock(seq.root, node)
             if not keep:
-                withdraw(forest, left)
+                withdraw(forest, seq.root, left)
             surgery.merge_down(forest, left)
         forest.forget_if_empty(seq.root)
         if self._intents.is_active:
@@ -295,74 +315,6 @@ class PrefixCache(LocalReader):
         """
         self._enter()
         return self._intents.take_notices()
-
-    def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
-        """Protect what is cached of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
-
-        Each use, by an acquire or fork that has all of it stored, puts the end off to `ttl` from then; pinning it again sets
-        the time anew. Past its end the branch is an ordinary one, as old as its last use. The answer says how much was cached
-        and is pinned now; where nothing was, nothing is. O(path + pins of the namespace).
-
-        Raises:
-            InvalidArgumentError: unpackable tokens, a ttl out of its bound, a bad namespace.
-            PinBudgetError: it passes the namespace's budget or the pool's share; it tells what is pinned. Nothing changed.
-            OutOfBlocksError: what it would protect is promised to running sequences. Nothing changed.
-        """
-        self._enter()
-        packed = pack_tokens(tokens)
-        ttl_s = validation.check_ttl(ttl)
-        root = self._forest.roots.get(validation.check_namespace(namespace))
-        walk = None if root is None else self._forest.walk(root, packed)
-        if root is None or walk is None or not walk.matched_bytes:
-            return PinInfo(namespace, b"", 0, 0, ttl_s, 0.0)
-        cached = packed[: walk.matched_bytes]
-        self._pins.check(root, cached, walk, ttl_s)
-        self._require(self._pins.lock_cost(root, cached, walk))
-        pin = self._pins.set(root, cached, walk, ttl_s)
-        return pin.info(pin.expires_s - ttl_s)
-
-    def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool:
-        """End the pin of just these tokens, as `pin` answered and `pins` lists them; whether there was one. O(path).
-
-        Raises:
-            InvalidArgumentError: unpackable tokens, or a bad namespace.
-        """
-        self._enter()
-        packed = pack_tokens(tokens)
-        root = self._forest.roots.get(validation.check_namespace(namespace))
-        pin = root.pins.get(packed) if root is not None else None
-        if pin is not None:
-            self._pins.drop(pin)
-        return pin is not None
-
-    def evict(self, num_blocks: int) -> int:
-        """Evict whole unlocked leaves until at least `num_blocks` blocks are freed; how many were. O(evicted · log n).
-
-        Raises:
-            InvalidArgumentError: a negative count.
-        """
-        self._enter()
-        validation.check_int("num_blocks", num_blocks, 0)
-        return self._forest.evict(num_blocks)
-
-    def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
-
-        Open sequences run on and go on sharing among themselves; what they lock is freed when they end.
-        """
-        self._enter()
-        root = self._forest.roots.pop(validation.check_namespace(namespace), None)
-        if root is None:
-            return 0
-        self._pins.drop_all(root)
-        self._forest.record_cleared(root)
-        root.is_hidden = True
-        num_freed = self._forest.remove_unlocked(root)
-        if self._intents.is_active:
-            for seq in self._sequences.values():
-                if seq.root is root:
-                    self._intents.ended(seq)
-        return num_freed
 
     def step(self, ops: SequenceOf[StepOp]) -> list[StepResult]:
         """Apply ops in order. Each succeeds or fails alone: a failed op's error stands in its place, and later ops of this
@@ -385,12 +337,11 @@ class PrefixCache(LocalReader):
             raise UnknownSequenceError(seq_id)
         return seq
 
-    def _free_ids(self) -> Iterator[int]:
-        return (seq_id for seq_id in self._seq_ids if seq_id not in self._sequences)
-
-    def _require(self, num_needed: int) -> None:
-        if num_needed > self._forest.num_available and num_needed > 0:
-            raise OutOfBlocksError(num_needed, max(0, self._forest.num_available))
+    def _free_id(self) -> int:
+        seq_id = next(self._seq_ids)
+        while seq_id in self._sequences:
+            seq_id = next(self._seq_ids)
+        return seq_id
 
     def _wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
         if not self._intents.is_active:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.errors import CorruptionError
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
@@ -28,6 +30,8 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
     _check_locks(nodes, roots.values(), sequences)
     _check_pins(forest, nodes, roots.values(), pins)
     _check_counts(forest, nodes, sequences)
+    _check_shares(forest, roots.values(), sequences)
+    _check_retentions(forest, nodes)
     _check_owners(forest, nodes, sequences)
     for seq in sequences.values():
         _check_sequence(forest, seq)
@@ -128,10 +132,53 @@ def _check_counts(forest: Forest, nodes: list[Node], sequences: Mapping[int, Seq
     _require(forest.num_promised == num_promised, "promises are counted", forest.num_promised, num_promised)
     _require(all(seq.num_promised >= 0 for seq in sequences.values()), "no promise is negative")
     _require(forest.num_available >= 0, "free + evictable >= promised", forest.num_available)
-    queued = forest.policy.nodes()
-    _require({id(node) for node in queued} <= {id(node) for node in nodes}, "the queue holds nodes of the trees")
-    _require(len({id(node) for node in queued}) == len(queued), "a node is queued once")
-    _require(len(queued) == len(forest.policy), "queued leaves are counted", len(queued), len(forest.policy))
+
+
+def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[int, Sequence]) -> None:
+    """What each namespace and each share hold and use, and that every evictable leaf is queued in its own share."""
+    held, in_use = dict.fromkeys(forest.accounts, 0), dict.fromkeys(forest.accounts, 0)
+    leaves: dict[int, list[int]] = {id(share): [] for share in forest.shares}
+    for root in roots:
+        _require(forest.accounts.get(root.namespace) is root.account, "a tree knows its namespace's account")
+        for node in forest.nodes(root):
+            held[root.namespace] += len(node.blocks)
+            in_use[root.namespace] += len(node.blocks) if node.lock_ref else 0
+            if node.queue_entry is not None:
+                leaves[id(root.account.share)].append(id(node))
+    for seq in sequences.values():
+        num_private = len(seq.private_blocks())
+        held[seq.root.namespace] += num_private
+        in_use[seq.root.namespace] += num_private + seq.num_promised
+    for namespace, account in forest.accounts.items():
+        num_open = sum(1 for seq in sequences.values() if seq.root.namespace == namespace)
+        _require(account.num_held == held[namespace], "a namespace's blocks are counted", namespace, account.num_held)
+        _require(account.num_in_use == in_use[namespace], "its blocks in use are", namespace, account.num_in_use)
+        _require(account.num_sequences == num_open, "its sequences are", namespace, account.num_sequences)
+        _require(account.has_quota == (account.share is not forest.shares[0]), "a quota is a share of one's own")
+        _require(not account.is_idle, "no idle account is left behind", namespace)
+    for share in forest.shares:
+        own = [account for account in forest.accounts.values() if account.share is share]
+        queued = share.policy.nodes()
+        _require(share.num_held == sum(account.num_held for account in own), "a share's blocks are its namespaces'")
+        _require(share.num_in_use == sum(account.num_in_use for account in own), "what a share uses is, too")
+        _require(sorted(map(id, queued)) == sorted(leaves[id(share)]), "a share queues its own leaves, each once")
+        _require(len(queued) == len(share.policy), "queued leaves are counted", len(queued), len(share.policy))
+        _require(share.num_blocks >= 0, "a share is not negative", share.num_blocks)
+    num_shared = sum(share.num_blocks for share in forest.shares)
+    _require(num_shared == forest.pool.num_blocks, "shares make up the pool", num_shared)
+
+
+def _check_retentions(forest: Forest, nodes: list[Node]) -> None:
+    due = {id(retention): until_s for until_s, _, _, retention in forest.retentions.entries}
+    for node in nodes:
+        retention = node.retention
+        if retention is not None:
+            _require(retention.priority != DEFAULT_PRIORITY, "an ordinary node has no retention", node.head)
+            _require(
+                retention.is_watched == (id(retention) in due), "a retention knows whether it is watched", node.head
+            )
+            is_ending = not node.lock_ref and retention.duration_s < math.inf
+            _require(not is_ending or due.get(id(retention), math.inf) <= retention.until_s, "its end is watched for")
 
 
 def _check_owners(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:

@@ -4,6 +4,8 @@
     ├── InvalidArgumentError     an argument outside its bound; names the argument, the value, the bound
     ├── UnknownSequenceError     no sequence of that id is open
     ├── OutOfBlocksError         the pool cannot hold what was asked, even after evicting all it may
+    ├── QuotaError               the namespace's quota of blocks or sequences does not hold what was asked
+    ├── PinBudgetError           a pin would pass what may be pinned
     ├── WrongThreadError         a pool was called from a thread that does not own it
     ├── AbortedError             an earlier op of the same Step failed on this sequence
     ├── LeaseError               the holder's right to the pool is gone or was never given
@@ -35,6 +37,7 @@ __all__ = [
     "OutOfBlocksError",
     "PinBudgetError",
     "PoolHeldError",
+    "QuotaError",
     "RadixKVError",
     "StaleIncarnationError",
     "UnavailableError",
@@ -86,6 +89,26 @@ class OutOfBlocksError(RadixKVError):
         )
         self.num_needed = num_needed
         self.num_available = num_available
+
+
+class QuotaError(RadixKVError):
+    """The call needs more of the pool than the quota of its namespace leaves.
+
+    Attributes:
+        namespace: whose quota it is. unit: ``"blocks"`` or ``"sequences"``.
+        num_needed: what the call would have taken. num_available: what is left of `quota`; evictable blocks count as left.
+    """
+
+    def __init__(self, namespace: str, unit: str, num_needed: int, num_available: int, quota: int) -> None:
+        super().__init__(
+            f"{num_needed} {unit} are needed, and of the {quota} that namespace {namespace!r} may use {num_available} are "
+            "left; release a sequence, ask for less, or have its quota raised"
+        )
+        self.namespace = namespace
+        self.unit = unit
+        self.num_needed = num_needed
+        self.num_available = num_available
+        self.quota = quota
 
 
 class PinBudgetError(RadixKVError):

@@ -12,8 +12,11 @@ from typing import NamedTuple
 
 from radixkv.core.blocks import BlockPool
 from radixkv.core.events import NO_BLOCK, EventLog
-from radixkv.core.eviction import EvictionPolicy
+from radixkv.core.evicted_branches import EvictedBranches
+from radixkv.core.eviction import PolicyFactory
 from radixkv.core.node import Children, Node, RootNode
+from radixkv.core.retention import NodeRetention, RetentionTimes
+from radixkv.core.shares import Account, Share
 from radixkv.core.times import BlockTimer
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
@@ -34,43 +37,62 @@ class Walk(NamedTuple):
 
 
 class Forest:
-    """Trees by namespace, the pool under them, and the policy that keeps what may be evicted.
+    """Trees by namespace, the pool under them and how it is shared out.
 
-    `num_taken` counts the blocks taken from the pool so far: the pool's time, by which eviction policies go.
+    `shares`: the common share first, then those of the namespaces with a quota.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, policy: EvictionPolicy, clock: Callable[[], float], events: EventLog
+        self, num_blocks: int, block_size: int, make_policy: PolicyFactory, clock: Callable[[], float], events: EventLog
     ) -> None:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.pool = BlockPool(num_blocks)
-        self.policy = policy
+        self.make_policy = lambda share_blocks: make_policy(share_blocks, block_size)
+        self.shares = [Share(num_blocks, self.make_policy)]
+        self.policy_name = self.shares[0].policy.name
+        self.retentions = RetentionTimes()
+        self.accounts: dict[str, Account] = {}
         self.clock = clock
         self.events = events
         self.times = BlockTimer()
+        self.evicted = EvictedBranches(num_blocks, self.block_bytes)
         self.roots: dict[str, RootNode] = {}
         self.num_cached = 0
         self.num_evictable = 0
         self.num_promised = 0
         self.num_nodes = 0
         self.num_evicted = 0
-        self.num_taken = 0
         self._num_accesses = 0
 
     @property
     def num_available(self) -> int:
-        """Blocks that a call may still ask for."""
+        """Blocks that a call may still ask for, whatever its share leaves."""
         return self.pool.num_free + self.num_evictable - self.num_promised
 
     def table_length(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
+    def account_of(self, namespace: str) -> Account:
+        """The namespace's account, opened if it has none; `forget_if_empty` closes it again."""
+        account = self.accounts.get(namespace)
+        if account is None:
+            account = self.accounts[namespace] = Account(self.shares[0])
+        return account
+
     def forget_if_empty(self, root: RootNode) -> None:
-        """Drop the root of a namespace that holds nothing any more."""
-        if not root.lock_ref and not root.children and self.roots.get(root.namespace) is root:
-            del self.roots[root.namespace]
+        """Drop the root of a namespace that holds nothing any more, and its account unless that bears a quota."""
+        if not root.lock_ref and not root.children:
+            if self.roots.get(root.namespace) is root:
+                del self.roots[root.namespace]
+            self.forget_if_idle(root.namespace)
+
+    def forget_if_idle(self, namespace: str) -> None:
+        """Drop the account of a namespace that neither holds anything nor has a quota."""
+        account = self.accounts.get(namespace)
+        if account is not None and account.is_idle:
+            del self.accounts[namespace]
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
@@ -122,20 +144,27 @@ class Forest:
 
     # -- locking ------------------------------------------------------------------------------------------------------
 
-    def lock(self, node: Node) -> None:
+    def lock(self, root: RootNode, node: Node) -> None:
         """Add one lock ref. O(1) where the path is locked already, else O(path above that was not)."""
+        account = root.account
+        share = account.share
+        num_locked = 0
         above: Node | None = node
         while above is not None:
             above.lock_ref += 1
             if above.lock_ref > 1:
-                return
+                break
             if above.parent is not None:
-                self.num_evictable -= len(above.blocks)
+                num_locked += len(above.blocks)
                 if above.access_number:  # a node that never rested keeps the 0 that costs no memory
-                    above.found_at = self.num_taken
+                    above.found_at = share.num_taken
                 if above.queue_entry is not None:
-                    self.policy.remove(above)
+                    share.policy.remove(above)
             above = above.parent
+        if num_locked:
+            self.num_evictable -= num_locked
+            account.num_in_use += num_locked
+            share.num_in_use += num_locked
 
     def unlock(self, root: RootNode, node: Node, *, is_use: bool = True) -> Node:
         """Drop one lock ref; what it frees becomes evictable, stamped leaf first, root last.
@@ -145,18 +174,27 @@ class Forest:
         O(path freed), with pins in the namespace O(path).
         """
         now_s = self.clock()
+        account = root.account
+        share = account.share
+        num_unlocked = 0
         above = node
         while True:
             above.lock_ref -= 1
             assert above.lock_ref >= 0, "unlocked more often than locked"
             if above.lock_ref or above.parent is None:
                 break
-            self.num_evictable += len(above.blocks)
+            num_unlocked += len(above.blocks)
             if is_use:
                 rested_before = self._stamp(above, now_s)
                 if not root.is_hidden:
-                    self.policy.rest(above, rested_before, root.namespace, self.num_taken)
+                    share.policy.rest(above, rested_before, root.namespace, share.num_taken)
+            if above.retention is not None:
+                self.retentions.watch(above)
             above = above.parent
+        if num_unlocked:
+            self.num_evictable += num_unlocked
+            account.num_in_use -= num_unlocked
+            share.num_in_use -= num_unlocked
         if is_use and root.pins:
             self._stamp_above(root, above, now_s)
         if node.lock_ref == 0 and node.parent is not None:
@@ -169,19 +207,22 @@ class Forest:
         self._num_accesses += 1
         node.access_number = self._num_accesses
         node.last_access_s = now_s
+        if node.retention is not None:
+            node.retention.since_s = now_s
         return number_before
 
     def _stamp_above(self, root: RootNode, node: Node, now_s: float) -> None:
         """Stamp a locked node and those above it, as if they came to rest: a pin may be all that locks them."""
+        share = root.account.share
         above = node
         while above.parent is not None:
             if not self._stamp(above, now_s):
-                self.policy.rest(above, 0, root.namespace, self.num_taken)
+                share.policy.rest(above, 0, root.namespace, share.num_taken)
             above = above.parent
 
-    def move_lock(self, node: Node, child: Node) -> None:
+    def move_lock(self, root: RootNode, node: Node, child: Node) -> None:
         """Move one lock ref from a node to its child. O(1)."""
-        self.lock(child)
+        self.lock(root, child)
         node.lock_ref -= 1
         assert node.lock_ref > 0, "a parent of a locked child is locked"
 
@@ -198,14 +239,14 @@ class Forest:
         """A node has just lost its last lock ref: queue it if it is a leaf, drop it if it is of no use any more."""
         if root.is_hidden:
             while node.parent is not None and not node.lock_ref and not node.children:
-                node = self.remove(node)
+                node = self.remove(root, node)
             return node
         if len(node.key) < self.block_bytes:
             cover = self.sibling_cover(node, bytes(node.key))
             if cover is not None:
                 cover.used_bytes = max(cover.used_bytes, node.used_bytes)
-                node = self.remove(node)
-        self.queue_if_leaf(node)
+                node = self.remove(root, node)
+        self.queue_if_leaf(root, node)
         return node
 
     def sibling_cover(self, node: Node, fragment: bytes) -> Node | None:
@@ -218,14 +259,35 @@ class Forest:
         siblings.add(node)
         return cover
 
-    def queue_if_leaf(self, node: Node) -> None:
+    def queue_if_leaf(self, root: RootNode, node: Node) -> None:
         if node.parent is not None and not node.lock_ref and not node.children and node.queue_entry is None:
-            self.policy.add(node)
+            root.account.share.policy.add(node)
+
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    def set_retention(self, root: RootNode, node: Node, retention: NodeRetention | None) -> None:
+        """Give a node another retention, None for an ordinary one's. O(log n)."""
+        share = root.account.share
+        if retention is not None:
+            share.rank_by_priority()
+        is_queued = node.queue_entry is not None
+        if is_queued:
+            share.policy.remove(node)
+        node.retention = retention
+        if is_queued:
+            share.policy.add(node)
+        if retention is not None and not node.lock_ref:
+            self.retentions.watch(node)
+
+    def end_retentions(self) -> None:
+        """Make ordinary every node at rest whose retention is over. O(ended · log n)."""
+        for node in self.retentions.take_over(self.clock()):
+            self.set_retention(self.root_above(node), node, None)
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def attach(self, parent: Node, key: bytes | bytearray, blocks: array[int]) -> Node:
-        """A new unlocked child of a locked parent; the caller locks it next."""
+    def attach(self, root: RootNode, parent: Node, key: bytes | bytearray, blocks: array[int]) -> Node:
+        """A new child of a locked parent, made of a sequence's private blocks; unlocked, and the caller locks it next."""
         node = Node(parent, key, bytes(key[: self.block_bytes]), blocks)
         node.stored_s = self.clock()
         if parent.children is None:
@@ -234,9 +296,10 @@ class Forest:
         self.num_nodes += 1
         self.num_cached += len(blocks)
         self.num_evictable += len(blocks)
+        self.no_longer_in_use(root.account, len(blocks))
         return node
 
-    def detach(self, node: Node) -> Node:
+    def detach(self, root: RootNode, node: Node) -> Node:
         """Unlink a childless node from its parent, on both sides, leaving its blocks to the caller; the parent."""
         parent = node.parent
         assert parent is not None, "a root is not detached"
@@ -247,7 +310,7 @@ class Forest:
         if node.used_bytes > node.start_bytes:
             parent.used_bytes = parent.end_bytes
         if node.queue_entry is not None:
-            self.policy.remove(node)
+            root.account.share.policy.remove(node)
         if not node.lock_ref:
             self.num_evictable -= len(node.blocks)
         node.parent = node.writer = None
@@ -255,52 +318,38 @@ class Forest:
         self.num_cached -= len(node.blocks)
         return parent
 
-    def remove(self, node: Node) -> Node:
+    def remove(self, root: RootNode, node: Node) -> Node:
         """Detach an unlocked childless node and free its blocks; the parent, which may now be an unqueued leaf."""
         assert not node.lock_ref, "a locked node is never removed"
         self.record_removed(node)
-        parent = self.detach(node)
-        self.pool.give_back(node.blocks)
+        parent = self.detach(root, node)
+        self.give_back(root.account, node.blocks)
         return parent
 
-    # -- taking blocks ------------------------------------------------------------------------------------------------
-
-    def take(self, num_blocks: int) -> array[int]:
-        """Take blocks for a sequence, evicting what must go. The caller has checked `num_available`."""
-        self.num_taken += num_blocks
-        missing = num_blocks - self.pool.num_free
-        if missing > 0:
-            self.evict(missing)
-        return self.pool.take(num_blocks)
-
-    def evict(self, num_blocks: int) -> int:
-        """Evict whole leaves until `num_blocks` blocks are freed or nothing evictable is left; how many were freed.
-
-        O(leaves evicted · log leaves).
-        """
-        evicted, now_s = 0, self.clock()
-        while evicted < num_blocks and len(self.policy):
-            leaf = self.policy.take(self.num_taken)
-            evicted += len(leaf.blocks)
-            self.times.evicted(leaf, now_s)
-            root = self.root_above(leaf)
-            self.policy.evicted(leaf, root.namespace)
-            parent = self.remove(leaf)
-            self.queue_if_leaf(parent)
-            if parent is root:
-                self.forget_if_empty(root)
-        self.num_evicted += evicted
-        if self.events.is_recording:
-            self.events.bound()
-        return evicted
+    def note_cleared(self, root: RootNode) -> None:
+        """Remember all below a root as cleared, children first. O(nodes)."""
+        now_s = self.clock()
+        for node in reversed(list(self.nodes(root))):
+            self.evicted.note(node, "clear", now_s)
 
     def remove_unlocked(self, root: RootNode) -> int:
         """Remove every unlocked node below a root; how many blocks that frees. O(nodes)."""
         before = self.pool.num_free
         for node in reversed(list(self.nodes(root))):
             if not node.lock_ref:
-                self.remove(node)
+                self.remove(root, node)
         return self.pool.num_free - before
+
+    def give_back(self, account: Account, blocks: array[int]) -> None:
+        """Free blocks of a namespace that were not in use."""
+        account.num_held -= len(blocks)
+        account.share.num_held -= len(blocks)
+        self.pool.give_back(blocks)
+
+    def no_longer_in_use(self, account: Account, num_blocks: int) -> None:
+        """A sequence's private blocks hang in the tree now, unlocked, or are about to be freed."""
+        account.num_in_use -= num_blocks
+        account.share.num_in_use -= num_blocks
 
     # -- events -------------------------------------------------------------------------------------------------------
 

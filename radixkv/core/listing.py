@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from radixkv.core.api import NodeInfo
@@ -100,4 +101,10 @@ class TreeListing:
             lock_ref=node.lock_ref,
             last_access_s=node.last_access_s,
             pinned_until_s=max((pin.expires_s for pin in pins), default=0.0),
+            priority=node.priority,
+            retained_until_s=_retained_until(node),
         )
+
+
+def _retained_until(node: Node) -> float:
+    return 0.0 if node.retention is None or node.retention.duration_s == math.inf else node.retention.until_s

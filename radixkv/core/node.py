@@ -11,19 +11,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
+from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 if TYPE_CHECKING:
     from radixkv.core.pins import Pin
+    from radixkv.core.retention import NodeRetention
     from radixkv.core.sequences import Sequence
+    from radixkv.core.shares import Account
 
-__all__ = ["DEFAULT_PRIORITY", "FEW_CHILDREN", "Children", "Node", "PinMark", "RootNode"]
+__all__ = ["FEW_CHILDREN", "Children", "Node", "PinMark", "Places", "RootNode"]
 
-DEFAULT_PRIORITY = 35
+Places = tuple[tuple[int, int], ...]
+"""Positions in bytes with the numbers of their places, rising; see `evicted_branches`."""
 
 FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
 
@@ -54,12 +59,13 @@ class Node:
         last_access_s, access_number: recency, set when the lock drops; the number breaks ties of the clock. Where there are
             pins, what stays locked is stamped too.
         stored_s: when the first of its blocks was published.
-        found_at: pool time at which it was last locked after a rest: blocks taken from the pool until then.
+        found_at: when it was last locked after a rest, in blocks taken for its share of the pool until then.
         queue_entry: its place with the eviction policy while it is an unlocked leaf.
         num_uses, rested_blocks, reuse_class: what the eviction policy remembers of it: uses, how many of its first blocks
             have rested before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the
             greater stays.
-        priority: retention priority, 0 to 100; a split leaves it to both halves, a merge keeps the greater.
+        evicted_at: the block boundaries on its edge from which branches were evicted, as `evicted_branches` knows them.
+        retention: what it is worth to be kept, where somebody has said so; a split leaves it to both halves.
     """
 
     __slots__ = (
@@ -67,6 +73,7 @@ class Node:
         "blocks",
         "children",
         "end_bytes",
+        "evicted_at",
         "found_at",
         "head",
         "key",
@@ -75,9 +82,9 @@ class Node:
         "num_uses",
         "parent",
         "pin_mark",
-        "priority",
         "queue_entry",
         "rested_blocks",
+        "retention",
         "reuse_class",
         "stored_s",
         "used_bytes",
@@ -103,7 +110,13 @@ class Node:
         self.num_uses = 0
         self.rested_blocks = 0
         self.reuse_class = 0
-        self.priority = DEFAULT_PRIORITY
+        self.evicted_at: Places = ()
+        self.retention: NodeRetention | None = None
+
+    @property
+    def priority(self) -> int:
+        """Its retention priority, 0 to 100."""
+        return DEFAULT_PRIORITY if self.retention is None else self.retention.priority
 
     @property
     def start_bytes(self) -> int:
@@ -130,14 +143,15 @@ class RootNode(Node):
 
     `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
     opened it shares with nobody; its sequences and their forks share among themselves, and what they leave is freed at once.
-    `pins`: the namespace's by their tokens, the oldest first.
+    `account`: what the namespace holds of the pool. `pins`: the namespace's by their tokens, the oldest first.
     """
 
-    __slots__ = ("is_hidden", "namespace", "pins")
+    __slots__ = ("account", "is_hidden", "namespace", "pins")
 
-    def __init__(self, namespace: str, *, is_hidden: bool = False) -> None:
+    def __init__(self, namespace: str, account: Account, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
         self.namespace = namespace
+        self.account = account
         self.is_hidden = is_hidden
         self.pins: dict[bytes, Pin] = {}
 
@@ -189,6 +203,13 @@ class Children(dict[bytes, Node]):
         """The child that begins with all of `fragment` (at most one block), if there is one."""
         nearest, common = self.nearest(fragment)
         return nearest if common == len(fragment) else None
+
+    def beginning_with(self, prefix: bytes) -> Iterator[Node]:
+        """The children whose heads begin with all of `prefix`. O(log n) to begin; O(children) while few or without a prefix."""
+        if self._sorted_heads is None or not prefix:
+            return (node for head, node in self.items() if head.startswith(prefix))
+        heads = takewhile(lambda head: head.startswith(prefix), self._sorted_heads.irange(prefix))
+        return (self[head] for head in heads)
 
     def following(self, head: bytes) -> Iterator[Node]:
         """The children whose heads come after `head`, in order, while nobody adds or discards any. O(log n) to begin."""

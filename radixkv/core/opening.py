@@ -10,6 +10,7 @@ from array import array
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node, RootNode
 from radixkv.core.planning import AcquirePlan, stand_node
+from radixkv.core.room import take
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
@@ -26,9 +27,11 @@ def open_sequence(
     node = stand_node(forest, walk, plan.num_kept)
     if not node.lock_ref and node.parent is not None:
         forest.times.found(node, forest.clock)
-    forest.lock(node)
+    forest.lock(root, node)
+    root.account.num_sequences += 1
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, plan.num_kept))
-    seq.table.extend(forest.take(plan.num_taken))
+    if plan.num_taken:
+        seq.table.extend(take(forest, root.account, plan.num_taken))
     seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
     seq.room = len(tokens) // TOKEN_BYTES
     seq.shares_last_block = plan.shares_last
@@ -45,9 +48,11 @@ def open_sequence(
 def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, position: int, table: array[int]) -> Sequence:
     """Open a sequence that shares all of a parent up to `position`, of which `node` holds the end and `table` the blocks."""
     end = position * TOKEN_BYTES
-    forest.lock(node)
+    forest.lock(parent.root, node)
+    parent.root.account.num_sequences += 1
     child = Sequence(seq_id, parent.root, node, parent.tokens[:end], table)
     child.num_stored = child.num_computed = child.room = position
+    child.retention = parent.retention
     child.published_bytes = end
     child.shares_last_block = end % forest.block_bytes > 0
     child.private_from = len(table)
@@ -56,5 +61,8 @@ def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, positi
 
 def promise(forest: Forest, seq: Sequence, table_length: int, num_promised: int) -> None:
     """Promise a sequence a table of that length, for which `num_promised` blocks are still to be taken."""
-    forest.num_promised += num_promised - seq.num_promised
+    account, num_more = seq.root.account, num_promised - seq.num_promised
+    forest.num_promised += num_more
+    account.num_in_use += num_more
+    account.share.num_in_use += num_more
     seq.promised_table_length, seq.num_promised = table_length, num_promised

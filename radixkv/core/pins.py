@@ -103,7 +103,7 @@ class PinBook:
         if pin is None:
             num_blocks = self._num_blocks(tokens)
             node = stand_node(self._forest, walk, num_blocks)
-            self._forest.lock(node)
+            self._forest.lock(root, node)
             node.used_bytes = max(node.used_bytes, walk.matched_bytes)
             pin = Pin(root, node, tokens, num_blocks)
             self._mark(pin)

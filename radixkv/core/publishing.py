@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from radixkv.core import surgery
 from radixkv.core.forest import Forest
-from radixkv.core.node import Node
+from radixkv.core.node import Node, RootNode
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
@@ -82,21 +82,22 @@ def _fill_tail(forest: Forest, seq: Sequence, key: bytes) -> None:
         _step_aside(forest, seq, tail, first)
         return
     if first is not None:
-        surgery.adopt_children(forest, tail, first)
+        surgery.adopt_children(forest, seq.root, tail, first)
     tail.writer = None
     surgery.rename(tail, key)
     seq.published_bytes = tail.end_bytes
     forest.record_stored(seq.root, tail, key, tail.blocks)
-    if tail.lock_ref == parent.lock_ref == 1 and not tail.children and parent.only_child() is tail and parent.parent:
+    is_alone = tail.lock_ref == parent.lock_ref == 1 and not tail.children and parent.only_child() is tail
+    if is_alone and parent.parent and parent.retention is tail.retention is None:
         surgery.absorb(forest, parent, tail)
         seq.node = parent
 
 
 def _step_aside(forest: Forest, seq: Sequence, tail: Node, first: Node) -> None:
     """Another locked node holds the full block: stand there, and keep the own block out of the tree."""
-    forest.lock(first)
+    forest.lock(seq.root, first)
     if tail.lock_ref == 1:
-        seq.kept_blocks.extend(surgery.take_out(forest, tail))
+        seq.kept_blocks.extend(surgery.take_out(forest, seq.root, tail))
     else:
         seq.left_tails.append(tail)
     seq.node = first
@@ -123,7 +124,7 @@ def _publish_blocks(forest: Forest, seq: Sequence, full_end: int) -> None:
         else:
             surgery.swap_blocks(forest, seq.root, child, seq.table[first_block:end_block])
         child.used_bytes = child.end_bytes
-        forest.move_lock(node, child)
+        forest.move_lock(seq.root, node, child)
         seq.node = child
         seq.published_bytes = position = end
         seq.private_from = end_block
@@ -135,11 +136,11 @@ def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
     first_block, end_block = position // forest.block_bytes, full_end // forest.block_bytes
     key = seq.tokens[position:full_end]
     blocks = seq.table[first_block:end_block]
-    if node.parent is not None and node.lock_ref == 1 and not node.children:
+    if node.parent is not None and node.lock_ref == 1 and not node.children and node.retention is None:
         surgery.append(forest, node, key, blocks)
     else:
-        child = forest.attach(node, key, blocks)
-        forest.move_lock(node, child)
+        child = forest.attach(seq.root, node, key, blocks)
+        forest.move_lock(seq.root, node, child)
         seq.node = child
     seq.published_bytes = full_end
     seq.private_from = end_block
@@ -164,9 +165,9 @@ def _publish_tail(forest: Forest, seq: Sequence, target: int) -> None:
     node = seq.node
     fragment = bytes(seq.tokens[seq.published_bytes : target])
     index = seq.published_bytes // forest.block_bytes
-    tail = forest.attach(node, fragment, seq.table[index : index + 1])
+    tail = forest.attach(seq.root, node, fragment, seq.table[index : index + 1])
     tail.writer = seq
-    forest.move_lock(node, tail)
+    forest.move_lock(seq.root, node, tail)
     seq.node = tail
     seq.published_bytes = target
     seq.private_from = index + 1
@@ -195,7 +196,7 @@ def take_right_or_copy(forest: Forest, seq: Sequence) -> int | None:
         surgery.split(forest, node, floor - node.start_bytes)
     above = node.parent
     assert above is not None, "a block lies below the root"
-    forest.lock(above)
+    forest.lock(seq.root, above)
     surgery.leave(forest, seq.root, node)
     seq.node = above
     seq.published_bytes = floor
@@ -203,12 +204,13 @@ def take_right_or_copy(forest: Forest, seq: Sequence) -> int | None:
     return source
 
 
-def withdraw(forest: Forest, node: Node) -> None:
+def withdraw(forest: Forest, root: RootNode, node: Node) -> None:
     """Remove from a childless, unlocked `node` upward what only its own sequence published and nobody has used."""
     while node.parent is not None and not node.lock_ref and not node.children:
         if node.used_bytes > node.start_bytes:
             if node.used_bytes < node.end_bytes:
-                surgery.cut(forest, node, node.used_bytes)
+                surgery.cut(forest, root, node, node.used_bytes)
             return
-        node = forest.remove(node)
-        forest.queue_if_leaf(node)
+        forest.evicted.note(node, "release", forest.clock())
+        node = forest.remove(root, node)
+        forest.queue_if_leaf(root, node)

@@ -6,15 +6,18 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 
-from radixkv.core import checking, validation
+from radixkv.core import checking, quotas, validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     BlockTimes,
     CacheEvent,
     CacheStats,
     EventStats,
+    Explanation,
     MatchResult,
+    NamespaceUsage,
     NodeInfo,
     PinInfo,
 )
@@ -22,7 +25,8 @@ from radixkv.core.errors import InvalidArgumentError, WrongThreadError
 from radixkv.core.event_feed import EventFeed
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.core.events import EventLog
-from radixkv.core.eviction import DEFAULT_POLICY, EvictionPolicy, make_policy
+from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
+from radixkv.core.explaining import explain
 from radixkv.core.forest import Forest
 from radixkv.core.intents import MAX_WAITS, Intents
 from radixkv.core.listing import TreeListing
@@ -45,7 +49,7 @@ class LocalReader:
         num_blocks: int,
         block_size: int = 16,
         *,
-        eviction: str | EvictionPolicy = DEFAULT_POLICY,
+        eviction: str | PolicyFactory = DEFAULT_POLICY,
         event_capacity: int = 16_384,
         first_event_number: int = 1,
         max_waits: int = MAX_WAITS,
@@ -59,9 +63,9 @@ class LocalReader:
         validation.check_int("max_waits", max_waits, 0)
         if pin_budget is not None and not pin_budget >= 0:
             raise InvalidArgumentError("pin_budget", pin_budget, "at least 0 block-seconds")
-        policy = make_policy(eviction, num_blocks, block_size) if isinstance(eviction, str) else eviction
+        make_policy = policy_factory(eviction) if isinstance(eviction, str) else eviction
         log = EventLog(event_capacity)
-        self._forest = Forest(num_blocks, block_size, policy, clock, log)
+        self._forest = Forest(num_blocks, block_size, make_policy, clock, log)
         self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)
         self._pins = PinBook(self._forest, pin_budget)
         self._sequences: dict[int, Sequence] = {}
@@ -84,6 +88,23 @@ class LocalReader:
         matched = 0 if root is None else self._forest.walk(root, packed).matched_bytes // TOKEN_BYTES
         return MatchResult(matched, matched)
 
+    def explain(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: SequenceOf[str] = ()
+    ) -> Explanation:
+        """Where a prompt parts from what is cached, and why: see `Explanation`. A pure read.
+
+        `also` names other namespaces to compare with, such as those of another salt, adapter or model: those that the caller
+        may know of, for nothing is told of any other. Ask before the prompt is acquired: it is cached once it is computed.
+        O(prefix bytes of each namespace + siblings there + evicted edges that agree).
+
+        Raises:
+            InvalidArgumentError: tokens that cannot be packed, a bad namespace, or too many others.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        validation.check_namespace(namespace)
+        return explain(self._forest, namespace, packed, validation.check_also(also))
+
     def stats(self) -> CacheStats:
         """Gauges of now and counters since the cache was made. O(1)."""
         self._enter()
@@ -93,6 +114,16 @@ class LocalReader:
         """What is pinned, of one namespace or of all, the oldest of each first. O(tokens pinned)."""
         self._enter()
         return self._pins.infos(self._roots_of(namespace))
+
+    def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
+        """What each namespace has of the pool, by name; of one or of all that hold something or have a quota.
+
+        O(n log n) in the namespaces, O(1) for one.
+        """
+        self._enter()
+        if namespace is not None:
+            return [quotas.usage_of(self._forest, validation.check_namespace(namespace))]
+        return [quotas.usage_of(self._forest, name) for name in sorted(self._forest.accounts)]
 
     def block_times(self) -> BlockTimes:
         """How long blocks lived, lay idle and waited to be used again, since the cache was made. O(1)."""
@@ -170,7 +201,7 @@ class LocalReader:
         return [root for name, root in self._forest.roots.items() if namespace in (None, name)]
 
     def _enter(self) -> None:
-        """What every call begins with: its thread is checked, and pins whose time is over end."""
+        """What every call begins with: its thread is checked, and pins and retentions whose time is over end."""
         thread = threading.get_ident()
         if thread != self._owner_thread:
             if self._owner_thread is not None:
@@ -178,3 +209,5 @@ class LocalReader:
             self._owner_thread = thread
         if self._pins.num_pins:
             self._pins.drop_expired()
+        if self._forest.retentions.entries:
+            self._forest.end_retentions()

@@ -17,6 +17,7 @@ from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reader_conversion import (
     event_to_proto,
+    explanation_to_proto,
     match_to_proto,
     node_to_proto,
     pin_to_proto,
@@ -81,6 +82,15 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                 for pool in self._pools.select(request.pool)
             ]
         )
+
+    @_unary
+    def Explain(self, request: readers.ExplainRequest) -> readers.ExplainResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, also, answers = _namespace(request), list(request.also), []
+        for pool in self._pools.select(request.pool):
+            explanation = explanation_to_proto(pool.cache.explain(request.tokens, namespace, also))
+            answers.append(readers.PoolExplanation(pool=pool.shape.name, explanation=explanation))
+        return readers.ExplainResponse(pools=answers)
 
     @_unary
     def Evict(self, request: readers.EvictRequest) -> readers.EvictResponse:  # noqa: N802 the proto's name

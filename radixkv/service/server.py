@@ -188,7 +188,7 @@ async def _serve(
 async def _let_calls_end() -> None:
     """Give gRPC's tasks of calls that are over the turns of the loop that they still need.
 
-    A stopped server leaves them pending for a moment. A loop closed just then cancels them, and gRPC prints a traceback of each.
+    A stopped server leaves them pending for a moment. A loop closed just then cancels them, and gRPC prints their tracebacks.
     """
     if left := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(left, timeout=_LONGEST_END_OF_CALLS_S)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from radixkv.core.cache import PrefixCache
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.eviction import POLICIES, EvictionPolicy
+from radixkv.core.eviction import POLICIES, PolicyFactory
 from radixkv.simulate.belady import BeladyPolicy, Future
 from radixkv.simulate.traces import Request, Trace
 
@@ -80,7 +80,7 @@ def replay(
     """
     check_policies([policy])
     future = Future(trace) if policy == BeladyPolicy.name else None
-    eviction: str | EvictionPolicy = policy if future is None else BeladyPolicy(future)
+    eviction: str | PolicyFactory = policy if future is None else lambda *_shape: BeladyPolicy(future)
     if policy == "infinite":
         num_blocks, eviction = trace.num_blocks + trace.longest_blocks, "lru"
     now_s = 0.0

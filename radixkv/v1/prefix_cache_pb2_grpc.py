@@ -43,6 +43,11 @@ class PrefixCacheStub:
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Explain',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/radixkv.v1.PrefixCache/Evict',
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictRequest.SerializeToString,
@@ -99,6 +104,14 @@ class PrefixCacheServicer:
 
     def Match(self, request, context):
         """Finds the longest cached prefix of a prompt, a pure read: it refreshes nothing. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Explains where a prompt parts from what is cached, and why, a pure read. Nothing is told of a namespace that the request does
+        not name. Errors: INVALID_ARGUMENT, NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,6 +193,11 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.SerializeToString,
             ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainResponse.SerializeToString,
+            ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictRequest.FromString,
@@ -257,6 +275,33 @@ class PrefixCache:
             '/radixkv.v1.PrefixCache/Match',
             radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.SerializeToString,
             radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Explain',
+            radixkv_dot_v1_dot_prefix__cache__pb2.ExplainRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,11 +15,13 @@ from radixkv import (
     AbortedError,
     AcquireOp,
     CacheEvent,
+    EvictedTokens,
     ExtendOp,
     ForkOp,
     InsertOp,
     InvalidArgumentError,
     LimitError,
+    NamespaceMatch,
     OutOfBlocksError,
     PinBudgetError,
     PoolHeldError,
@@ -86,14 +88,16 @@ class RandomCalls:
     def call(self) -> Callable[[Any], Any]:
         """A call to be made of a holder."""
         choose = self._random
-        kind = choose.randrange(12)
+        kind = choose.randrange(13)
         if kind < 6:
             ops = [self.op() for _ in range(choose.randrange(6))]
             return lambda holder: [comparable(result) for result in holder.step(ops)]
         tokens, count, ttl = self.tokens(), choose.randrange(-1, 4), choose.choice([0.05, 0.3, "5m", "1h", -1.0])
         namespace = choose.choice([None, "default", "other"])
+        also = ("other", "default", "")[: choose.choice([0, 1, 2, 2, 3])]
         calls: list[Callable[[Any], Any]] = [
             lambda holder: holder.match(tokens, namespace or "default"),
+            lambda holder: holder.explain(tokens, namespace or "default", also),
             lambda holder: holder.evict(count),
             lambda holder: holder.clear("other"),
             lambda holder: holder.pin(tokens, ttl, namespace or "default"),
@@ -289,6 +293,32 @@ def test_a_router_asks_all_pools_at_once(service: ServiceThread) -> None:
         assert {name: stats.num_blocks for name, stats in reader.stats_all().items()} == {"left": 64, "right": 32}
         assert reader.match(PROMPT).num_tokens == 30
         reader.check()
+
+
+def test_a_miss_is_explained_by_one_pool_or_by_all(service: ServiceThread, clock: Clock) -> None:
+    address = service.addresses[0]
+    with (
+        connect(address, PoolShape(64, name="left")) as left,
+        connect(address, PoolShape(32, name="right")) as right,
+        connect(address, pool_name="right") as reader,
+    ):
+        for holder, length in ((left, 100), (right, 32)):
+            holder.acquire(PROMPT[: 4 * length], seq_id=1)
+            holder.insert(1, length)
+            holder.release(1)
+        right.acquire([*range(32), 7, 7], seq_id=2, namespace="salted")
+        right.insert(2, 34)
+        left.evict(100)
+        clock.now_s += 8
+        asked = [*range(32), 7, 7, 7]
+        explained = reader.explain_all(asked, also=["salted"])
+        assert explained["left"].evicted == EvictedTokens(32, 8.0, "evict")
+        assert explained["left"].elsewhere is None
+        assert explained["right"] == right.explain(asked, also=["salted"])
+        assert (explained["right"].cause, explained["right"].num_tokens) == ("ended", 32)
+        assert explained["right"].elsewhere == NamespaceMatch("salted", 34)
+        with connect(address, pool_name="none") as nobody, pytest.raises(UnknownPoolError):
+            nobody.explain(asked)
 
 
 def test_events_are_followed_as_they_happen(holder: RemoteHolder) -> None:

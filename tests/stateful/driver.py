@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from radixkv.core.api import AcquireOp, CacheHolder, MatchResult, Pending, PoolShape, ReleaseOp, StepOp
+from radixkv.core.api import AcquireOp, CacheHolder, Explanation, MatchResult, Pending, PoolShape, ReleaseOp, StepOp
 from radixkv.core.errors import (
     InvalidArgumentError,
     OutOfBlocksError,
@@ -20,6 +20,7 @@ from radixkv.core.errors import (
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 from .event_follower import Followers
+from .explanations import check_explanation, check_gone
 from .hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
 from .oracle import Oracle, Tokens
 from .recency import Recency
@@ -133,11 +134,24 @@ class CacheDriver:
         assert self.oracle.least_match(namespace, tokens) <= found <= self.oracle.most_match(namespace, tokens)
         assert read_snapshot(self.holder) == self.snapshot, "a match changed something"
 
+    def explain(self, namespace: str, tokens: Tokens, also: tuple[str, ...] = ()) -> Explanation:
+        """An explanation is true, and a pure read."""
+        explanation = check_explanation(self.holder, self.snapshot, self.oracle, namespace, tokens, also)
+        assert read_snapshot(self.holder) == self.snapshot, "an explanation changed something"
+        return explanation
+
+    @property
+    def num_missed(self) -> tuple[int, int, int]:
+        """Tokens missed by acquires up to the last call: those new, parted, evicted before."""
+        stats = self.snapshot.stats
+        return stats.num_missed_new_tokens, stats.num_missed_parted_tokens, stats.num_missed_evicted_tokens
+
     def evict(self, num_blocks: int) -> None:
         self.is_sound = False
         num_evicted = self.holder.evict(num_blocks)
         before, after = self.snapshot, read_snapshot(self.holder)
         check_eviction(before, after, num_blocks, num_evicted)
+        check_gone(self.holder, before, after, self.oracle, "evict")
         self._settle(after, has_evicted=num_evicted > 0)
         self.is_sound = True
 
@@ -184,6 +198,7 @@ class CacheDriver:
         after = read_snapshot(self.holder)
         assert num_freed == after.stats.num_free_blocks - self.snapshot.stats.num_free_blocks
         assert namespace not in after.cached, "something matches after a clear"
+        check_gone(self.holder, self.snapshot, after, self.oracle, "clear")
         self.oracle.cleared(namespace)
         self._settle(after)
         self._take_notices(is_cached=False)

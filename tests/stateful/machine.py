@@ -89,8 +89,9 @@ class CacheMachine(Player):
             self._sample(life, token)
         self.driver.worker.compute(life, life.num_computed + steps % 8)
         self.driver.carry([self._insert(life, steps)], by_call=by_call, lag=lag)
+        computed = tuple(life.tokens[: life.num_computed])
+        self.driver.explain(life.namespace, computed)
         if self.driver.oracle.is_current(self.driver.oracle.branches[id_of(life)]):
-            computed = tuple(life.tokens[: life.num_computed])
             assert self.driver.match(life.namespace, computed) == len(computed), (
                 f"{computed} does not match after its insert"
             )
@@ -308,8 +309,10 @@ class CacheMachine(Player):
     def whole_cache(self, *, which: int, pick: int, cut: int, suffix: list[int], namespace: str) -> None:
         """Calls that are about no sequence, and calls that are refused."""
         match which % 16:
-            case 0 | 1 | 2:
+            case 0 | 1:
                 self.driver.read_a_match(namespace, self._prompt(pick, cut, suffix))
+            case 2 | 11:
+                self.driver.explain(namespace, self._prompt(pick, cut, suffix), NAMESPACES[: cut % 3])
             case 3 | 4 | 5 | 6 | 7:
                 self.driver.evict((0, 1, 1, 1, 2, 2, 3, 5)[pick % 8])
             case 8 if cut % 2:

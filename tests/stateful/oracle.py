@@ -94,9 +94,11 @@ class Oracle:
         self.num_copied_tokens = 0
         self.num_hit_tokens = 0
         self.num_inserted_tokens = 0
+        self.num_missed_tokens = 0
         self._serials = count(1)
         self._generations: dict[str, int] = {}
         self._known: dict[str, dict[Tokens, _Known]] = {}
+        self._ever: dict[str, set[Tokens]] = {}
         self._has_evicted = False
 
     # -- what must match ----------------------------------------------------------------------------------------------
@@ -130,6 +132,10 @@ class Oracle:
 
     def most_match(self, namespace: str, tokens: Tokens) -> int:
         return _longest(tokens, self._known.get(namespace, {}))
+
+    def was_cached(self, namespace: str, tokens: Tokens) -> bool:
+        """Whether this history was ever published for others."""
+        return tokens in self._ever.get(namespace, ())
 
     # -- observing ----------------------------------------------------------------------------------------------------
 
@@ -255,6 +261,8 @@ class Oracle:
         self.num_acquired += 1
         self.num_acquired_tokens += len(tokens)
         self.num_hit_tokens += result.num_cached_tokens
+        if op.shares:
+            self.num_missed_tokens += (len(tokens) // self.block_size - stored // self.block_size) * self.block_size
 
     def _observe_fork(self, parent: Branch, op: ForkOp, results: Sequence[AcquireResult]) -> None:
         assert len(results) == op.n
@@ -330,6 +338,7 @@ class Oracle:
         if not self.is_current(branch):
             return
         known = self._known.setdefault(branch.namespace, {})
+        self._ever.setdefault(branch.namespace, set()).update(_prefixes(branch.tokens, length))
         for tokens in _prefixes(branch.tokens, length):
             is_certain = num_certain is None or len(tokens) <= num_certain
             entry = known.setdefault(tokens, _Known({branch.serial}, is_shaky=True))

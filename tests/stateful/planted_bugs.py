@@ -32,8 +32,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "only the node itself is locked, not its ancestors",
         "forest.py",
-        "            if above.lock_ref > 1:\n                return\n            if above.parent",
-        "            if above.lock_ref > 1 or above is not node:\n                return\n            if above.parent",
+        "            if above.lock_ref > 1:\n                break\n            if above.parent",
+        "            if above.lock_ref > 1 or above is not node:\n                break\n            if above.parent",
     ),
     PlantedBug(
         "an append right returned early: at the first growth of the tail",
@@ -92,9 +92,9 @@ PLANTED_BUGS = (
     PlantedBug(
         "a locked leaf left in the eviction queue",
         "forest.py",
-        "                if above.queue_entry is not None:\n                    self.policy.remove(above)",
+        "                if above.queue_entry is not None:\n                    share.policy.remove(above)",
         "                if above.queue_entry is not None and above is not node:\n"
-        "                    self.policy.remove(above)",
+        "                    share.policy.remove(above)",
     ),
     PlantedBug(
         "blocks freed twice: what was published still counts as private",
@@ -147,8 +147,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a swap that frees the new blocks",
         "surgery.py",
-        "    forest.pool.give_back(node.blocks)\n    node.blocks = blocks",
-        "    forest.pool.give_back(blocks)\n    node.blocks = blocks",
+        "    forest.give_back(root.account, node.blocks)\n",
+        "    forest.give_back(root.account, blocks)\n",
     ),
     PlantedBug(
         "a swap under those who read: locked nodes give way too",
@@ -189,13 +189,14 @@ PLANTED_BUGS = (
     PlantedBug(
         "eviction before the call is known to fail",
         "cache.py",
-        "        self._require(plan.num_needed)\n",
-        "        forest.evict(plan.num_needed - forest.pool.num_free)\n        self._require(plan.num_needed)\n",
+        "        room.require(forest, namespace, account, plan.num_needed, num_sequences=1)\n",
+        "        room.evict(forest, plan.num_needed - forest.pool.num_free)\n"
+        "        room.require(forest, namespace, account, plan.num_needed, num_sequences=1)\n",
     ),
     PlantedBug(
         "release without keep that keeps",
         "cache.py",
-        "            if not keep:\n                withdraw(forest, left)\n",
+        "            if not keep:\n                withdraw(forest, seq.root, left)\n",
         "",
     ),
     PlantedBug(
@@ -206,13 +207,13 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a clear after which open sequences go on publishing to newcomers",
-        "cache.py",
+        "management.py",
         "root = self._forest.roots.pop(validation.check_namespace(namespace), None)",
         "root = self._forest.roots.get(validation.check_namespace(namespace))",
     ),
     PlantedBug(
         "a cleared tree whose nodes stay when their sequences end",
-        "cache.py",
+        "management.py",
         "        root.is_hidden = True\n",
         "",
     ),

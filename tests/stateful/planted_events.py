@@ -10,8 +10,8 @@ PLANTED_EVENTS = (
     PlantedBug(
         "an eviction that nobody is told of",
         "forest.py",
-        "        self.record_removed(node)\n        parent = self.detach(node)",
-        "        parent = self.detach(node)",
+        "        self.record_removed(node)\n        parent = self.detach(root, node)",
+        "        parent = self.detach(root, node)",
     ),
     PlantedBug(
         "blocks that take another's place untold",
@@ -27,7 +27,7 @@ PLANTED_EVENTS = (
     ),
     PlantedBug(
         "a namespace cleared without a word of its blocks",
-        "cache.py",
+        "management.py",
         "        self._forest.record_cleared(root)\n",
         "",
     ),

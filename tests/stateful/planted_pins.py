@@ -10,7 +10,7 @@ PLANTED_PINS = (
     PlantedBug(
         "a pin that locks nothing",
         "pins.py",
-        "            self._forest.lock(node)\n",
+        "            self._forest.lock(root, node)\n",
         "",
     ),
     PlantedBug(
@@ -45,7 +45,7 @@ PLANTED_PINS = (
     ),
     PlantedBug(
         "a cleared namespace whose pins stay",
-        "cache.py",
+        "management.py",
         "        self._pins.drop_all(root)\n",
         "",
     ),
@@ -63,8 +63,8 @@ PLANTED_PINS = (
     ),
     PlantedBug(
         "a pin that takes blocks promised to sequences",
-        "cache.py",
-        "        self._require(self._pins.lock_cost(root, cached, walk))\n",
+        "management.py",
+        "        room.require(self._forest, namespace, root.account, self._pins.lock_cost(root, cached, walk))\n",
         "",
     ),
     PlantedBug(
@@ -75,7 +75,7 @@ PLANTED_PINS = (
     ),
     PlantedBug(
         "a pin's tokens taken from the prompt, cached or not",
-        "cache.py",
+        "management.py",
         "cached = packed[: walk.matched_bytes]",
         "cached = packed",
     ),

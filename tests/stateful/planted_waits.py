@@ -47,13 +47,13 @@ PLANTED_WAITS = (
     ),
     PlantedBug(
         "a clear that leaves those waiting who wait for what it cleared",
-        "cache.py",
+        "management.py",
         "                if seq.root is root:\n",
         "                if False:\n",
     ),
     PlantedBug(
         "a clear that sends those away who wait in another namespace",
-        "cache.py",
+        "management.py",
         "                if seq.root is root:\n",
         "                if True:\n",
     ),
@@ -132,8 +132,8 @@ PLANTED_WAITS = (
     PlantedBug(
         "an unshared block matched: its tree is there for everyone",
         "cache.py",
-        "        if known_root is None and shares:\n",
-        "        if known_root is None:\n",
+        "            if shares:\n",
+        "            if True:\n",
     ),
     PlantedBug(
         "an unshared sequence that matches what is cached",
@@ -149,8 +149,8 @@ PLANTED_WAITS = (
     ),
     PlantedBug(
         "an evicted leaf whose time is not taken",
-        "forest.py",
-        "            self.times.evicted(leaf, now_s)\n",
+        "room.py",
+        "        forest.times.evicted(leaf, now_s)\n",
         "",
     ),
 )

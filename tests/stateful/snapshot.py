@@ -151,6 +151,8 @@ def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
     assert stats.num_inserted_tokens == oracle.num_inserted_tokens
     assert stats.num_forks == oracle.num_forked
     assert stats.num_copied_tokens == oracle.num_copied_tokens
+    num_missed = stats.num_missed_new_tokens + stats.num_missed_parted_tokens + stats.num_missed_evicted_tokens
+    assert num_missed == oracle.num_missed_tokens
     assert stats.num_pending == oracle.waits.num_pending
     assert stats.num_notices == oracle.waits.num_notices
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from radixkv import InvalidArgumentError, PrefixCache
+from radixkv import InvalidArgumentError, PrefixCache, Retention
 from radixkv.core.eviction import DEFAULT_POLICY, POLICIES, HitDensityPolicy, SortedPolicy
 from radixkv.core.eviction.ghosts import Ghosts
 from radixkv.core.node import Node
@@ -32,7 +32,7 @@ def matched(cache: PrefixCache, *prompts: list[int]) -> list[int]:
 
 
 def test_a_policy_given_to_the_cache_orders_the_eviction() -> None:
-    cache = PrefixCache(16, 2, eviction=ShortestHistoryFirst())
+    cache = PrefixCache(16, 2, eviction=lambda _num_blocks, _block_size: ShortestHistoryFirst())
     stored(cache, [1, 1])
     stored(cache, [2, 2, 2, 2])
     stored(cache, [3, 3, 3, 3, 3, 3])
@@ -116,10 +116,7 @@ def test_priority_goes_first_by_priority_and_then_by_age() -> None:
     cache = PrefixCache(16, 2, eviction="priority")
     for token in (1, 2, 3):
         stored(cache, [token] * 4)
-    nodes = {bytes(node.key)[0]: node for node in cache._forest.policy.nodes()}
-    cache._forest.policy.remove(nodes[2])
-    nodes[2].priority = 10
-    cache._forest.policy.add(nodes[2])
+    cache.retain([2] * 4, [Retention(priority=10)])
     cache.evict(2)
     assert matched(cache, [1] * 4, [2] * 4, [3] * 4) == [4, 0, 4]
     cache.evict(2)
@@ -130,8 +127,9 @@ def test_both_halves_of_a_split_and_the_whole_of_a_merge_keep_uses_and_priority(
     cache = PrefixCache(16, 2, eviction="lfu")
     for _ in range(3):
         stored(cache, [1, 1, 2, 2, 3, 3])
-    (whole,) = cache._forest.policy.nodes()
-    whole.priority = 80
+    (whole,) = cache._forest.shares[0].policy.nodes()
+    cache.retain([1, 1, 2, 2, 3, 3], [Retention(priority=80)])
+    assert whole.priority == 80
     other = cache.acquire([1, 1, 9, 9])
     halves = list(cache._forest.nodes(cache._forest.roots["default"]))
     assert [(len(half.blocks), half.num_uses, half.priority) for half in halves] == [(1, 3, 80), (2, 3, 80)]
@@ -187,16 +185,16 @@ def test_hit_density_remembers_how_often_an_evicted_history_was_used() -> None:
     cache = PrefixCache(32, 2, eviction="hit-density")
     for _ in range(4):
         stored(cache, [7] * 8)
-    (node,) = cache._forest.policy.nodes()
+    (node,) = cache._forest.shares[0].policy.nodes()
     uses = node.num_uses
     cache.evict(32)
     assert cache.match([7] * 8).num_tokens == 0
     stored(cache, [7] * 8)
-    (again,) = cache._forest.policy.nodes()
+    (again,) = cache._forest.shares[0].policy.nodes()
     assert again.num_uses == uses + 1
     cache.evict(32)
     stored(cache, [8] * 8)
-    (other,) = cache._forest.policy.nodes()
+    (other,) = cache._forest.shares[0].policy.nodes()
     assert other.num_uses == 1
 
 
@@ -208,7 +206,7 @@ def test_what_one_namespace_evicted_is_no_history_of_another() -> None:
     seq = cache.acquire([7] * 8, namespace="other")
     cache.insert(seq.seq_id, 8)
     cache.release(seq.seq_id)
-    (node,) = cache._forest.policy.nodes()
+    (node,) = cache._forest.shares[0].policy.nodes()
     assert node.num_uses == 1
 
 
@@ -218,7 +216,7 @@ def test_ghosts_are_bounded_and_the_latest_are_kept() -> None:
     for number in range(100):
         cache = PrefixCache(4, 2)
         stored(cache, [number] * 4)
-        (node,) = cache._forest.policy.nodes()
+        (node,) = cache._forest.shares[0].policy.nodes()
         nodes.append(node)
         ghosts.remember(node, "default")
         assert len(ghosts) <= 20
@@ -231,5 +229,5 @@ def test_policy_time_may_leap() -> None:
     for token in range(200):
         stored(cache, [token] * 100)
     cache.check()
-    assert isinstance(cache._forest.policy, HitDensityPolicy)
+    assert isinstance(cache._forest.shares[0].policy, HitDensityPolicy)
     assert cache.evict(64) == 50

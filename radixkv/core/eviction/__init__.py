@@ -10,8 +10,9 @@ from collections.abc import Callable
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction.hit_density import HitDensityPolicy
 from radixkv.core.eviction.policy import EvictionPolicy, SortedPolicy
+from radixkv.core.eviction.priorities import PriorityPolicy
 from radixkv.core.eviction.segmented import SLRUPolicy
-from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy, PriorityPolicy
+from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -20,21 +21,25 @@ __all__ = [
     "HitDensityPolicy",
     "LFUPolicy",
     "LRUPolicy",
+    "PolicyFactory",
     "PriorityPolicy",
     "SLRUPolicy",
     "SortedPolicy",
     "check_policy_name",
-    "make_policy",
+    "policy_factory",
 ]
 
-POLICIES: dict[str, Callable[[int, int], EvictionPolicy]] = {
+PolicyFactory = Callable[[int, int], EvictionPolicy]
+"""Makes a policy for `num_blocks` blocks of `block_size` tokens: a pool, or the share of it that a namespace has."""
+
+POLICIES: dict[str, PolicyFactory] = {
     HitDensityPolicy.name: HitDensityPolicy,
     LRUPolicy.name: lambda _num_blocks, _block_size: LRUPolicy(),
     LFUPolicy.name: lambda _num_blocks, _block_size: LFUPolicy(),
     SLRUPolicy.name: lambda num_blocks, _block_size: SLRUPolicy(num_blocks),
-    PriorityPolicy.name: lambda _num_blocks, _block_size: PriorityPolicy(),
+    PriorityPolicy.name: lambda _num_blocks, _block_size: PriorityPolicy(LRUPolicy(), LRUPolicy),
 }
-"""By name, what makes the policy for a pool of `num_blocks` blocks of `block_size` tokens."""
+"""What makes a policy, by its name."""
 
 DEFAULT_POLICY = HitDensityPolicy.name
 
@@ -50,10 +55,10 @@ def check_policy_name(name: str) -> str:
     return name
 
 
-def make_policy(name: str, num_blocks: int, block_size: int) -> EvictionPolicy:
-    """The policy of that name for a pool of this shape.
+def policy_factory(name: str) -> PolicyFactory:
+    """What makes the policy of that name.
 
     Raises:
         InvalidArgumentError: no policy has that name.
     """
-    return POLICIES[check_policy_name(name)](num_blocks, block_size)
+    return POLICIES[check_policy_name(name)]

@@ -189,17 +189,15 @@ class HitDensityPolicy(EvictionPolicy):
         return bisect_right(AGE_EDGES, min(self._times.now_tick - self._tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
 
     def _advance(self, now: int) -> None:
-        """Let the ticks pass that have. After a leap of more than the horizon all ages are alike: that many suffice."""
+        """Let the ticks pass that have."""
         tick = now // self._blocks_per_tick
-        if tick == self._times.now_tick:
+        num_passed = tick - self._times.now_tick
+        if not num_passed:
             return
-        while self._times.now_tick < tick:
-            self._times.tick()
-            self._first_numbers.append(self._last_number + 1)
-        surplus = len(self._first_numbers) - AGE_EDGES[-1]
-        if surplus > 0:
-            del self._first_numbers[:surplus]
-            self._first_tick += surplus
+        self._times.advance(tick)
+        self._first_numbers += [self._last_number + 1] * min(num_passed, AGE_EDGES[-1])
+        del self._first_numbers[: -AGE_EDGES[-1]]
+        self._first_tick = tick + 1 - len(self._first_numbers)
         self._rank_cells()
 
     def _rank_cells(self) -> None:

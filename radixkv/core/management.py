@@ -1,0 +1,126 @@
+"""What a cache keeps: the calls that change it without a sequence, from anyone with the right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.core import quotas, room, validation
+from radixkv.core.api import DEFAULT_NAMESPACE, NamespaceUsage, PinInfo, Retention
+from radixkv.core.planning import stand_node
+from radixkv.core.reader import LocalReader
+from radixkv.core.retaining import retain_path
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
+
+__all__ = ["LocalManager"]
+
+
+class LocalManager(LocalReader):
+    """Pins, retention, quotas and evictions of a `PrefixCache`; the constructor's arguments are described there."""
+
+    def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
+        """Protect what is cached of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
+
+        Each use, by an acquire or fork that has all of it stored, puts the end off to `ttl` from then; pinning it again sets
+        the time anew. Past its end the branch is an ordinary one, as old as its last use. The answer says how much was cached
+        and is pinned now; where nothing was, nothing is. O(path + pins of the namespace).
+
+        Raises:
+            InvalidArgumentError: unpackable tokens, a ttl out of its bound, a bad namespace.
+            PinBudgetError: it passes the namespace's budget or the pool's share; it tells what is pinned. Nothing changed.
+            OutOfBlocksError: what it would protect is promised to running sequences. Nothing changed.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        ttl_s = validation.check_ttl(ttl)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        walk = None if root is None else self._forest.walk(root, packed)
+        if root is None or walk is None or not walk.matched_bytes:
+            return PinInfo(namespace, b"", 0, 0, ttl_s, 0.0)
+        cached = packed[: walk.matched_bytes]
+        self._pins.check(root, cached, walk, ttl_s)
+        room.require(self._forest, namespace, root.account, self._pins.lock_cost(root, cached, walk))
+        pin = self._pins.set(root, cached, walk, ttl_s)
+        return pin.info(pin.expires_s - ttl_s)
+
+    def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool:
+        """End the pin of just these tokens, as `pin` answered and `pins` lists them; whether there was one. O(path).
+
+        Raises:
+            InvalidArgumentError: unpackable tokens, or a bad namespace.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        pin = root.pins.get(packed) if root is not None else None
+        if pin is not None:
+            self._pins.drop(pin)
+        return pin is not None
+
+    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Say anew what ranges of `tokens` are worth, as far as they are cached; how many tokens of them are.
+
+        Of ranges that overlap the later counts; what none covers stays as it is. A range of priority 35 is an ordinary one
+        again. O(path + ranges).
+
+        Raises:
+            InvalidArgumentError: unpackable tokens, a bad namespace, a range or a priority out of its bound.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        ranges = validation.check_retention(retention)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        walk = None if root is None else self._forest.walk(root, packed)
+        if root is None or walk is None or not walk.matched_bytes:
+            return 0
+        num_blocks = self._forest.table_length(walk.matched_bytes // TOKEN_BYTES)
+        retain_path(self._forest, root, stand_node(self._forest, walk, num_blocks), ranges)
+        return walk.matched_bytes // TOKEN_BYTES
+
+    def evict(self, num_blocks: int) -> int:
+        """Evict whole unlocked leaves until at least `num_blocks` blocks are freed; how many were. O(evicted · log n).
+
+        Raises:
+            InvalidArgumentError: a negative count.
+        """
+        self._enter()
+        validation.check_int("num_blocks", num_blocks, 0)
+        return room.evict(self._forest, num_blocks, "evict")
+
+    def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
+
+        Open sequences run on and go on sharing among themselves; what they lock is freed when they end.
+        """
+        self._enter()
+        root = self._forest.roots.pop(validation.check_namespace(namespace), None)
+        if root is None:
+            return 0
+        self._pins.drop_all(root)
+        self._forest.record_cleared(root)
+        self._forest.note_cleared(root)
+        root.is_hidden = True
+        num_freed = self._forest.remove_unlocked(root)
+        self._forest.forget_if_idle(namespace)
+        if self._intents.is_active:
+            for seq in self._sequences.values():
+                if seq.root is root:
+                    self._intents.ended(seq)
+        return num_freed
+
+    def set_quota(
+        self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
+    ) -> NamespaceUsage:
+        """Give a namespace a share of the pool of its own, and bound its open sequences; None: no such bound.
+
+        What its sequences and pins use never exceeds `blocks`, and those blocks are always to be had: nobody else's
+        sequences can use them. Its cached branches may exceed it, as those of others may fill what it leaves idle; they are
+        evicted when somebody needs the room that is his. The namespaces without a quota have the rest of the pool together.
+        A quota below what is in use now stops what is new, and nothing that runs. O(nodes of the namespace).
+
+        Raises:
+            InvalidArgumentError: a bad namespace, a negative number, or more blocks than the other quotas leave of the pool.
+        """
+        self._enter()
+        validation.check_namespace(namespace)
+        quotas.set_quota(self._forest, namespace, blocks, sequences)
+        return quotas.usage_of(self._forest, namespace)

@@ -1,0 +1,93 @@
+"""Room in the pool: what may be had of it, and how unlocked leaves are evicted for what is taken."""
+
+from __future__ import annotations
+
+from array import array
+
+from radixkv.core.errors import OutOfBlocksError, QuotaError
+from radixkv.core.explanation import EvictionReason
+from radixkv.core.forest import Forest
+from radixkv.core.shares import Account, Share
+
+__all__ = ["evict", "require", "take"]
+
+
+def require(forest: Forest, namespace: str, account: Account, num_needed: int, num_sequences: int = 0) -> None:
+    """Raise unless a namespace may take so many blocks and open so many sequences. O(1).
+
+    Raises:
+        QuotaError: its quota does not leave them.
+        OutOfBlocksError: the pool, or the share of it that namespaces without a quota have together, does not.
+    """
+    share = account.share
+    num_left = share.num_blocks - share.num_in_use
+    most = account.max_sequences
+    if num_needed <= num_left and num_needed <= forest.num_available and most is None:
+        return
+    if most is not None and num_sequences and account.num_sequences + num_sequences > most:
+        raise QuotaError(namespace, "sequences", num_sequences, max(0, most - account.num_sequences), most)
+    if num_needed > num_left and num_needed > 0 and account.has_quota:
+        raise QuotaError(namespace, "blocks", num_needed, max(0, num_left), share.num_blocks)
+    num_left = min(num_left, forest.num_available)
+    if num_needed > num_left and num_needed > 0:
+        raise OutOfBlocksError(num_needed, max(0, num_left))
+
+
+def take(forest: Forest, account: Account, num_blocks: int) -> array[int]:
+    """Take private blocks for a sequence, evicting what must go. The caller has checked what is available.
+
+    Where room must be made, a namespace that passes its share gives up its own branches for what it is over; the rest comes
+    from those that have borrowed most. O(evicted · log leaves), with quotas O(shares) more.
+    """
+    share = account.share
+    share.num_taken += num_blocks
+    missing = num_blocks - forest.pool.num_free
+    if missing > 0 and len(forest.shares) > 1:
+        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")
+    if missing > 0:
+        evict(forest, missing)
+    account.num_held += num_blocks
+    account.num_in_use += num_blocks
+    share.num_held += num_blocks
+    share.num_in_use += num_blocks
+    return forest.pool.take(num_blocks)
+
+
+def evict(forest: Forest, num_blocks: int, reason: EvictionReason = "pressure") -> int:
+    """Evict whole leaves until `num_blocks` blocks are freed or nothing evictable is left; how many were freed.
+
+    Of several shares the one goes first whose branches have borrowed most. O(leaves evicted · log leaves).
+    """
+    evicted = 0
+    while evicted < num_blocks:
+        missing, why = num_blocks - evicted, reason
+        share = forest.shares[0]
+        if len(forest.shares) > 1:
+            share = max(forest.shares, key=lambda share: (len(share.policy) > 0, share.num_borrowed))
+            missing = min(missing, max(1, share.num_borrowed))
+            if share.num_borrowed > 0 and reason == "pressure":
+                why = "quota"
+        if not len(share.policy):
+            break
+        evicted += _evict_from(forest, share, missing, why)
+    return evicted
+
+
+def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionReason) -> int:
+    policy = share.policy
+    evicted, now_s = 0, forest.clock()
+    while evicted < num_blocks and len(policy):
+        leaf = policy.take(share.num_taken)
+        evicted += len(leaf.blocks)
+        forest.times.evicted(leaf, now_s)
+        root = forest.root_above(leaf)
+        policy.evicted(leaf, root.namespace)
+        forest.evicted.note(leaf, reason, now_s)
+        parent = forest.remove(root, leaf)
+        forest.queue_if_leaf(root, parent)
+        if parent is root:
+            forest.forget_if_empty(root)
+    forest.num_evicted += evicted
+    if forest.events.is_recording:
+        forest.events.bound()
+    return evicted

@@ -1,0 +1,85 @@
+"""How a pool is shared out: what each namespace holds of it, and the part of it that it may fill.
+
+A namespace with a quota has a *share* of the pool to itself, of that many blocks; all others have the common share together,
+which is what the quotas leave. What is in use in a share never exceeds it, so that no neighbour can take from it what its
+sequences need:
+
+    a share        [ in use: private, locked or promised | evictable ][ idle ]
+    may be asked for                                     └────────────────────┘
+
+Cached branches may exceed it: blocks that lie idle in one share are lent to the branches of another, and reclaimed by
+evicting them. Whoever needs room while its share is full evicts its own branches first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from radixkv.core.eviction import EvictionPolicy, PriorityPolicy
+
+__all__ = ["Account", "Share"]
+
+
+class Share:
+    """A part of the pool, and the policy that keeps its evictable leaves.
+
+    Args:
+        num_blocks: its size.
+        make_policy: makes the policy of a share of so many blocks.
+
+    Attributes:
+        num_blocks: its size.
+        num_held: blocks that its namespaces own, cached or private. More than its size: the rest is borrowed.
+        num_in_use: those of them that cannot be evicted, and what is promised to sequences.
+        num_taken: blocks taken for its namespaces so far: its time, by which the eviction policy goes.
+    """
+
+    __slots__ = ("_make_policy", "num_blocks", "num_held", "num_in_use", "num_taken", "policy")
+
+    def __init__(self, num_blocks: int, make_policy: Callable[[int], EvictionPolicy]) -> None:
+        self.num_blocks = num_blocks
+        self.num_held = 0
+        self.num_in_use = 0
+        self.num_taken = 0
+        self.policy = make_policy(max(1, num_blocks))
+        self._make_policy = make_policy
+
+    def rank_by_priority(self) -> None:
+        """From now on nodes of several retention priorities may come to rest here."""
+        if not isinstance(self.policy, PriorityPolicy):
+            make_policy, num_blocks = self._make_policy, max(1, self.num_blocks)
+            self.policy = PriorityPolicy(self.policy, lambda: make_policy(num_blocks))
+
+    @property
+    def num_borrowed(self) -> int:
+        """Blocks that its namespaces own beyond its size; below 0 where some of it lies idle."""
+        return self.num_held - self.num_blocks
+
+
+class Account:
+    """What one namespace holds of the pool, all of its trees together.
+
+    Attributes:
+        share: its own where it has a quota, else the common one.
+        has_quota: whether the share is its own.
+        max_sequences: how many sequences may be open in it; None: as many as fit.
+        num_held, num_in_use: as in `Share`.
+        num_sequences: open ones.
+    """
+
+    __slots__ = ("has_quota", "max_sequences", "num_held", "num_in_use", "num_sequences", "share")
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.has_quota = False
+        self.max_sequences: int | None = None
+        self.num_held = 0
+        self.num_in_use = 0
+        self.num_sequences = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is lost by forgetting it."""
+        return not (self.num_held or self.num_in_use or self.num_sequences or self.has_quota) and (
+            self.max_sequences is None
+        )
