@@ -142,7 +142,9 @@ def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
         child = forest.attach(seq.root, node, key, blocks)
         forest.move_lock(seq.root, node, child)
         seq.node = child
-    seq.published_bytes = full_end
+    seq.published_bytes = (
+        seq.node.end_bytes
+    )  # the same object: it becomes `used_bytes`, and then costs the leaf nothing
     seq.private_from = end_block
     forest.record_stored(seq.root, seq.node, key, blocks)
 
