@@ -113,7 +113,7 @@ class Node:
         self.access_number = 0
         self.stored_s = 0.0
         self.found_at = 0
-        self.queue_entry: tuple[Any, ...] | None = None
+        self.queue_entry: Any = None
         self.num_uses = 0
         self.rested_blocks = 0
         self.reuse_class = 0

@@ -228,10 +228,12 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
         for pool in self._pools.select(request.pool):
-            protos = map(node_to_proto, pool.cache.dump(namespace))
-            now_s = self._pools.clock()
-            for chunk in _chunks(protos):
-                yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
+            listing = pool.cache.list_nodes(namespace)
+            while not listing.is_done:
+                now_s = self._pools.clock()
+                for chunk in _chunks(map(node_to_proto, listing.take())):
+                    yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
+                await asyncio.sleep(0)  # Steps come in between two slices
 
     @_streaming
     async def Events(self, request: readers.EventsRequest) -> AsyncIterator[readers.EventsResponse]:  # noqa: N802 the proto's name

@@ -208,7 +208,8 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Dump(self, request, context):
-        """Lists the radix nodes, parents before children, a pure read of one moment per pool. Errors: NOT_FOUND.
+        """Lists the radix nodes, parents before children, a pure read. Of many nodes each message is of a moment of its own, and
+        Steps are served in between. Errors: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
