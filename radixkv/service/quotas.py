@@ -6,11 +6,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from radixkv.core import validation
-from radixkv.core.api import NamespaceUsage
-from radixkv.core.cache import PrefixCache
 from radixkv.core.errors import InvalidArgumentError, LimitError
+
+if TYPE_CHECKING:
+    from radixkv.core.api import NamespaceUsage
+    from radixkv.core.cache import PrefixCache
 
 __all__ = ["Quota", "QuotaBook", "check_quotas"]
 
