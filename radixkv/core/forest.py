@@ -332,13 +332,11 @@ class Forest:
         for node in reversed(list(self.nodes(root))):
             self.evicted.note(node, "clear", now_s)
 
-    def remove_unlocked(self, root: RootNode) -> int:
-        """Remove every unlocked node below a root; how many blocks that frees. O(nodes)."""
-        before = self.pool.num_free
+    def remove_unlocked(self, root: RootNode) -> None:
+        """Remove every unlocked node below a root. O(nodes)."""
         for node in reversed(list(self.nodes(root))):
             if not node.lock_ref:
                 self.remove(root, node)
-        return self.pool.num_free - before
 
     def give_back(self, account: Account, blocks: array[int]) -> None:
         """Free blocks of a namespace that were not in use."""

@@ -94,17 +94,18 @@ class LocalManager(LocalReader):
         root = self._forest.roots.pop(validation.check_namespace(namespace), None)
         if root is None:
             return 0
+        num_free = self._forest.pool.num_free
         self._pins.drop_all(root)
         self._forest.record_cleared(root)
         self._forest.note_cleared(root)
         root.is_hidden = True
-        num_freed = self._forest.remove_unlocked(root)
+        self._forest.remove_unlocked(root)
         self._forest.forget_if_idle(namespace)
         if self._intents.is_active:
             for seq in self._sequences.values():
                 if seq.root is root:
                     self._intents.ended(seq)
-        return num_freed
+        return self._forest.pool.num_free - num_free
 
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None

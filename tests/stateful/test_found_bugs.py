@@ -106,3 +106,14 @@ def test_a_short_hot_prefix_does_not_keep_its_cold_continuation_young(open_drive
     driver.evict(2)
     assert driver.match("default", (1, 0)) == 2
     assert driver.match("default", (0, 0, 1, 0)) == 2
+
+
+def test_a_clear_counts_what_the_end_of_its_pins_frees(open_driver: OpenDriver) -> None:
+    driver = open_driver(8, 3)
+    acquire(driver, 1, [0])
+    compute(driver, 1)
+    driver.pin("default", (0,))
+    serve(driver, 2, [0, 1])
+    driver.carry([ReleaseOp(1)])
+    driver.clear("default")
+    assert driver.snapshot.stats.num_free_blocks == 8
