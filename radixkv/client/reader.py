@@ -17,12 +17,15 @@ from radixkv.core.api import (
     EventStats,
     Explanation,
     MatchResult,
+    NamespaceUsage,
     NodeInfo,
     PinInfo,
+    Retention,
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.service.addresses import parse_address
+from radixkv.service.conversion import retention_to_proto
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
@@ -32,6 +35,7 @@ from radixkv.service.reader_conversion import (
     node_from_proto,
     pin_from_proto,
     stats_from_proto,
+    usage_from_proto,
 )
 from radixkv.service.status import error_from_rpc
 from radixkv.v1 import prefix_cache_pb2 as readers
@@ -155,6 +159,35 @@ class RemoteReader:
         """See `PrefixCache.pins`."""
         request = readers.PinsRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
         return [pin_from_proto(pin) for pin in self._only(self._call(self._stub.Pins, request)).pins]
+
+    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
+        """See `PrefixCache.retain`."""
+        request = readers.RetainRequest(
+            pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens)
+        )
+        retention_to_proto(validation.check_retention(retention), request.retention)
+        return int(self._only(self._call(self._stub.Retain, request)).num_tokens)
+
+    def set_quota(
+        self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
+    ) -> NamespaceUsage:
+        """See `PrefixCache.set_quota`. The service keeps it for later lives of the pool too, until it ends itself.
+
+        Raises:
+            LimitError: more namespaces would have a quota than the service allows.
+        """
+        validation.check_namespace(namespace)
+        if sequences is not None:
+            validation.check_int("sequences", sequences, 0, validation.MAX_SEQ_ID)
+        if blocks is not None:
+            validation.check_int("blocks", blocks, 0, validation.MAX_SEQ_ID)
+        request = readers.SetQuotaRequest(pool=self.pool_name, namespace=namespace, blocks=blocks, sequences=sequences)
+        return usage_from_proto(self._only(self._call(self._stub.SetQuota, request)).usage)
+
+    def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
+        """See `PrefixCache.usage`."""
+        request = readers.UsageRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
+        return [usage_from_proto(usage) for usage in self._only(self._call(self._stub.Usage, request)).usages]
 
     def stats(self) -> CacheStats:
         """See `PrefixCache.stats`."""

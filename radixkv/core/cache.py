@@ -288,7 +288,7 @@ class PrefixCache(LocalManager):
         if keep:
             publish_for_good(forest, seq)
             if seq.retention and not seq.root.is_hidden:
-                retain_path(forest, seq.root, seq.node, seq.retention)
+                retain_path(forest, seq.root, seq.node, seq.retention, is_used=True)
         del self._sequences[seq_id]
         promise(forest, seq, 0, 0)
         private = seq.private_blocks()

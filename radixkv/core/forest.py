@@ -188,7 +188,7 @@ class Forest:
                 rested_before = self._stamp(above, now_s)
                 if not root.is_hidden:
                     share.policy.rest(above, rested_before, root.namespace, share.num_taken)
-            if above.retention is not None:
+            if above.extras is not None and above.extras.retention is not None:
                 self.retentions.watch(above)
             above = above.parent
         if num_unlocked:
@@ -207,8 +207,8 @@ class Forest:
         self._num_accesses += 1
         node.access_number = self._num_accesses
         node.last_access_s = now_s
-        if node.retention is not None:
-            node.retention.since_s = now_s
+        if node.extras is not None and node.extras.retention is not None:
+            node.extras.retention.since_s = now_s
         return number_before
 
     def _stamp_above(self, root: RootNode, node: Node, now_s: float) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from radixkv.core import quotas, room, validation
 from radixkv.core.api import DEFAULT_NAMESPACE, NamespaceUsage, PinInfo, Retention
-from radixkv.core.planning import stand_node
 from radixkv.core.reader import LocalReader
 from radixkv.core.retaining import retain_path
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -60,7 +59,7 @@ class LocalManager(LocalReader):
         """Say anew what ranges of `tokens` are worth, as far as they are cached; how many tokens of them are.
 
         Of ranges that overlap the later counts; what none covers stays as it is. A range of priority 35 is an ordinary one
-        again. O(path + ranges).
+        again. It is no use: recency stays, and only the durations given begin anew. O(path + ranges).
 
         Raises:
             InvalidArgumentError: unpackable tokens, a bad namespace, a range or a priority out of its bound.
@@ -72,8 +71,8 @@ class LocalManager(LocalReader):
         walk = None if root is None else self._forest.walk(root, packed)
         if root is None or walk is None or not walk.matched_bytes:
             return 0
-        num_blocks = self._forest.table_length(walk.matched_bytes // TOKEN_BYTES)
-        retain_path(self._forest, root, stand_node(self._forest, walk, num_blocks), ranges)
+        node = walk.node if walk.child is None else walk.child
+        retain_path(self._forest, root, node, ranges, end_bytes=walk.matched_bytes)
         return walk.matched_bytes // TOKEN_BYTES
 
     def evict(self, num_blocks: int) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from radixkv.core.sequences import Sequence
     from radixkv.core.shares import Account
 
-__all__ = ["FEW_CHILDREN", "Children", "Node", "PinMark", "Places", "RootNode"]
+__all__ = ["FEW_CHILDREN", "Children", "Extras", "Node", "PinMark", "Places", "RootNode"]
 
 Places = tuple[tuple[int, int], ...]
 """Positions in bytes with the numbers of their places, rising; see `evicted_branches`."""
@@ -41,6 +41,18 @@ class PinMark:
     def __init__(self) -> None:
         self.num_refs = 1
         self.pins: list[Pin] = []
+
+
+class Extras:
+    """What few nodes have: see the attributes of these names of `Node`."""
+
+    __slots__ = ("evicted_at", "pin_mark", "retention", "writer")
+
+    def __init__(self) -> None:
+        self.evicted_at: Places = ()
+        self.pin_mark: PinMark | None = None
+        self.retention: NodeRetention | None = None
+        self.writer: Sequence | None = None
 
 
 class Node:
@@ -73,7 +85,7 @@ class Node:
         "blocks",
         "children",
         "end_bytes",
-        "evicted_at",
+        "extras",
         "found_at",
         "head",
         "key",
@@ -81,14 +93,11 @@ class Node:
         "lock_ref",
         "num_uses",
         "parent",
-        "pin_mark",
         "queue_entry",
         "rested_blocks",
-        "retention",
         "reuse_class",
         "stored_s",
         "used_bytes",
-        "writer",
     )
 
     def __init__(self, parent: Node | None, key: bytes | bytearray, head: bytes, blocks: array[int]) -> None:
@@ -100,8 +109,6 @@ class Node:
         self.children: Children | None = None
         self.used_bytes = 0
         self.lock_ref = 0
-        self.pin_mark: PinMark | None = None
-        self.writer: Sequence | None = None
         self.last_access_s = 0.0
         self.access_number = 0
         self.stored_s = 0.0
@@ -110,8 +117,49 @@ class Node:
         self.num_uses = 0
         self.rested_blocks = 0
         self.reuse_class = 0
-        self.evicted_at: Places = ()
-        self.retention: NodeRetention | None = None
+        self.extras: Extras | None = None
+
+    @property
+    def evicted_at(self) -> Places:
+        return () if self.extras is None else self.extras.evicted_at
+
+    @evicted_at.setter
+    def evicted_at(self, places: Places) -> None:
+        self._set_extra("evicted_at", places)
+
+    @property
+    def pin_mark(self) -> PinMark | None:
+        return None if self.extras is None else self.extras.pin_mark
+
+    @pin_mark.setter
+    def pin_mark(self, mark: PinMark | None) -> None:
+        self._set_extra("pin_mark", mark)
+
+    @property
+    def retention(self) -> NodeRetention | None:
+        return None if self.extras is None else self.extras.retention
+
+    @retention.setter
+    def retention(self, retention: NodeRetention | None) -> None:
+        self._set_extra("retention", retention)
+
+    @property
+    def writer(self) -> Sequence | None:
+        return None if self.extras is None else self.extras.writer
+
+    @writer.setter
+    def writer(self, writer: Sequence | None) -> None:
+        self._set_extra("writer", writer)
+
+    def _set_extra(self, name: str, value: object) -> None:
+        extras = self.extras
+        if extras is None:
+            if not value:
+                return
+            extras = self.extras = Extras()
+        setattr(extras, name, value)
+        if not (value or extras.evicted_at or extras.pin_mark or extras.retention or extras.writer):
+            self.extras = None
 
     @property
     def priority(self) -> int:

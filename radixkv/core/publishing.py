@@ -142,9 +142,7 @@ def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
         child = forest.attach(seq.root, node, key, blocks)
         forest.move_lock(seq.root, node, child)
         seq.node = child
-    seq.published_bytes = (
-        seq.node.end_bytes
-    )  # the same object: it becomes `used_bytes`, and then costs the leaf nothing
+    seq.published_bytes = seq.node.end_bytes  # the same object: a number that two share is kept once
     seq.private_from = end_block
     forest.record_stored(seq.root, seq.node, key, blocks)
 

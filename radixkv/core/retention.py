@@ -32,8 +32,10 @@ class NodeRetention:
         return self.since_s + self.duration_s
 
     def is_like(self, other: NodeRetention | None) -> bool:
-        """Whether it says the same, whenever it was said."""
-        return other is not None and (self.priority, self.duration_s) == (other.priority, other.duration_s)
+        """Whether it says the same, and ends at the same time."""
+        if other is None or (self.priority, self.duration_s) != (other.priority, other.duration_s):
+            return False
+        return self.since_s == other.since_s or self.duration_s == math.inf
 
     def copy(self) -> NodeRetention:
         """The same for another node, which is not watched yet."""

@@ -13,6 +13,7 @@ __all__ = [
     "MAX_BLOCK_SIZE",
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
+    "MAX_POSITION",
     "MAX_RETENTION_RANGES",
     "MAX_SEQ_ID",
     "MAX_TTL_S",
@@ -36,6 +37,7 @@ MAX_NAMESPACE_CHARS = 256
 MAX_ALSO = 64
 MAX_TTL_S = 7 * 86400.0
 MAX_RETENTION_RANGES = 64
+MAX_POSITION = 2**63 - 1  # positions are int64
 
 PIN_CLASSES = {"5m": 300.0, "1h": 3600.0}
 """Times for which prefixes are pinned by the names that chat protocols give them, in seconds."""
@@ -85,22 +87,24 @@ def check_ttl(ttl: float | str) -> float:
 
 def check_retention(ranges: SequenceOf[Retention]) -> tuple[Retention, ...]:
     """Ranges of a history, each with its priority and duration."""
-    if isinstance(ranges, Retention) or len(ranges) > MAX_RETENTION_RANGES:
+    if isinstance(ranges, Retention) or not isinstance(ranges, SequenceOf):
         raise InvalidArgumentError("retention", ranges, f"a sequence of at most {MAX_RETENTION_RANGES} ranges")
-    for wanted in ranges:
+    for index, wanted in enumerate(ranges[: MAX_RETENTION_RANGES + 1]):
+        name = f"retention[{index}]"
         if not isinstance(wanted, Retention):
-            raise InvalidArgumentError("retention", wanted, "made of `Retention` ranges")
-        check_int("start", wanted.start, 0)
+            raise InvalidArgumentError(name, wanted, "a `Retention`")
+        if index == MAX_RETENTION_RANGES:
+            raise InvalidArgumentError(name, tuple(wanted), f"absent: at most {MAX_RETENTION_RANGES} ranges are taken")
+        check_int(f"{name}.start", wanted.start, 0, MAX_POSITION)
         if wanted.end is not None:
-            check_int("end", wanted.end, wanted.start + 1)
-        check_int("priority", wanted.priority, 0, MAX_PRIORITY)
+            check_int(f"{name}.end", wanted.end, wanted.start + 1, MAX_POSITION)
+        check_int(f"{name}.priority", wanted.priority, 0, MAX_PRIORITY)
         duration_s = wanted.duration_s
         if duration_s is not None and (
             isinstance(duration_s, bool) or not isinstance(duration_s, int | float) or not 0 < duration_s <= MAX_TTL_S
         ):
-            raise InvalidArgumentError(
-                "duration_s", duration_s, f"above 0 and at most {MAX_TTL_S:.0f} seconds, or None"
-            )
+            bound = f"above 0 and at most {MAX_TTL_S:.0f} seconds, or None"
+            raise InvalidArgumentError(f"{name}.duration_s", duration_s, bound)
     return tuple(ranges)
 
 

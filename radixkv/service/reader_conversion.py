@@ -17,6 +17,7 @@ from radixkv.core.api import (
     MatchResult,
     MissCause,
     NamespaceMatch,
+    NamespaceUsage,
     NodeInfo,
     PinInfo,
     Tier,
@@ -41,6 +42,8 @@ __all__ = [
     "pin_to_proto",
     "stats_from_proto",
     "stats_to_proto",
+    "usage_from_proto",
+    "usage_to_proto",
 ]
 
 _EVENT_KINDS: dict[CacheEventKind, readers.EventKind] = {
@@ -174,6 +177,20 @@ def pin_to_proto(pin: PinInfo) -> readers.PinInfo:
 def pin_from_proto(proto: readers.PinInfo) -> PinInfo:
     """A pin from the wire."""
     return PinInfo(*(getattr(proto, name) for name in PinInfo._fields))
+
+
+def usage_to_proto(usage: NamespaceUsage) -> readers.NamespaceUsage:
+    """What a namespace has for the wire; the fields are named alike, and a quota that is None is absent."""
+    return readers.NamespaceUsage(**usage._asdict())
+
+
+def usage_from_proto(proto: readers.NamespaceUsage) -> NamespaceUsage:
+    """What a namespace has from the wire."""
+    fields = {name: getattr(proto, name) for name in NamespaceUsage._fields}
+    for quota in ("block_quota", "sequence_quota"):
+        if not proto.HasField(quota):
+            fields[quota] = None
+    return NamespaceUsage(**fields)
 
 
 def event_to_proto(event: CacheEvent) -> readers.Event:

@@ -13,6 +13,7 @@ from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVEr
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.service.attaching import abort
 from radixkv.service.config import MAX_NAME_CHARACTERS
+from radixkv.service.conversion import retention_from_proto
 from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reader_conversion import (
@@ -22,6 +23,7 @@ from radixkv.service.reader_conversion import (
     node_to_proto,
     pin_to_proto,
     stats_to_proto,
+    usage_to_proto,
 )
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
@@ -145,6 +147,42 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         return readers.PinsResponse(
             pools=[
                 readers.PoolPins(pool=pool.shape.name, pins=map(pin_to_proto, pool.cache.pins(namespace)))
+                for pool in self._pools.select(request.pool)
+            ]
+        )
+
+    @_unary
+    def Retain(self, request: readers.RetainRequest) -> readers.RetainResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, ranges = _namespace(request), retention_from_proto(request.retention)
+        return readers.RetainResponse(
+            pools=[
+                readers.PoolRetained(
+                    pool=pool.shape.name, num_tokens=pool.cache.retain(request.tokens, ranges, namespace)
+                )
+                for pool in self._pools.select(request.pool)
+            ]
+        )
+
+    @_unary
+    def SetQuota(self, request: readers.SetQuotaRequest) -> readers.SetQuotaResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        usages = self._pools.quotas.set(
+            {pool.shape.name: pool.cache for pool in self._pools.select(request.pool)},
+            _namespace(request),
+            request.blocks if request.HasField("blocks") else None,
+            request.sequences if request.HasField("sequences") else None,
+        )
+        answers = [readers.PoolQuota(pool=name, usage=usage_to_proto(usage)) for name, usage in usages.items()]
+        return readers.SetQuotaResponse(pools=answers)
+
+    @_unary
+    def Usage(self, request: readers.UsageRequest) -> readers.UsageResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace = request.namespace if request.HasField("namespace") else None
+        return readers.UsageResponse(
+            pools=[
+                readers.PoolUsage(pool=pool.shape.name, usages=map(usage_to_proto, pool.cache.usage(namespace)))
                 for pool in self._pools.select(request.pool)
             ]
         )

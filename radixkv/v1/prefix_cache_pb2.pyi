@@ -1,3 +1,4 @@
+from radixkv.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -291,6 +292,96 @@ class PoolPins(_message.Message):
     pins: _containers.RepeatedCompositeFieldContainer[PinInfo]
     def __init__(self, pool: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ...) -> None: ...
 
+class RetainRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "tokens", "retention")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    tokens: bytes
+    retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ...) -> None: ...
+
+class RetainResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolRetained]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolRetained, _Mapping]]] = ...) -> None: ...
+
+class PoolRetained(_message.Message):
+    __slots__ = ("pool", "num_tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "blocks", "sequences")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    blocks: int
+    sequences: int
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., blocks: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
+
+class SetQuotaResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolQuota]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolQuota, _Mapping]]] = ...) -> None: ...
+
+class PoolQuota(_message.Message):
+    __slots__ = ("pool", "usage")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    usage: NamespaceUsage
+    def __init__(self, pool: _Optional[str] = ..., usage: _Optional[_Union[NamespaceUsage, _Mapping]] = ...) -> None: ...
+
+class UsageRequest(_message.Message):
+    __slots__ = ("pool", "namespace")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class UsageResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolUsage]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolUsage, _Mapping]]] = ...) -> None: ...
+
+class PoolUsage(_message.Message):
+    __slots__ = ("pool", "usages")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    USAGES_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    usages: _containers.RepeatedCompositeFieldContainer[NamespaceUsage]
+    def __init__(self, pool: _Optional[str] = ..., usages: _Optional[_Iterable[_Union[NamespaceUsage, _Mapping]]] = ...) -> None: ...
+
+class NamespaceUsage(_message.Message):
+    __slots__ = ("namespace", "num_blocks", "num_blocks_in_use", "num_sequences", "block_quota", "sequence_quota")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    num_blocks: int
+    num_blocks_in_use: int
+    num_sequences: int
+    block_quota: int
+    sequence_quota: int
+    def __init__(self, namespace: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_blocks_in_use: _Optional[int] = ..., num_sequences: _Optional[int] = ..., block_quota: _Optional[int] = ..., sequence_quota: _Optional[int] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ("pool",)
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -418,7 +509,7 @@ class DumpResponse(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., now_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s", "pinned_until_s")
+    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s", "pinned_until_s", "priority", "retained_until_s")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -429,6 +520,8 @@ class Node(_message.Message):
     LOCK_REF_FIELD_NUMBER: _ClassVar[int]
     LAST_ACCESS_S_FIELD_NUMBER: _ClassVar[int]
     PINNED_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     parent_id: int
     namespace: str
@@ -439,7 +532,9 @@ class Node(_message.Message):
     lock_ref: int
     last_access_s: float
     pinned_until_s: float
-    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ..., pinned_until_s: _Optional[float] = ...) -> None: ...
+    priority: int
+    retained_until_s: float
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ..., pinned_until_s: _Optional[float] = ..., priority: _Optional[int] = ..., retained_until_s: _Optional[float] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("pool", "start", "namespace", "follow")

@@ -73,6 +73,21 @@ class PrefixCacheStub:
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.FromString,
                 _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Retain',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.FromString,
+                _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/SetQuota',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.SetQuotaResponse.FromString,
+                _registered_method=True)
+        self.Usage = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Usage',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.UsageRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.UsageResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/radixkv.v1.PrefixCache/Stats',
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.StatsRequest.SerializeToString,
@@ -154,6 +169,30 @@ class PrefixCacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retain(self, request, context):
+        """Says anew what ranges of a prompt are worth to be kept, as far as they are cached; a repeat is harmless. It is no use: recency
+        stays. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetQuota(self, request, context):
+        """Sets both bounds of a namespace anew, so that a repeat is harmless, and keeps them for every later life of the pool until the
+        service ends. Of several pools all are changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool
+        leave less; NOT_FOUND; RESOURCE_EXHAUSTED where more namespaces would have a quota than the service allows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Usage(self, request, context):
+        """Tells what each namespace has of the pool, and its quota, a pure read. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Tells gauges of now and counters since the pool was attached, a pure read. Errors: NOT_FOUND.
         """
@@ -222,6 +261,21 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     servicer.Pins,
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.SetQuotaRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.SetQuotaResponse.SerializeToString,
+            ),
+            'Usage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Usage,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.UsageRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.UsageResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -437,6 +491,87 @@ class PrefixCache:
             '/radixkv.v1.PrefixCache/Pins',
             radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.SerializeToString,
             radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Retain',
+            radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/SetQuota',
+            radixkv_dot_v1_dot_prefix__cache__pb2.SetQuotaRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.SetQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Usage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Usage',
+            radixkv_dot_v1_dot_prefix__cache__pb2.UsageRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.UsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -300,6 +300,7 @@ class Scheduler:
                 head.seq_id,
                 waits=terms.shares_prefix,
                 shares=terms.shares_prefix,
+                retention=terms.retention,
             )
             sent.append(Sent(op, (head,), was_alone, self._admission.num_freed))
             sent += self._holders.ask_for_room(head)

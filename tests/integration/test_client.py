@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import grpc
 import pytest
 from live_service import Clock
 
@@ -27,8 +28,10 @@ from radixkv import (
     PoolHeldError,
     PoolShape,
     PrefixCache,
+    QuotaError,
     RadixKVError,
     ReleaseOp,
+    Retention,
     UnknownPoolError,
     UnknownSequenceError,
     connect,
@@ -36,6 +39,8 @@ from radixkv import (
 )
 from radixkv.client import RemoteHolder
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import prefix_cache_pb2_grpc
 
 PROMPT = pack_tokens(range(100))
 
@@ -69,12 +74,24 @@ class RandomCalls:
     def tokens(self, longest: int = 30) -> bytes:
         return pack_tokens([self._random.randrange(2) for _ in range(self._random.randrange(longest))])
 
+    def ranges(self) -> tuple[Retention, ...]:
+        """Ranges of a history, one in a few of them out of bounds."""
+        choose = self._random
+
+        def some() -> Retention:
+            start, priority = choose.randrange(-1, 20), choose.choice([0, 20, 35, 80, 80, 101])
+            end = choose.choice([None, None, start + choose.randrange(12)])
+            return Retention(start, end, priority, choose.choice([None, 0.03, 0.2, 60, -1.0]))
+
+        return tuple(some() for _ in range(choose.choice([0, 0, 1, 1, 2, 70])))
+
     def op(self) -> Any:
         choose = self._random
         seq_id, namespace = choose.choice(self._ids), choose.choice(["default", "other", ""])
         match choose.randrange(9):
             case 0 | 1:
-                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, choose.choice([seq_id, None, -1]))
+                chosen = choose.choice([seq_id, None, -1])
+                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, chosen, retention=self.ranges())
             case 2 | 3:
                 return ExtendOp(seq_id, choose.randrange(40))
             case 4 | 5:
@@ -88,13 +105,14 @@ class RandomCalls:
     def call(self) -> Callable[[Any], Any]:
         """A call to be made of a holder."""
         choose = self._random
-        kind = choose.randrange(13)
+        kind = choose.randrange(16)
         if kind < 6:
             ops = [self.op() for _ in range(choose.randrange(6))]
             return lambda holder: [comparable(result) for result in holder.step(ops)]
         tokens, count, ttl = self.tokens(), choose.randrange(-1, 4), choose.choice([0.05, 0.3, "5m", "1h", -1.0])
-        namespace = choose.choice([None, "default", "other"])
+        namespace, ranges = choose.choice([None, "default", "other"]), self.ranges()
         also = ("other", "default", "")[: choose.choice([0, 1, 2, 2, 3])]
+        blocks, sequences = choose.choice([None, -1, 6, 12, 20, 25, True]), choose.choice([None, None, -1, 1, 3])
         calls: list[Callable[[Any], Any]] = [
             lambda holder: holder.match(tokens, namespace or "default"),
             lambda holder: holder.explain(tokens, namespace or "default", also),
@@ -102,8 +120,12 @@ class RandomCalls:
             lambda holder: holder.clear("other"),
             lambda holder: holder.pin(tokens, ttl, namespace or "default"),
             lambda holder: holder.unpin(tokens, namespace or "default"),
+            lambda holder: holder.retain(tokens, ranges, namespace or "default"),
+            lambda holder: holder.set_quota(namespace or "default", blocks, sequences),
+            lambda holder: holder.usage("nobody"),
             lambda holder: (
                 holder.stats(),
+                holder.usage(namespace),
                 holder.dump(namespace),
                 holder.pins(namespace),
                 unnumbered(holder.events(min(count, 0), namespace)),
@@ -143,6 +165,30 @@ def test_the_methods_answer_as_in_process(holder: RemoteHolder) -> None:
     assert holder.match(range(101)) == local.match(range(101))
 
 
+def test_what_is_worth_more_outlives_what_is_worth_less(holder: RemoteHolder, clock: Clock) -> None:
+    for first, priority, duration_s in ((1, 90, 10.0), (2, 20, None), (3, 35, None)):
+        ranges = [Retention(0, 32, priority, duration_s)]
+        opened = holder.acquire([first] * 40, retention=ranges)
+        holder.insert(opened.seq_id, 40)
+        holder.release(opened.seq_id)
+    assert [(node.position, node.priority, node.retained_until_s) for node in holder.dump()] == [
+        (0, 90, 10.0),
+        (32, 35, 0.0),
+        (0, 20, 0.0),
+        (32, 35, 0.0),
+        (0, 35, 0.0),
+        (32, 35, 0.0),
+    ]
+    assert holder.retain([2] * 100, [Retention(32)], "nobody") == 0
+    assert holder.retain([2] * 100, [Retention(32, priority=0)]) == 40
+    holder.evict(3)
+    assert [holder.match([first] * 40).num_tokens for first in (1, 2, 3)] == [40, 0, 40]
+    holder.evict(4)
+    assert [holder.match([first] * 40).num_tokens for first in (1, 2, 3)] == [32, 0, 0]
+    clock.now_s = 10.0
+    assert [node.priority for node in holder.dump()] == [35]
+
+
 def test_a_pin_over_its_budget_is_refused_with_what_is_pinned_but_no_tokens_of_it(holder: RemoteHolder) -> None:
     opened = holder.acquire(PROMPT)
     holder.insert(opened.seq_id, 100)
@@ -155,6 +201,39 @@ def test_a_pin_over_its_budget_is_refused_with_what_is_pinned_but_no_tokens_of_i
     assert (pinned.tokens, pinned.num_tokens, pinned.num_blocks, pinned.ttl_s) == (b"", 100, 7, 3600.0)
     assert holder.unpin(PROMPT)
     assert holder.pins() == []
+
+
+def test_a_quota_refuses_whom_it_bounds_and_tells_by_how_much(holder: RemoteHolder) -> None:
+    usage = holder.set_quota("tenant", 4, 2)
+    assert usage == ("tenant", 0, 0, 0, 4, 2)
+    with pytest.raises(QuotaError, match=r"7 blocks are needed, and of the 4 that namespace 'tenant'") as refusal:
+        holder.acquire(PROMPT, namespace="tenant")
+    assert (refusal.value.unit, refusal.value.num_needed, refusal.value.num_available) == ("blocks", 7, 4)
+    opened = [holder.acquire([1], namespace="tenant") for _ in range(2)]
+    with pytest.raises(QuotaError, match="1 sequences are needed"):
+        holder.acquire([1], namespace="tenant")
+    assert holder.acquire(PROMPT).num_stored_tokens == 0
+    assert [(use.namespace, use.num_blocks_in_use) for use in holder.usage()] == [("default", 7), ("tenant", 2)]
+    for sequence in opened:
+        holder.release(sequence.seq_id)
+    assert holder.set_quota("tenant") == ("tenant", 0, 0, 0, None, None)
+    assert holder.usage("tenant")[0].block_quota is None
+
+
+def test_a_quota_outlives_its_pool_and_readers_name_a_pool_or_all(service: ServiceThread) -> None:
+    address = service.addresses[0]
+    with connect(address, PoolShape(64, name="left")) as left, connect(address, PoolShape(32, name="right")):
+        left.set_quota("tenant", 24)
+        with grpc.insecure_channel(address) as channel:
+            stub: Any = prefix_cache_pb2_grpc.PrefixCacheStub(channel)  # type: ignore[no-untyped-call]  # generated
+            told = stub.Usage(readers.UsageRequest(namespace="tenant")).pools
+            assert [pool.usages[0].HasField("block_quota") for pool in told] == [True, False]
+            told = stub.SetQuota(readers.SetQuotaRequest(namespace="all", blocks=8)).pools
+            assert [(pool.pool, pool.usage.block_quota) for pool in told] == [("left", 8), ("right", 8)]
+            with pytest.raises(grpc.RpcError, match="which the other quotas leave of pool 'right'"):
+                stub.SetQuota(readers.SetQuotaRequest(namespace="more", blocks=25))
+    with connect(address, PoolShape(48, name="left")) as successor:
+        assert [(use.namespace, use.block_quota) for use in successor.usage()] == [("all", 8), ("tenant", 24)]
 
 
 def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolder) -> None:
@@ -174,6 +253,12 @@ def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolde
         (lambda holder: holder.acquire(PROMPT, reserve=-1), InvalidArgumentError),
         (lambda holder: holder.acquire(PROMPT, namespace=""), InvalidArgumentError),
         (lambda holder: holder.acquire(PROMPT, seq_id=2**64), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, retention=[Retention(4, 4)]), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, retention=[Retention(duration_s=True)]), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention(priority=101)]), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention()] * 65), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, Retention()), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention()], ""), InvalidArgumentError),
         (lambda holder: holder.acquire(bytes(10_000_000)), OutOfBlocksError),
         (lambda holder: holder.acquire(bytes(40_000_000)), LimitError),
         (lambda holder: holder.match(bytes(40_000_000)), LimitError),
@@ -189,6 +274,11 @@ def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolde
         (lambda holder: holder.extend(3, 0), InvalidArgumentError),
         (lambda holder: holder.evict(-1), InvalidArgumentError),
         (lambda holder: holder.clear(7), InvalidArgumentError),
+        (lambda holder: holder.set_quota("", 1), InvalidArgumentError),
+        (lambda holder: holder.set_quota("tenant", 65), InvalidArgumentError),
+        (lambda holder: holder.set_quota("tenant", 2**70), InvalidArgumentError),
+        (lambda holder: holder.set_quota("tenant", 1, -1), InvalidArgumentError),
+        (lambda holder: holder.usage(""), InvalidArgumentError),
     ],
 )
 def test_a_call_that_cannot_be_satisfied_gives_a_clear_error_and_changes_nothing(

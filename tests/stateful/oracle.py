@@ -31,12 +31,12 @@ from radixkv.core.api import (
 from radixkv.core.errors import (
     AbortedError,
     InvalidArgumentError,
-    OutOfBlocksError,
     RadixKVError,
     UnknownSequenceError,
 )
 from radixkv.core.tokens import unpack_tokens
 
+from .shares import REFUSALS, Shares
 from .waits import Waits
 
 __all__ = ["Branch", "Oracle", "Tokens"]
@@ -86,6 +86,7 @@ class Oracle:
         self.block_size = block_size
         self.branches: dict[int, Branch] = {}
         self.waits = Waits(self)
+        self.shares = Shares(self)
         self.pins: set[tuple[str, Tokens]] = set()
         self.watchers: list[Callable[[Branch, bool], None]] = []
         self.num_acquired = 0
@@ -185,7 +186,7 @@ class Oracle:
                     tokens = tuple(unpack_tokens(op.tokens))
                     most = self.most_match(op.namespace, tokens)
                     assert not self.waits.must_wait(op, tokens, most), f"{op} answered {result!r} in place of waiting"
-                allowed = (OutOfBlocksError,) if may_run_out else expected
+                allowed = REFUSALS if may_run_out else expected
                 assert isinstance(result, allowed), f"{op} answered {result!r}, expected one of {allowed}"
                 self._observe_failure(op, result)
                 failed.update(_named(op))
@@ -196,9 +197,9 @@ class Oracle:
                     failed.update(_named(op))
 
     def _observe_failure(self, op: StepOp, error: RadixKVError) -> None:
-        if not isinstance(error, OutOfBlocksError):
+        if not isinstance(error, REFUSALS):
             return
-        assert error.num_needed > error.num_available, f"{op} answered {error}"
+        self.shares.refused(op, error)
         if isinstance(op, ExtendOp):
             branch = self.branches[op.seq_id]
             assert op.num_tokens > branch.promised_room, f"{op} failed within the promised {branch.promised_room}"
@@ -294,6 +295,7 @@ class Oracle:
             room,
             room + reserve,
         )
+        self.shares.opened(branch)
         self.branches[result.seq_id] = branch
         self.num_copied_tokens += sum(op.num_tokens for op in result.ops)
         return branch

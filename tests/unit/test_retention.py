@@ -141,6 +141,64 @@ def test_it_can_be_changed_later_in_either_direction() -> None:
     cache.check()
 
 
+def test_only_what_is_said_again_lasts_anew() -> None:
+    clock = Clock()
+    cache = PrefixCache(40, BLOCK, clock=clock)
+    serve(cache, [1] * 8, Retention(priority=60, duration_s=10))
+    clock.now_s = 5
+    cache.retain([1] * 8, [Retention(0, 4, priority=60, duration_s=10)])
+    cache.check()
+    assert [(node.position, node.retained_until_s) for node in cache.dump()] == [(0, 15.0), (4, 10.0)]
+    clock.now_s = 10
+    assert priorities(cache) == [(0, 4, 60), (4, 4, 35)]
+
+
+def test_saying_what_is_so_changes_nothing() -> None:
+    cache = PrefixCache(40, BLOCK)
+    serve(cache, [1] * 8)
+    serve(cache, [2] * 8, Retention(priority=60))
+    before = cache.dump()
+    for tokens, ranges in (
+        ([1] * 4, []),
+        ([1] * 4, [Retention()]),
+        ([1] * 3, [Retention(priority=99), Retention(priority=35, duration_s=9.0)]),
+        ([2] * 6, [Retention(2, 5, priority=60)]),
+    ):
+        assert cache.retain(tokens, ranges) == len(tokens)
+        cache.check()
+        assert cache.dump() == before
+
+
+def test_two_halves_that_end_at_different_times_stay_apart() -> None:
+    clock = Clock()
+    cache = PrefixCache(40, BLOCK, clock=clock)
+    serve(cache, [1] * 8, Retention(priority=60, duration_s=10))
+    serve(cache, [1] * 4 + [2] * 4)
+    cache.pin([1] * 8, 100)
+    cache.evict(40)
+    clock.now_s = 5
+    serve(cache, [1] * 4)
+    assert cache.unpin([1] * 8)
+    cache.check()
+    clock.now_s = 10
+    assert priorities(cache) == [(0, 4, 60), (4, 4, 35)]
+
+
+def test_a_policy_keeps_its_order_though_leaves_are_split_while_they_wait() -> None:
+    cache = PrefixCache(16, BLOCK, eviction="slru")
+    for _ in range(20):
+        serve(cache, [1] * 12)
+        serve(cache, [1] * 12)
+        cache.retain([1] * 12, [Retention(4, None, priority=50)])
+        cache.check()
+        cache.evict(16)
+    serve(cache, [1] * 12)
+    serve(cache, [1] * 12)
+    serve(cache, [2] * 4)
+    cache.evict(1)
+    assert lengths(cache, [1] * 12, [2] * 4) == [12, 0]  # used once, it goes before what was used again
+
+
 def test_what_is_appended_to_a_retained_branch_is_ordinary() -> None:
     cache = PrefixCache(40, BLOCK)
     serve(cache, [1] * 4, Retention(priority=90))
@@ -249,9 +307,11 @@ def test_a_priority_that_is_used_again_after_a_long_time_costs_no_pause(eviction
         ([Retention(duration_s=0)], "duration_s is 0; it must be above 0 and at most 604800 seconds, or None"),
         ([Retention(duration_s=math.nan)], "duration_s is nan"),
         ([Retention(duration_s=True)], "duration_s is True"),
-        ([(0, 4)], "retention is"),
+        ([Retention(), Retention(priority=101)], r"retention\[1\].priority is 101"),
+        ([(0, 4)], r"retention\[0\] is \(0, 4\); it must be a `Retention`"),
         (Retention(), "retention is .* a sequence of at most 64 ranges"),
-        ([Retention()] * 65, "at most 64 ranges"),
+        ({Retention()}, "retention is .* a sequence of at most 64 ranges"),
+        ([Retention()] * 65, r"retention\[64\] is .* absent: at most 64 ranges are taken"),
     ],
 )
 def test_bad_ranges_are_refused_and_change_nothing(ranges: list[Retention], message: str) -> None:
