@@ -38,7 +38,7 @@ def bars(figures: Figures, memory: Mapping[str, Mapping[str, float]], peers: Pee
         _limit_bar(figures, "match", MATCH_BOUND),
         _limit_bar(figures, "acquire", ACQUIRE_BOUND),
         Bar("fork at 8,000 tokens - fork at 80", long.p50 - short.p50, FORK_BOUND_US, " us"),
-        _peer_bar("match: the fastest peer", figures[match], peers, ("sglang", "vllm"), PEER_MATCH_BOUND),
+        _peer_bar("match: the fastest peer", figures.get(match, {}), peers, ("sglang", "vllm"), PEER_MATCH_BOUND),
         _peer_bar(INSERT + ": the fastest peer", figures[INSERT], peers, ("sglang", "vllm"), PEER_INSERT_BOUND),
         _peer_bar(evict + ": SGLang's faster core", figures[evict], peers, ("sglang",), PEER_EVICT_BOUND),
         _growth_bar(figures),

@@ -32,7 +32,8 @@ class Peers(NamedTuple):
 
     def why_none(self, *packages: str) -> str:
         """Why any of these packages is missing; empty where none is."""
-        return "; ".join(self.why_missing[package] for package in packages if package in self.why_missing)
+        why = [self.why_missing[package] for package in packages if package in self.why_missing]
+        return "; ".join(dict.fromkeys(why))
 
 
 def find_peers(choice: str, num_blocks: int, folder: Path | None = None) -> Peers:

@@ -87,7 +87,7 @@ def test_without_the_peers_their_bars_are_unmet_and_say_why(tmp_path: Path) -> N
     assert peers.systems == []
     microsecond = Summary(1, 1.0, 1.0, 1.0, 1.0)
     tokens = f"{PROMPT_TOKENS:,} tokens"
-    operations = [f"{call}, {tokens}{where}" for call in ("match", "acquire") for where in ("", ALONE)]
+    operations = [f"{call}, {tokens}{ALONE}" for call in ("match", "acquire")]
     operations += ["fork at 80 tokens", "fork at 8,000 tokens", INSERT, one_leaf_of(100_000)]
     operations += [one_leaf_of(num_leaves, GROWTH) for num_leaves in GROWTH_LEAVES]
     figures = {operation: {Ours.name: microsecond, LIMIT: microsecond} for operation in operations}
