@@ -17,9 +17,10 @@ import radixkv
 from .planted_bugs import PLANTED_BUGS, PlantedBug
 from .planted_events import PLANTED_EVENTS
 from .planted_pins import PLANTED_PINS
+from .planted_retention import PLANTED_RETENTION
 from .planted_waits import PLANTED_WAITS
 
-ALL_BUGS = (*PLANTED_BUGS, *PLANTED_WAITS, *PLANTED_EVENTS, *PLANTED_PINS)
+ALL_BUGS = (*PLANTED_BUGS, *PLANTED_WAITS, *PLANTED_EVENTS, *PLANTED_PINS, *PLANTED_RETENTION)
 MAX_EXAMPLES = 800
 NUM_AT_A_TIME = 2
 HUNT_TIMEOUT_S = 120.0
