@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction import DEFAULT_POLICY, POLICIES
+from radixkv.service.quotas import Quota
 
 __all__ = [
     "DEFAULT_SERVICE_ADDRESS",
@@ -14,6 +16,8 @@ __all__ = [
     "add_cache_flags",
     "add_command",
     "add_service_flag",
+    "cache_settings",
+    "read_blocks",
     "say",
 ]
 
@@ -53,6 +57,53 @@ def add_cache_flags(command: argparse.ArgumentParser) -> None:
         metavar="BLOCK_SECONDS",
         help="what the pins of one namespace of one pool may cost, blocks x seconds (default: half of the pool for an hour)",
     )
+
+    command.add_argument(
+        "--quota",
+        type=_read_quota,
+        metavar="NAMESPACE=BLOCKS[:SEQUENCES]",
+        action="append",
+        help="give a namespace a share of every pool, as a number of blocks or a part of the pool, and bound its open "
+        "sequences: tenant=2000, tenant=25%%:8, tenant=:8; may be given several times, and changed while it runs by "
+        "radixkv quota; a pool that is too small for all of them cuts each in proportion",
+    )
+
+
+def cache_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What those flags say, as settings of a `ServiceConfig`."""
+    return {
+        "eviction": options.eviction,
+        "pin_budget": options.pin_budget,
+        "quotas": tuple(options.quota or ()),
+    }
+
+
+def read_blocks(text: str) -> tuple[int | None, float | None]:
+    """A quota as ``"2000"`` or ``"25%"``: blocks, or per cent of a pool; the other is None.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.endswith("%"):
+        return None, float(text[:-1])
+    return int(text), None
+
+
+def _read_quota(text: str) -> Quota:
+    namespace, equals, bounds = text.rpartition("=")
+    blocks, _, sequences = bounds.partition(":")
+    form = f"{text!r} is not NAMESPACE=BLOCKS[:SEQUENCES], such as tenant=2000, tenant=25%:8 or tenant=:8"
+    if not equals or not (blocks or sequences):
+        raise argparse.ArgumentTypeError(form)
+    try:
+        num_blocks, percent = read_blocks(blocks) if blocks else (None, None)
+        max_sequences = int(sequences) if sequences else None
+    except ValueError:
+        raise argparse.ArgumentTypeError(form) from None
+    try:
+        return Quota(namespace, num_blocks, percent, max_sequences)
+    except InvalidArgumentError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def say(text: str) -> None:

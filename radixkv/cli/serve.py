@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_cache_flags, add_command, say
+from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_cache_flags, add_command, cache_settings, say
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 
 __all__ = ["add"]
@@ -41,8 +41,7 @@ def _run(options: argparse.Namespace) -> int:
         addresses=tuple(options.listen or [DEFAULT_SERVICE_ADDRESS]),
         lease_ttl_s=options.lease_ttl,
         max_message_bytes=int(options.max_message_mib * 2**20),
-        eviction=options.eviction,
-        pin_budget=options.pin_budget,
+        **cache_settings(options),
         **kv_event_settings(options),
     )
 

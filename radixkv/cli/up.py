@@ -7,7 +7,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.chat import add_chat_flags, run_chat
-from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, DEFAULT_WORKER_ADDRESS, add_cache_flags, add_command, say
+from radixkv.cli.flags import (
+    DEFAULT_SERVICE_ADDRESS,
+    DEFAULT_WORKER_ADDRESS,
+    add_cache_flags,
+    add_command,
+    cache_settings,
+    say,
+)
 from radixkv.cli.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.model_flags import add_model_flags, worker_config
@@ -54,8 +61,7 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = ServiceConfig(
         addresses=(options.service_listen,),
-        eviction=options.eviction,
-        pin_budget=options.pin_budget,
+        **cache_settings(options),
         **kv_event_settings(options),
     )
     with ServiceThread(settings) as service:

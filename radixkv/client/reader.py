@@ -15,7 +15,9 @@ from radixkv.core.api import (
     CacheEvent,
     CacheStats,
     EventStats,
+    Explanation,
     MatchResult,
+    NamespaceUsage,
     NodeInfo,
     PinInfo,
     Retention,
@@ -28,10 +30,12 @@ from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
     event_stats_from_proto,
+    explanation_from_proto,
     match_from_proto,
     node_from_proto,
     pin_from_proto,
     stats_from_proto,
+    usage_from_proto,
 )
 from radixkv.service.status import error_from_rpc
 from radixkv.v1 import prefix_cache_pb2 as readers
@@ -96,6 +100,30 @@ class RemoteReader:
         )
         return response
 
+    def explain(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()) -> Explanation:
+        """See `PrefixCache.explain`."""
+        response = self._explain(self.pool_name, tokens, namespace, also)
+        return explanation_from_proto(self._only(response).explanation)
+
+    def explain_all(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+    ) -> dict[str, Explanation]:
+        """`explain` by every pool of the service, by name."""
+        response = self._explain("", tokens, namespace, also)
+        return {pool.pool: explanation_from_proto(pool.explanation) for pool in response.pools}
+
+    def _explain(
+        self, pool_name: str, tokens: TokensLike, namespace: str, also: Sequence[str]
+    ) -> readers.ExplainResponse:
+        request = readers.ExplainRequest(
+            pool=pool_name,
+            tokens=pack_tokens(tokens),
+            namespace=validation.check_namespace(namespace),
+            also=validation.check_also(also),
+        )
+        response: readers.ExplainResponse = self._call(self._stub.Explain, request)
+        return response
+
     def evict(self, num_blocks: int) -> int:
         """See `PrefixCache.evict`."""
         validation.check_int("num_blocks", num_blocks, 0, validation.MAX_SEQ_ID)
@@ -139,6 +167,27 @@ class RemoteReader:
         )
         retention_to_proto(validation.check_retention(retention), request.retention)
         return int(self._only(self._call(self._stub.Retain, request)).num_tokens)
+
+    def set_quota(
+        self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
+    ) -> NamespaceUsage:
+        """See `PrefixCache.set_quota`. The service keeps it for later lives of the pool too, until it ends itself.
+
+        Raises:
+            LimitError: more namespaces would have a quota than the service allows.
+        """
+        validation.check_namespace(namespace)
+        if sequences is not None:
+            validation.check_int("sequences", sequences, 0, validation.MAX_SEQ_ID)
+        if blocks is not None:
+            validation.check_int("blocks", blocks, 0, validation.MAX_SEQ_ID)
+        request = readers.SetQuotaRequest(pool=self.pool_name, namespace=namespace, blocks=blocks, sequences=sequences)
+        return usage_from_proto(self._only(self._call(self._stub.SetQuota, request)).usage)
+
+    def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
+        """See `PrefixCache.usage`."""
+        request = readers.UsageRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
+        return [usage_from_proto(usage) for usage in self._only(self._call(self._stub.Usage, request)).usages]
 
     def stats(self) -> CacheStats:
         """See `PrefixCache.stats`."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, overload
 
 from radixkv.core.errors import RadixKVError
+from radixkv.core.explanation import EvictedTokens, EvictionReason, Explanation, MissCause, NamespaceMatch
 from radixkv.core.tokens import TokensLike
 
 __all__ = [
@@ -35,12 +36,17 @@ __all__ = [
     "CacheStats",
     "Copy",
     "EventStats",
+    "EvictedTokens",
+    "EvictionReason",
+    "Explanation",
     "ExtendOp",
     "ExtendResult",
     "ForkOp",
     "InsertOp",
     "MatchOp",
     "MatchResult",
+    "MissCause",
+    "NamespaceMatch",
     "NamespaceUsage",
     "NodeInfo",
     "Notice",
@@ -141,7 +147,8 @@ class ExtendResult(NamedTuple):
 class CacheStats(NamedTuple):
     """Gauges of now and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens.
 
-    `eviction` is the name of the policy that orders eviction.
+    `num_missed_*_tokens` count the whole blocks of acquired prompts that did not match, by cause: nothing went on there, other
+    histories did, or it had been evicted (as far as is remembered). `eviction` is the name of the policy that orders eviction.
     """
 
     num_blocks: int
@@ -164,6 +171,9 @@ class CacheStats(NamedTuple):
     num_notices: int
     num_pins: int
     num_pinned_blocks: int
+    num_missed_new_tokens: int
+    num_missed_parted_tokens: int
+    num_missed_evicted_tokens: int
     eviction: str
 
 
@@ -367,6 +377,10 @@ class CacheReader(Protocol):
     """What anyone with the right may ask of a pool, holder or not."""
 
     def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult: ...
+
+    def explain(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+    ) -> Explanation: ...
 
     def evict(self, num_blocks: int) -> int: ...
 

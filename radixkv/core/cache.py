@@ -20,6 +20,7 @@ from radixkv.core.api import (
     StepResult,
 )
 from radixkv.core.errors import UnknownSequenceError
+from radixkv.core.explaining import count_missed
 from radixkv.core.management import LocalManager
 from radixkv.core.node import RootNode
 from radixkv.core.opening import open_child, open_sequence, promise
@@ -141,6 +142,8 @@ class PrefixCache(LocalManager):
                 return pending
         plan = plan_acquire(forest, walk, length, reserve)
         room.require(forest, namespace, account, plan.num_needed, num_sequences=1)
+        if shares and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
+            count_missed(self._counters, forest, namespace, packed, walk)
 
         if known_root is None:
             forest.accounts[namespace] = account

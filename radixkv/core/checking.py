@@ -1,4 +1,4 @@
-"""Invariants of the whole cache, recomputed from nothing but the tree and the sequences, and the listing of the tree."""
+"""Invariants of the whole cache, recomputed from nothing but the tree and the sequences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from radixkv.core.api import DEFAULT_PRIORITY, NodeInfo
+from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.errors import CorruptionError
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
@@ -15,40 +15,7 @@ from radixkv.core.pins import PinBook
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
-__all__ = ["check_all", "dump_roots"]
-
-
-def dump_roots(forest: Forest, roots: Iterable[RootNode]) -> list[NodeInfo]:
-    """All nodes below the roots, parents before children, siblings by their bytes. Ids hold within one listing."""
-    listing: list[NodeInfo] = []
-    for root in roots:
-        pending: list[tuple[Node, int]] = [(child, 0) for child in _sorted_children(root)]
-        while pending:
-            node, parent_id = pending.pop()
-            node_id = len(listing) + 1
-            pins = node.pin_mark.pins if node.pin_mark is not None else ()
-            listing.append(
-                NodeInfo(
-                    node_id=node_id,
-                    parent_id=parent_id,
-                    namespace=root.namespace,
-                    position=node.start_bytes // TOKEN_BYTES,
-                    tokens=bytes(node.key),
-                    block_ids=tuple(node.blocks),
-                    is_tail=len(node.key) < forest.block_bytes,
-                    lock_ref=node.lock_ref,
-                    last_access_s=node.last_access_s,
-                    pinned_until_s=max((pin.expires_s for pin in pins), default=0.0),
-                    priority=node.priority,
-                    retained_until_s=_retained_until(node),
-                )
-            )
-            pending.extend((child, node_id) for child in _sorted_children(node))
-    return listing
-
-
-def _retained_until(node: Node) -> float:
-    return 0.0 if node.retention is None or node.retention.duration_s == math.inf else node.retention.until_s
+__all__ = ["check_all"]
 
 
 def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intents, pins: PinBook) -> None:
@@ -74,11 +41,6 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
 def _require(condition: bool, what: str, *details: object) -> None:
     if not condition:
         raise CorruptionError(what + (f": {details}" if details else ""))
-
-
-def _sorted_children(node: Node) -> list[Node]:
-    """Last first, so that a stack pops them in order."""
-    return sorted((node.children or {}).values(), key=lambda child: child.head, reverse=True)
 
 
 def _check_node(forest: Forest, node: Node) -> None:

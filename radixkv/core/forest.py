@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from radixkv.core.blocks import BlockPool
 from radixkv.core.events import NO_BLOCK, EventLog
+from radixkv.core.evicted_branches import EvictedBranches
 from radixkv.core.eviction import PolicyFactory
 from radixkv.core.node import Children, Node, RootNode
 from radixkv.core.retention import NodeRetention, RetentionTimes
@@ -55,6 +56,7 @@ class Forest:
         self.clock = clock
         self.events = events
         self.times = BlockTimer()
+        self.evicted = EvictedBranches(num_blocks, self.block_bytes)
         self.roots: dict[str, RootNode] = {}
         self.num_cached = 0
         self.num_evictable = 0
@@ -186,7 +188,7 @@ class Forest:
                 rested_before = self._stamp(above, now_s)
                 if not root.is_hidden:
                     share.policy.rest(above, rested_before, root.namespace, share.num_taken)
-            if above.retention is not None:
+            if above.extras is not None and above.extras.retention is not None:
                 self.retentions.watch(above)
             above = above.parent
         if num_unlocked:
@@ -205,8 +207,8 @@ class Forest:
         self._num_accesses += 1
         node.access_number = self._num_accesses
         node.last_access_s = now_s
-        if node.retention is not None:
-            node.retention.since_s = now_s
+        if node.extras is not None and node.extras.retention is not None:
+            node.extras.retention.since_s = now_s
         return number_before
 
     def _stamp_above(self, root: RootNode, node: Node, now_s: float) -> None:
@@ -323,6 +325,12 @@ class Forest:
         parent = self.detach(root, node)
         self.give_back(root.account, node.blocks)
         return parent
+
+    def note_cleared(self, root: RootNode) -> None:
+        """Remember all below a root as cleared, children first. O(nodes)."""
+        now_s = self.clock()
+        for node in reversed(list(self.nodes(root))):
+            self.evicted.note(node, "clear", now_s)
 
     def remove_unlocked(self, root: RootNode) -> int:
         """Remove every unlocked node below a root; how many blocks that frees. O(nodes)."""

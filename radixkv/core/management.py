@@ -83,7 +83,7 @@ class LocalManager(LocalReader):
         """
         self._enter()
         validation.check_int("num_blocks", num_blocks, 0)
-        return room.evict(self._forest, num_blocks)
+        return room.evict(self._forest, num_blocks, "evict")
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
@@ -96,6 +96,7 @@ class LocalManager(LocalReader):
             return 0
         self._pins.drop_all(root)
         self._forest.record_cleared(root)
+        self._forest.note_cleared(root)
         root.is_hidden = True
         num_freed = self._forest.remove_unlocked(root)
         self._forest.forget_if_idle(namespace)

@@ -142,7 +142,7 @@ def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
         child = forest.attach(seq.root, node, key, blocks)
         forest.move_lock(seq.root, node, child)
         seq.node = child
-    seq.published_bytes = full_end
+    seq.published_bytes = seq.node.end_bytes  # the same object: a number that two share is kept once
     seq.private_from = end_block
     forest.record_stored(seq.root, seq.node, key, blocks)
 
@@ -211,5 +211,6 @@ def withdraw(forest: Forest, root: RootNode, node: Node) -> None:
             if node.used_bytes < node.end_bytes:
                 surgery.cut(forest, root, node, node.used_bytes)
             return
+        forest.evicted.note(node, "release", forest.clock())
         node = forest.remove(root, node)
         forest.queue_if_leaf(root, node)

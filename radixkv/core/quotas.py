@@ -17,12 +17,12 @@ def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequen
     Raises:
         InvalidArgumentError: a negative number, or more blocks than the other quotas leave. Nothing has changed.
     """
+    if max_sequences is not None:
+        check_int("sequences", max_sequences, 0)
     account, common = forest.accounts.get(namespace), forest.shares[0]
     if num_blocks is not None:
         own_now = account.share.num_blocks if account is not None and account.has_quota else 0
         check_int("blocks", num_blocks, 0, common.num_blocks + own_now)
-    if max_sequences is not None:
-        check_int("sequences", max_sequences, 0)
     account = forest.account_of(namespace)
     account.max_sequences = max_sequences
     if num_blocks is None:

@@ -9,6 +9,7 @@ from radixkv.core.api import MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
 
 __all__ = [
+    "MAX_ALSO",
     "MAX_BLOCK_SIZE",
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
@@ -17,6 +18,7 @@ __all__ = [
     "MAX_SEQ_ID",
     "MAX_TTL_S",
     "PIN_CLASSES",
+    "check_also",
     "check_computed",
     "check_int",
     "check_namespace",
@@ -32,6 +34,7 @@ MAX_BLOCK_SIZE = 4096
 MAX_NUM_BLOCKS = 2**31 - 1  # block ids are int32
 MAX_SEQ_ID = 2**63 - 1
 MAX_NAMESPACE_CHARS = 256
+MAX_ALSO = 64
 MAX_TTL_S = 7 * 86400.0
 MAX_RETENTION_RANGES = 64
 MAX_POSITION = 2**63 - 1  # positions are int64
@@ -59,6 +62,13 @@ def check_namespace(namespace: str) -> str:
     if not isinstance(namespace, str) or not 0 < len(namespace) <= MAX_NAMESPACE_CHARS:
         raise InvalidArgumentError("namespace", namespace, f"a string of 1 to {MAX_NAMESPACE_CHARS} characters")
     return namespace
+
+
+def check_also(also: SequenceOf[str]) -> tuple[str, ...]:
+    """Names of other namespaces, at most `MAX_ALSO`."""
+    if isinstance(also, str | bytes) or not isinstance(also, SequenceOf) or len(also) > MAX_ALSO:
+        raise InvalidArgumentError("also", also, f"a sequence of at most {MAX_ALSO} namespaces")
+    return tuple(map(check_namespace, also))
 
 
 def check_prompt(tokens: bytes) -> None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from radixkv.service.config import ServiceConfig
+    from radixkv.service.quotas import Quota
     from radixkv.service.server import CacheService, ServiceThread, run_service
 
 # gRPC tells the terminal of every connection that a peer closes; what matters reaches the caller as an exception. It reads
 # this once, at its first use; whoever wants its log sets the variable.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-__all__ = ["CacheService", "ServiceConfig", "ServiceThread", "run_service"]
+__all__ = ["CacheService", "Quota", "ServiceConfig", "ServiceThread", "run_service"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from radixkv.service.config import ServiceConfig
 
         return ServiceConfig
+    if name == "Quota":
+        from radixkv.service.quotas import Quota
+
+        return Quota
     if name in __all__:
         from radixkv.service import server
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction import DEFAULT_POLICY, check_policy_name
+from radixkv.service.quotas import Quota, check_quotas
 
 __all__ = ["DEFAULT_ADDRESS", "MAX_NAME_CHARACTERS", "ServiceConfig"]
 
@@ -33,6 +34,9 @@ class ServiceConfig:
         eviction: the policy that orders eviction in every pool, by name; see `radixkv.core.eviction.POLICIES`.
         pin_budget: block-seconds that the pins of one namespace of one pool may cost, each its blocks times its ttl; half of
             the pool for an hour if None.
+        quotas: shares of every pool for single namespaces, and bounds on their sequences; see `QuotaBook` for what becomes of
+            them where a pool is too small.
+        max_quotas_per_pool: most namespaces with a quota in one pool.
         max_event_subscribers: how many streams may follow events at a time.
         max_kept_events: how many events are kept per pool for subscribers that come back or are slow, and how many changes
             may wait to be read.
@@ -57,6 +61,8 @@ class ServiceConfig:
     max_stored_requests: int = 1024
     eviction: str = DEFAULT_POLICY
     pin_budget: float | None = None
+    quotas: tuple[Quota, ...] = ()
+    max_quotas_per_pool: int = 1024
     max_event_subscribers: int = 32
     max_kept_events: int = 16_384
     kv_events_endpoint: str | None = None
@@ -75,6 +81,9 @@ class ServiceConfig:
         check_policy_name(self.eviction)
         if self.pin_budget is not None and not self.pin_budget >= 0:
             raise InvalidArgumentError("pin_budget", self.pin_budget, "at least 0 block-seconds")
+        check_quotas(self.quotas)
+        if len(self.quotas) > self.max_quotas_per_pool:
+            raise InvalidArgumentError("quotas", f"{len(self.quotas)} of them", f"at most {self.max_quotas_per_pool}")
         if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
             bound = "given along with kv_events_endpoint only"
             raise InvalidArgumentError("kv_events_replay_endpoint", self.kv_events_replay_endpoint, bound)
@@ -93,6 +102,7 @@ _AT_LEAST_ONE = (
     "max_blocks_per_pool",
     "max_retired_incarnations",
     "max_stored_requests",
+    "max_quotas_per_pool",
     "max_event_subscribers",
     "max_kept_events",
 )

@@ -7,6 +7,8 @@ A pool lives exactly as long as its lease:
              Goodbye              nothing received for the TTL
                 └──────────> ended: sequences and tree dropped, incarnation retired
 
+Quotas outlive it: see `quotas`.
+
 Nothing here knows of gRPC or of time other than the clock it is given. One thread owns a table and all its pools.
 """
 
@@ -30,6 +32,7 @@ from radixkv.core.errors import (
 )
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto, shape_from_proto
+from radixkv.service.quotas import QuotaBook
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
@@ -168,12 +171,14 @@ class Pool:
 
 
 class PoolTable:
-    """Every attached pool, by name.
+    """Every attached pool, by name, and the quotas of their namespaces.
 
     Args:
         config: limits and the lease's TTL.
         clock: seconds, monotonic.
         wall_clock: seconds since 1970; events of a later life of a pool have higher numbers by it.
+
+    `num_ended`: pools that have ended so far.
     """
 
     def __init__(
@@ -181,6 +186,8 @@ class PoolTable:
     ) -> None:
         self.config = config
         self.clock = clock
+        self.quotas = QuotaBook(config.quotas, config.max_quotas_per_pool, config.max_retired_incarnations)
+        self.num_ended = 0
         self._wall_clock = wall_clock
         self._pools: dict[str, Pool] = {}
         self._retired: OrderedDict[int, None] = OrderedDict()
@@ -224,6 +231,7 @@ class PoolTable:
             event_capacity=self.config.max_kept_events,
             first_event_number=self._first_event_number(),
         )
+        self.quotas.furnish(shape.name, cache)
         pool = self._pools[shape.name] = Pool(shape, hello.incarnation, self.config, cache)
         pool.stream = stream
         self._renew(pool)
@@ -285,6 +293,7 @@ class PoolTable:
         if self._pools.get(pool.shape.name) is not pool:
             return
         del self._pools[pool.shape.name]
+        self.num_ended += 1
         self._retired[pool.incarnation] = None
         if len(self._retired) > self.config.max_retired_incarnations:
             self._retired.popitem(last=False)

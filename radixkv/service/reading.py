@@ -18,10 +18,12 @@ from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reader_conversion import (
     event_to_proto,
+    explanation_to_proto,
     match_to_proto,
     node_to_proto,
     pin_to_proto,
     stats_to_proto,
+    usage_to_proto,
 )
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
@@ -82,6 +84,15 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                 for pool in self._pools.select(request.pool)
             ]
         )
+
+    @_unary
+    def Explain(self, request: readers.ExplainRequest) -> readers.ExplainResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, also, answers = _namespace(request), list(request.also), []
+        for pool in self._pools.select(request.pool):
+            explanation = explanation_to_proto(pool.cache.explain(request.tokens, namespace, also))
+            answers.append(readers.PoolExplanation(pool=pool.shape.name, explanation=explanation))
+        return readers.ExplainResponse(pools=answers)
 
     @_unary
     def Evict(self, request: readers.EvictRequest) -> readers.EvictResponse:  # noqa: N802 the proto's name
@@ -153,6 +164,29 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
             ]
         )
 
+    @_unary
+    def SetQuota(self, request: readers.SetQuotaRequest) -> readers.SetQuotaResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        usages = self._pools.quotas.set(
+            {pool.shape.name: pool.cache for pool in self._pools.select(request.pool)},
+            _namespace(request),
+            request.blocks if request.HasField("blocks") else None,
+            request.sequences if request.HasField("sequences") else None,
+        )
+        answers = [readers.PoolQuota(pool=name, usage=usage_to_proto(usage)) for name, usage in usages.items()]
+        return readers.SetQuotaResponse(pools=answers)
+
+    @_unary
+    def Usage(self, request: readers.UsageRequest) -> readers.UsageResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace = request.namespace if request.HasField("namespace") else None
+        return readers.UsageResponse(
+            pools=[
+                readers.PoolUsage(pool=pool.shape.name, usages=map(usage_to_proto, pool.cache.usage(namespace)))
+                for pool in self._pools.select(request.pool)
+            ]
+        )
+
     def _once(self, call: str, request_id: str, change: Callable[[], _Answer]) -> _Answer:
         """Change state, unless a request of that id did so before: then the answer is the one stored."""
         if len(request_id) > MAX_NAME_CHARACTERS:
@@ -194,10 +228,12 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
         for pool in self._pools.select(request.pool):
-            protos = map(node_to_proto, pool.cache.dump(namespace))
-            now_s = self._pools.clock()
-            for chunk in _chunks(protos):
-                yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
+            listing = pool.cache.list_nodes(namespace)
+            while not listing.is_done:
+                now_s = self._pools.clock()
+                for chunk in _chunks(map(node_to_proto, listing.take())):
+                    yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
+                await asyncio.sleep(0)  # Steps come in between two slices
 
     @_streaming
     async def Events(self, request: readers.EventsRequest) -> AsyncIterator[readers.EventsResponse]:  # noqa: N802 the proto's name

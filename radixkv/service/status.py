@@ -23,6 +23,7 @@ from radixkv.core.errors import (
     OutOfBlocksError,
     PinBudgetError,
     PoolHeldError,
+    QuotaError,
     RadixKVError,
     StaleIncarnationError,
     UnavailableError,
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 ERROR_METADATA_KEY = "radixkv-error-bin"
+_QUOTA = ("namespace", "unit", "num_needed", "num_available", "quota")
 _PIN_COST = ("num_tokens", "num_blocks", "ttl_s", "remaining_s")
 MAX_MESSAGE_CHARACTERS = 1024
 MAX_VALUE_CHARACTERS = 256
@@ -57,6 +59,7 @@ _TABLE = (
     _Row(InvalidArgumentError, types.ERROR_CODE_INVALID_ARGUMENT, grpc.StatusCode.INVALID_ARGUMENT),
     _Row(UnknownSequenceError, types.ERROR_CODE_UNKNOWN_SEQUENCE, grpc.StatusCode.NOT_FOUND),
     _Row(OutOfBlocksError, types.ERROR_CODE_OUT_OF_BLOCKS, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    _Row(QuotaError, types.ERROR_CODE_QUOTA, grpc.StatusCode.RESOURCE_EXHAUSTED),
     _Row(PinBudgetError, types.ERROR_CODE_PIN_BUDGET, grpc.StatusCode.RESOURCE_EXHAUSTED),
     _Row(AbortedError, types.ERROR_CODE_ABORTED, grpc.StatusCode.ABORTED),
     _Row(LeaseError, types.ERROR_CODE_LEASE, grpc.StatusCode.FAILED_PRECONDITION),
@@ -104,6 +107,8 @@ def error_to_proto(error: RadixKVError) -> types.Error:
     elif isinstance(error, OutOfBlocksError):
         proto.out_of_blocks.num_needed = error.num_needed
         proto.out_of_blocks.num_available = error.num_available
+    elif isinstance(error, QuotaError):
+        proto.quota.CopyFrom(types.Quota(**{name: getattr(error, name) for name in _QUOTA}))
     elif isinstance(error, PinBudgetError):
         proto.pin_budget.CopyFrom(_pin_budget_to_proto(error))
     return proto
@@ -119,6 +124,8 @@ def error_from_proto(proto: types.Error) -> RadixKVError:
         error = UnknownSequenceError(proto.unknown_sequence.seq_id)
     elif proto.code == types.ERROR_CODE_OUT_OF_BLOCKS:
         error = OutOfBlocksError(proto.out_of_blocks.num_needed, proto.out_of_blocks.num_available)
+    elif proto.code == types.ERROR_CODE_QUOTA:
+        error = QuotaError(**{name: getattr(proto.quota, name) for name in _QUOTA})
     elif proto.code == types.ERROR_CODE_PIN_BUDGET:
         error = _pin_budget_from_proto(proto.pin_budget)
     else:

@@ -24,6 +24,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_CORRUPTION: _ClassVar[ErrorCode]
     ERROR_CODE_DEADLINE_EXCEEDED: _ClassVar[ErrorCode]
     ERROR_CODE_PIN_BUDGET: _ClassVar[ErrorCode]
+    ERROR_CODE_QUOTA: _ClassVar[ErrorCode]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_UNKNOWN_SEQUENCE: ErrorCode
@@ -39,6 +40,7 @@ ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_CORRUPTION: ErrorCode
 ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
 ERROR_CODE_PIN_BUDGET: ErrorCode
+ERROR_CODE_QUOTA: ErrorCode
 
 class PoolShape(_message.Message):
     __slots__ = ("name", "num_blocks", "block_size")
@@ -79,20 +81,22 @@ class Retention(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., priority: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks", "pin_budget")
+    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks", "pin_budget", "quota")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PIN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
     invalid_argument: InvalidArgument
     unknown_sequence: UnknownSequence
     out_of_blocks: OutOfBlocks
     pin_budget: PinBudget
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ..., pin_budget: _Optional[_Union[PinBudget, _Mapping]] = ...) -> None: ...
+    quota: Quota
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ..., pin_budget: _Optional[_Union[PinBudget, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ...) -> None: ...
 
 class InvalidArgument(_message.Message):
     __slots__ = ("argument", "value", "bound")
@@ -117,6 +121,20 @@ class OutOfBlocks(_message.Message):
     num_needed: int
     num_available: int
     def __init__(self, num_needed: _Optional[int] = ..., num_available: _Optional[int] = ...) -> None: ...
+
+class Quota(_message.Message):
+    __slots__ = ("namespace", "unit", "num_needed", "num_available", "quota")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    unit: str
+    num_needed: int
+    num_available: int
+    quota: int
+    def __init__(self, namespace: _Optional[str] = ..., unit: _Optional[str] = ..., num_needed: _Optional[int] = ..., num_available: _Optional[int] = ..., quota: _Optional[int] = ...) -> None: ...
 
 class PinBudget(_message.Message):
     __slots__ = ("unit", "num_needed", "num_available", "num_total", "pins")

@@ -16,7 +16,7 @@ from terminal import Terminal
 
 from radixkv import PoolShape, connect
 from radixkv.cli import main
-from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.service import Quota, ServiceConfig, ServiceThread
 
 RADIXKV = str(Path(sys.executable).parent / "radixkv")
 
@@ -89,11 +89,30 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFi
     ("arguments", "message"),
     [
         (["worker", "--model", "/nowhere"], "no model folder /nowhere"),
+        (
+            ["serve", "--quota", "a=60%", "--quota", "b=50%"],
+            "quotas is '110% of each pool in all'; it must be at most 100%",
+        ),
+        (
+            ["serve", "--quota", "a=1", "--quota", "a=2"],
+            "quotas is 'a'; it must be a list that names each namespace once",
+        ),
+        (["quota", "--blocks", "5"], "NAMESPACE is None; it must be given along with --blocks"),
+        (["quota", "tenant", "--remove", "--sequences", "5"], "--remove is True; it must be given without"),
+        (["quota", "--service", "127.0.0.1:1"], "cannot be reached"),
         (["serve", "--listen", "nonsense"], "host:port"),
         (["serve", "--listen", "127.0.0.1:0", "--lease-ttl", "0"], "lease_ttl_s"),
         (["stats", "--service", "127.0.0.1:1"], "cannot be reached"),
         (["chat", "--worker", "127.0.0.1:1"], "cannot be reached"),
         (["top", "--worker", "127.0.0.1:1"], "cannot be reached"),
+        (["explain", "1", "2", "--service", "127.0.0.1:1"], "cannot be reached"),
+        (["explain", "--text", "hello", "--worker", "127.0.0.1:1"], "cannot be reached"),
+        (["explain"], "PROMPT is ''; it must be token ids, a JSON file or -, or else --text TEXT"),
+        (["explain", "1", "--text", "hello"], "or else --text TEXT"),
+        (["explain", "1", "two"], "PROMPT is 'two'; it must be a token id"),
+        (["explain", "/nowhere.json"], "a file that can be read: No such file"),
+        (["explain", __file__], "it must be JSON: "),
+        (["explain", str(2**32)], "integers in [0, 2**32)"),
         (["top", "--interval", "0"], "--interval is 0.0; it must be from 0.05"),
         (["plan", "no-such-model"], "no model 'no-such-model': give a folder, a config.json"),
         (["plan", "llama-3-8b", "--memory", "much"], "--memory is 'much'; it must be a size such as 512MiB"),
@@ -115,6 +134,70 @@ def test_what_cannot_be_done_is_one_line_with_status_1(
     assert error.startswith("radixkv: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_quotas_are_shown_set_one_at_a_time_and_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    def quota(*arguments: str) -> list[str]:
+        assert main(["quota", "--service", address, *arguments]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    config = ServiceConfig(addresses=("127.0.0.1:0",), quotas=(Quota("gold", percent=25), Quota("trial", sequences=2)))
+    with ServiceThread(config) as service, connect(service.addresses[0], PoolShape(64)) as holder:
+        address = service.addresses[0]
+        for namespace in ("gold", "default"):
+            holder.acquire([1] * 16 * 20 if namespace == "default" else [1] * 16 * 3, 16, namespace)
+        assert quota() == [
+            "pool default: 64 blocks of 16 tokens, 41 free",
+            "48 blocks are for the namespaces without a quota together",
+            "namespace  blocks  in use  quota  borrowed  sequences",
+            "default        20      21      -         -          1",
+            "gold            3       4     16         0          1",
+            "trial           0       0      -         -     0 of 2",
+        ]
+        assert quota("gold", "--sequences", "4")[-1].split() == ["gold", "3", "4", "16", "0", "1", "of", "4"]
+        assert quota("gold", "--blocks", "10%")[-1].split() == ["gold", "3", "4", "6", "0", "1", "of", "4"]
+        assert quota("gold", "--blocks", "none")[-1].split() == ["gold", "3", "4", "-", "-", "1", "of", "4"]
+        assert quota("gold", "--remove")[-1].split() == ["gold", "3", "4", "-", "-", "1"]
+        quota("gold", "--blocks", "2")
+        told = json.loads(quota("gold", "--json")[0])
+        assert (told["pool"], told["block_quota"], told["num_borrowed"]) == ("default", 2, 1)
+        for arguments, message in (
+            (["new", "--blocks", "63"], "blocks is 63; it must be an integer from 0 to 62"),
+            (["new", "--blocks", "101%"], "--blocks is '101%'; it must be from 0% to 100%"),
+            (["new", "--blocks", "some"], "it must be a number of blocks, a part of the pool such as 25%, or none"),
+            (["new", "--sequences", "some"], "--sequences is 'some'; it must be a number or none"),
+            (["--pool", "other"], "no pool 'other' is attached"),
+        ):
+            assert main(["quota", "--service", address, *arguments]) == 1
+            assert message in capsys.readouterr().err
+        assert [line.split()[0] for line in quota()[3:]] == ["default", "gold", "trial"]
+
+
+def test_serve_keeps_the_quotas_it_was_given_and_warns_where_a_pool_is_too_small_for_them() -> None:
+    quotas = ["--quota", "a=b=60:3", "--quota", "gold=50%", "--quota", "trial=:2"]
+    command = [RADIXKV, "serve", "--listen", "127.0.0.1:0", *quotas]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    match = re.search(r"127\.0\.0\.1:\d+", server.stdout.readline())
+    assert match is not None
+    told = []
+    for num_blocks in (128, 64):
+        with connect(match[0], PoolShape(num_blocks)) as holder:
+            told.append([(use.namespace, use.block_quota, use.sequence_quota) for use in holder.usage()])
+    server.send_signal(signal.SIGTERM)
+    _, error = server.communicate(timeout=20)
+    assert told[0] == [("a=b", 60, 3), ("gold", 64, None), ("trial", None, 2)]
+    assert told[1] == [("a=b", 41, 3), ("gold", 22, None), ("trial", None, 2)]
+    assert error.startswith("pool 'default' has 64 blocks and the quotas of its namespaces are 92: each is cut")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("quota", ["tenant", "tenant=", "tenant=x", "tenant=5:x", "=5", "tenant=-1", "tenant=101%"])
+def test_a_quota_that_cannot_be_read_is_a_usage_error(quota: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--quota", quota])
+    assert ended.value.code == 2
+    assert f"argument --quota: {quota!r}" in capsys.readouterr().err
 
 
 def test_a_command_whose_packages_are_missing_names_them_and_how_to_install_them() -> None:
@@ -152,7 +235,7 @@ def test_a_tree_is_drawn_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
             assert main(["tree", "--service", address, "--depth", "0"]) == 1
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats", "top", "tree", "plan"])
+@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats", "top", "tree", "explain", "plan"])
 def test_help_tells_the_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -164,7 +247,7 @@ def test_importing_radixkv_serving_a_cache_and_chatting_with_a_worker_need_no_to
     program = (
         "import sys, radixkv; assert 'grpc' not in sys.modules\n"
         "import radixkv.chat.terminal, radixkv.worker.generation_client\n"
-        "from radixkv.service import ServiceConfig, ServiceThread\n"
+        "from radixkv.service import Quota, ServiceConfig, ServiceThread\n"
         "with ServiceThread(ServiceConfig(addresses=('127.0.0.1:0',))) as service:\n"
         "    with radixkv.connect(service.addresses[0], radixkv.PoolShape(16)) as holder:\n"
         "        assert holder.acquire([1, 2, 3]).num_cached_tokens == 0\n"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import grpc
 import pytest
 from live_service import Clock
 
@@ -15,16 +16,19 @@ from radixkv import (
     AbortedError,
     AcquireOp,
     CacheEvent,
+    EvictedTokens,
     ExtendOp,
     ForkOp,
     InsertOp,
     InvalidArgumentError,
     LimitError,
+    NamespaceMatch,
     OutOfBlocksError,
     PinBudgetError,
     PoolHeldError,
     PoolShape,
     PrefixCache,
+    QuotaError,
     RadixKVError,
     ReleaseOp,
     Retention,
@@ -35,6 +39,8 @@ from radixkv import (
 )
 from radixkv.client import RemoteHolder
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import prefix_cache_pb2_grpc
 
 PROMPT = pack_tokens(range(100))
 
@@ -99,21 +105,27 @@ class RandomCalls:
     def call(self) -> Callable[[Any], Any]:
         """A call to be made of a holder."""
         choose = self._random
-        kind = choose.randrange(13)
+        kind = choose.randrange(16)
         if kind < 6:
             ops = [self.op() for _ in range(choose.randrange(6))]
             return lambda holder: [comparable(result) for result in holder.step(ops)]
         tokens, count, ttl = self.tokens(), choose.randrange(-1, 4), choose.choice([0.05, 0.3, "5m", "1h", -1.0])
         namespace, ranges = choose.choice([None, "default", "other"]), self.ranges()
+        also = ("other", "default", "")[: choose.choice([0, 1, 2, 2, 3])]
+        blocks, sequences = choose.choice([None, -1, 6, 12, 20, 25, True]), choose.choice([None, None, -1, 1, 3])
         calls: list[Callable[[Any], Any]] = [
             lambda holder: holder.match(tokens, namespace or "default"),
+            lambda holder: holder.explain(tokens, namespace or "default", also),
             lambda holder: holder.evict(count),
             lambda holder: holder.clear("other"),
             lambda holder: holder.pin(tokens, ttl, namespace or "default"),
             lambda holder: holder.unpin(tokens, namespace or "default"),
             lambda holder: holder.retain(tokens, ranges, namespace or "default"),
+            lambda holder: holder.set_quota(namespace or "default", blocks, sequences),
+            lambda holder: holder.usage("nobody"),
             lambda holder: (
                 holder.stats(),
+                holder.usage(namespace),
                 holder.dump(namespace),
                 holder.pins(namespace),
                 unnumbered(holder.events(min(count, 0), namespace)),
@@ -191,6 +203,39 @@ def test_a_pin_over_its_budget_is_refused_with_what_is_pinned_but_no_tokens_of_i
     assert holder.pins() == []
 
 
+def test_a_quota_refuses_whom_it_bounds_and_tells_by_how_much(holder: RemoteHolder) -> None:
+    usage = holder.set_quota("tenant", 4, 2)
+    assert usage == ("tenant", 0, 0, 0, 4, 2)
+    with pytest.raises(QuotaError, match=r"7 blocks are needed, and of the 4 that namespace 'tenant'") as refusal:
+        holder.acquire(PROMPT, namespace="tenant")
+    assert (refusal.value.unit, refusal.value.num_needed, refusal.value.num_available) == ("blocks", 7, 4)
+    opened = [holder.acquire([1], namespace="tenant") for _ in range(2)]
+    with pytest.raises(QuotaError, match="1 sequences are needed"):
+        holder.acquire([1], namespace="tenant")
+    assert holder.acquire(PROMPT).num_stored_tokens == 0
+    assert [(use.namespace, use.num_blocks_in_use) for use in holder.usage()] == [("default", 7), ("tenant", 2)]
+    for sequence in opened:
+        holder.release(sequence.seq_id)
+    assert holder.set_quota("tenant") == ("tenant", 0, 0, 0, None, None)
+    assert holder.usage("tenant")[0].block_quota is None
+
+
+def test_a_quota_outlives_its_pool_and_readers_name_a_pool_or_all(service: ServiceThread) -> None:
+    address = service.addresses[0]
+    with connect(address, PoolShape(64, name="left")) as left, connect(address, PoolShape(32, name="right")):
+        left.set_quota("tenant", 24)
+        with grpc.insecure_channel(address) as channel:
+            stub: Any = prefix_cache_pb2_grpc.PrefixCacheStub(channel)  # type: ignore[no-untyped-call]  # generated
+            told = stub.Usage(readers.UsageRequest(namespace="tenant")).pools
+            assert [pool.usages[0].HasField("block_quota") for pool in told] == [True, False]
+            told = stub.SetQuota(readers.SetQuotaRequest(namespace="all", blocks=8)).pools
+            assert [(pool.pool, pool.usage.block_quota) for pool in told] == [("left", 8), ("right", 8)]
+            with pytest.raises(grpc.RpcError, match="which the other quotas leave of pool 'right'"):
+                stub.SetQuota(readers.SetQuotaRequest(namespace="more", blocks=25))
+    with connect(address, PoolShape(48, name="left")) as successor:
+        assert [(use.namespace, use.block_quota) for use in successor.usage()] == [("all", 8), ("tenant", 24)]
+
+
 def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolder) -> None:
     results = holder.step([AcquireOp(bytes(4 * 10_000), seq_id=1), ExtendOp(1, 5), AcquireOp(PROMPT, seq_id=2)])
     assert isinstance(results[0], OutOfBlocksError)
@@ -229,6 +274,11 @@ def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolde
         (lambda holder: holder.extend(3, 0), InvalidArgumentError),
         (lambda holder: holder.evict(-1), InvalidArgumentError),
         (lambda holder: holder.clear(7), InvalidArgumentError),
+        (lambda holder: holder.set_quota("", 1), InvalidArgumentError),
+        (lambda holder: holder.set_quota("tenant", 65), InvalidArgumentError),
+        (lambda holder: holder.set_quota("tenant", 2**70), InvalidArgumentError),
+        (lambda holder: holder.set_quota("tenant", 1, -1), InvalidArgumentError),
+        (lambda holder: holder.usage(""), InvalidArgumentError),
     ],
 )
 def test_a_call_that_cannot_be_satisfied_gives_a_clear_error_and_changes_nothing(
@@ -333,6 +383,32 @@ def test_a_router_asks_all_pools_at_once(service: ServiceThread) -> None:
         assert {name: stats.num_blocks for name, stats in reader.stats_all().items()} == {"left": 64, "right": 32}
         assert reader.match(PROMPT).num_tokens == 30
         reader.check()
+
+
+def test_a_miss_is_explained_by_one_pool_or_by_all(service: ServiceThread, clock: Clock) -> None:
+    address = service.addresses[0]
+    with (
+        connect(address, PoolShape(64, name="left")) as left,
+        connect(address, PoolShape(32, name="right")) as right,
+        connect(address, pool_name="right") as reader,
+    ):
+        for holder, length in ((left, 100), (right, 32)):
+            holder.acquire(PROMPT[: 4 * length], seq_id=1)
+            holder.insert(1, length)
+            holder.release(1)
+        right.acquire([*range(32), 7, 7], seq_id=2, namespace="salted")
+        right.insert(2, 34)
+        left.evict(100)
+        clock.now_s += 8
+        asked = [*range(32), 7, 7, 7]
+        explained = reader.explain_all(asked, also=["salted"])
+        assert explained["left"].evicted == EvictedTokens(32, 8.0, "evict")
+        assert explained["left"].elsewhere is None
+        assert explained["right"] == right.explain(asked, also=["salted"])
+        assert (explained["right"].cause, explained["right"].num_tokens) == ("ended", 32)
+        assert explained["right"].elsewhere == NamespaceMatch("salted", 34)
+        with connect(address, pool_name="none") as nobody, pytest.raises(UnknownPoolError):
+            nobody.explain(asked)
 
 
 def test_events_are_followed_as_they_happen(holder: RemoteHolder) -> None:

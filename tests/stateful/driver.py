@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from radixkv.core.api import AcquireOp, CacheHolder, MatchResult, Pending, PoolShape, ReleaseOp, Retention, StepOp
+from radixkv.core.api import (
+    AcquireOp,
+    CacheHolder,
+    Explanation,
+    MatchResult,
+    NamespaceUsage,
+    Pending,
+    PoolShape,
+    ReleaseOp,
+    Retention,
+    StepOp,
+)
 from radixkv.core.errors import (
     InvalidArgumentError,
-    OutOfBlocksError,
     PinBudgetError,
     RadixKVError,
     UnknownSequenceError,
@@ -20,10 +30,12 @@ from radixkv.core.errors import (
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 from .event_follower import Followers
+from .explanations import check_explanation, check_gone
 from .hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
 from .oracle import Oracle, Tokens
 from .recency import Recency
 from .retained import Retained, check_none_better_went
+from .shares import REFUSALS
 from .snapshot import Snapshot, check_books, check_eviction, read_snapshot
 
 __all__ = ["NAMESPACES", "Backend", "CacheDriver"]
@@ -108,6 +120,11 @@ class CacheDriver:
                 "ops that failed, waited or only read changed something"
             )
         has_evicted = after.stats.num_evicted_blocks != self.snapshot.stats.num_evicted_blocks
+        actors = self.oracle.shares.actors([op for ops in steps for op in ops])
+        if len(steps) == len(first) == 1:
+            self.oracle.shares.answered(first[0], results[0][0], self.snapshot)
+            self.oracle.shares.check_who_gave_way(first[0], self.snapshot, after)
+        self.oracle.shares.check_neighbours(self.snapshot, after, actors)
         self.oracle.begin(has_evicted=has_evicted)
         for ops, step_results in zip(steps, results, strict=True):
             self.oracle.observe_step(ops, step_results)
@@ -116,9 +133,11 @@ class CacheDriver:
                     self.waiting.append((result, op))
         ops = [op for step in steps for op in step]
         if has_evicted and len(ops) == 1:
-            check_none_better_went(self.snapshot, after)
+            check_none_better_went(self.snapshot, after, self.oracle.shares)
         withdraws = any(isinstance(op, ReleaseOp) and not op.keep for op in ops)
-        self._settle(after, has_evicted=has_evicted, is_exact=len(ops) == 1 or not (has_evicted or withdraws))
+        self._settle(
+            after, has_evicted=has_evicted, is_one_call=len(ops) == 1, keeps_all=not (has_evicted or withdraws)
+        )
         self._take_notices(is_cached=not has_evicted)
         self.worker.catch_up(lag)
         self.verify()
@@ -139,11 +158,25 @@ class CacheDriver:
         assert self.oracle.least_match(namespace, tokens) <= found <= self.oracle.most_match(namespace, tokens)
         assert read_snapshot(self.holder) == self.snapshot, "a match changed something"
 
+    def explain(self, namespace: str, tokens: Tokens, also: tuple[str, ...] = ()) -> Explanation:
+        """An explanation is true, and a pure read."""
+        explanation = check_explanation(self.holder, self.snapshot, self.oracle, namespace, tokens, also)
+        assert read_snapshot(self.holder) == self.snapshot, "an explanation changed something"
+        return explanation
+
+    @property
+    def num_missed(self) -> tuple[int, int, int]:
+        """Tokens missed by acquires up to the last call: those new, parted, evicted before."""
+        stats = self.snapshot.stats
+        return stats.num_missed_new_tokens, stats.num_missed_parted_tokens, stats.num_missed_evicted_tokens
+
     def evict(self, num_blocks: int) -> None:
         self.is_sound = False
         num_evicted = self.holder.evict(num_blocks)
         before, after = self.snapshot, read_snapshot(self.holder)
-        check_eviction(before, after, num_blocks, num_evicted)
+        order = self.oracle.shares.eviction_order(before, num_blocks)
+        check_eviction(before, after, num_blocks, num_evicted, order)
+        check_gone(self.holder, before, after, self.oracle, "evict")
         self._settle(after, has_evicted=num_evicted > 0)
         self.is_sound = True
 
@@ -153,7 +186,7 @@ class CacheDriver:
         found = self.match(namespace, tokens)
         try:
             info = self.holder.pin(pack_tokens(tokens), PIN_TTL_S, namespace)
-        except (PinBudgetError, OutOfBlocksError):
+        except (PinBudgetError, *REFUSALS):
             assert read_snapshot(self.holder) == self.snapshot, "a refused pin changed something"
         else:
             assert info.num_tokens == found == len(unpack_tokens(info.tokens)), f"{found} tokens match, pinned: {info}"
@@ -198,12 +231,32 @@ class CacheDriver:
             self._settle(read_snapshot(self.holder))
             self.is_sound = True
 
+    def set_quota(self, namespace: str, blocks: int | None, sequences: int | None) -> None:
+        """Set a quota: at once it tells what is there, and nothing cached or open is touched by it."""
+        self.is_sound = False
+        shares = self.oracle.shares
+        try:
+            usage = self.holder.set_quota(namespace, blocks, sequences)
+        except InvalidArgumentError:
+            assert blocks is not None, f"a quota of {sequences} sequences was refused"
+            assert blocks > shares.most_blocks(namespace), f"a quota of {blocks} blocks was refused"
+            assert read_snapshot(self.holder) == self.snapshot, "a refused quota changed something"
+        else:
+            assert (blocks or 0) <= shares.most_blocks(namespace), f"a quota of {blocks} blocks was taken"
+            shares.set(namespace, blocks, sequences)
+            after = read_snapshot(self.holder)
+            assert after._replace(usage=self.snapshot.usage) == self.snapshot, "a quota changed what is cached or open"
+            assert usage == after.usage.get(namespace, NamespaceUsage(namespace, 0, 0, 0, None, None))
+            self._settle(after)
+        self.is_sound = True
+
     def clear(self, namespace: str) -> None:
         self.is_sound = False
         num_freed = self.holder.clear(namespace)
         after = read_snapshot(self.holder)
         assert num_freed == after.stats.num_free_blocks - self.snapshot.stats.num_free_blocks
         assert namespace not in after.cached, "something matches after a clear"
+        check_gone(self.holder, self.snapshot, after, self.oracle, "clear")
         self.oracle.cleared(namespace)
         self._settle(after)
         self._take_notices(is_cached=False)
@@ -234,13 +287,9 @@ class CacheDriver:
             for path in self.snapshot.paths.values():
                 self.worker.verify_blocks(path.node.namespace, path.tokens, len(path.tokens), path.block_ids)
 
-    def fits_alone(self, length: int) -> bool:
-        """Whether nobody is open and a history of this length fits the pool."""
-        return (
-            not self.oracle.branches
-            and not self.oracle.pins
-            and -(-length // self.oracle.block_size) <= self.oracle.num_blocks
-        )
+    def must_fit(self, namespace: str, length: int) -> bool:
+        """Whether a history of this length fits, whatever of it is cached."""
+        return self.oracle.shares.must_fit(namespace, length, self.snapshot)
 
     def end(self) -> None:
         """Nothing stays private, locked or promised once everyone is gone, and all that is cached goes in its order."""
@@ -256,6 +305,8 @@ class CacheDriver:
             self.evict(1)
         assert self.snapshot.stats.num_free_blocks == stats.num_blocks
         assert not self.oracle.waits.watched, "somebody waits for ever"
+        left = [use[1:4] for use in self.snapshot.usage.values()]
+        assert left == [(0, 0, 0)] * len(left), f"{left} are held by nobody"
         times, num_evicted = self.holder.block_times(), self.snapshot.stats.num_evicted_blocks
         assert sum(times.kv_block_lifetime_seconds.counts) == num_evicted
         assert sum(times.kv_block_idle_before_evict_seconds.counts) == num_evicted
@@ -283,7 +334,9 @@ class CacheDriver:
         self.waiting = [(pending, op) for pending, op in self.waiting if pending not in told]
         del self.told[:-MAX_TOLD]
 
-    def _settle(self, after: Snapshot, *, has_evicted: bool = False, is_exact: bool = True) -> None:
+    def _settle(
+        self, after: Snapshot, *, has_evicted: bool = False, is_one_call: bool = True, keeps_all: bool = False
+    ) -> None:
         """Compare what is cached now with what the oracle allows, and remember it."""
         self.oracle.begin(has_evicted=has_evicted)
         for namespace in {*NAMESPACES, *after.cached}:
@@ -293,8 +346,9 @@ class CacheDriver:
             assert cached <= most, f"{min(cached - most, key=len)} must not match in {namespace}"
         self.holder.check()
         check_books(after, self.oracle)
+        self.oracle.shares.check_usage(self.snapshot, after)
         self._followers.check(after)
         self._recency.check(after)
-        self._retained.check(after, is_exact=is_exact)
+        self._retained.check(after, is_one_call=is_one_call, keeps_all=keeps_all)
         self.oracle.end(after.cached)
         self.snapshot = after

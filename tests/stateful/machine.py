@@ -7,7 +7,7 @@ every call; a rule only chooses what to call.
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
 from radixkv.core.api import (
     AcquireOp,
@@ -19,7 +19,6 @@ from radixkv.core.api import (
     Retention,
     StepOp,
 )
-from radixkv.core.errors import OutOfBlocksError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 from .bad_calls import NO_SUCH_ID, bad_calls
@@ -27,6 +26,7 @@ from .driver import NAMESPACES
 from .hash_kv_worker import WorkerSequence
 from .player import MAX_PROMPT, Player, id_of
 from .retained import RANGES
+from .shares import REFUSALS
 
 __all__ = ["CacheMachine"]
 
@@ -38,6 +38,7 @@ lags = st.sampled_from((0, 0, 1, 2))
 reserves = st.sampled_from((0, 0, 0, 1, 3, 7))
 worths = st.sampled_from(RANGES)
 sharings = st.sampled_from((True, True, True, True, True, True, True, False))
+few_sequences = st.sampled_from((None, None, None, None, 0, 1, 2, 4))
 tokens_0_to_2 = st.sampled_from((0, 0, 0, 1, 1, 2))
 suffixes: st.SearchStrategy[list[int]] = st.one_of(
     st.just([]), st.lists(tokens_0_to_2, max_size=2), st.lists(tokens_0_to_2, max_size=7)
@@ -94,8 +95,9 @@ class CacheMachine(Player):
             self._sample(life, token)
         self.driver.worker.compute(life, life.num_computed + steps % 8)
         self.driver.carry([self._insert(life, steps)], by_call=by_call, lag=lag)
+        computed = tuple(life.tokens[: life.num_computed])
+        self.driver.explain(life.namespace, computed)
         if self.driver.oracle.is_current(self.driver.oracle.branches[id_of(life)]):
-            computed = tuple(life.tokens[: life.num_computed])
             assert self.driver.match(life.namespace, computed) == len(computed), (
                 f"{computed} does not match after its insert"
             )
@@ -162,20 +164,7 @@ class CacheMachine(Player):
         keep: int,
     ) -> None:
         """One request from its prompt to its end, as most traffic is."""
-        seq_id = self._new_id()
-        tokens = self._prompt(pick, cut, suffix)
-        (result,) = self.driver.carry([AcquireOp(pack_tokens(tokens), num_new, namespace, seq_id, retention=worth)])
-        if isinstance(result, OutOfBlocksError):
-            return
-        life = self.driver.worker.sequences[seq_id]
-        self.driver.worker.compute(life, len(tokens))
-        self.driver.carry(
-            [self._insert(life, 1), ExtendOp(seq_id, len(tokens) + num_new)] if num_new else [self._insert(life, 1)]
-        )
-        for index in range(num_new):
-            self.driver.worker.sample(life, (pick >> index) % self.alphabet if index % 2 else 0)
-        self.driver.worker.compute(life, len(life.tokens))
-        self.driver.carry([self._insert(life, 1), ReleaseOp(seq_id, keep=keep > 0)])
+        self._serve(pick, cut, suffix, namespace, num_new=num_new, worth=worth, keep=keep > 0)
 
     @rule(
         pick=picks,
@@ -207,7 +196,7 @@ class CacheMachine(Player):
             AcquireOp(pack_tokens(each), seq_id=seq_id, retention=worth)
             for each, seq_id in zip((tokens, other), ids, strict=True)
         ]
-        if any(isinstance(result, OutOfBlocksError) for result in self.driver.carry(acquires)):
+        if any(isinstance(result, REFUSALS) for result in self.driver.carry(acquires)):
             return
         first, second = (self.driver.worker.sequences[seq_id] for seq_id in ids)
         self._compute_and_insert(first, len(tokens) - 1 - stop % 8)
@@ -235,7 +224,7 @@ class CacheMachine(Player):
         if by_fork and parent and (computed := self.driver.oracle.branches[id_of(parent)].num_computed):
             op = ForkOp(id_of(parent), 1 + cut % computed, seq_ids=(self._new_id(),))
         opened = self.driver.carry([op])[0]
-        if isinstance(opened, OutOfBlocksError):
+        if isinstance(opened, REFUSALS):
             return
         child = self.driver.worker.sequences[100 + self.num_ids]
         self.driver.carry([ExtendOp(id_of(child), len(child.tokens) + len(new))])
@@ -349,14 +338,35 @@ class CacheMachine(Player):
         for _ in range(1 + which % 2):  # what is said again lasts anew
             self.driver.retain(namespace, tokens, worth)
 
+    # -- quotas -------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.has_quotas)
+    @rule(is_other=st.booleans(), pick=picks, sequences=few_sequences)
+    def set_or_drop_a_quota(self, *, is_other: bool, pick: int, sequences: int | None) -> None:
+        """A share of the pool is given to a namespace, changed or taken back, whatever runs; what is too much is refused."""
+        blocks = pick % (self.driver.oracle.num_blocks + 2) if pick % 5 else None
+        self.driver.set_quota(NAMESPACES[is_other], blocks, sequences)
+
+    @precondition(lambda self: self.has_quotas)
+    @rule(tenants=st.lists(picks, min_size=1, max_size=4), suffix=suffixes, num_evicted=st.integers(0, 6))
+    def tenants_in_turn(self, *, tenants: list[int], suffix: list[int], num_evicted: int) -> None:
+        """Requests of both namespaces, so that one has what the other wants."""
+        for pick in tenants:
+            branch = [pick // 2 % 3, pick // 6 % 3, *suffix]
+            worth = RANGES[pick // 8 % len(RANGES)]
+            self._serve(pick, 3, branch, NAMESPACES[pick % 2], num_new=pick % 4, worth=worth, keep=True)
+        self.driver.evict(num_evicted)
+
     # -- the whole cache ----------------------------------------------------------------------------------------------
 
     @rule(which=picks, pick=picks, cut=picks, suffix=suffixes, namespace=namespaces)
     def whole_cache(self, *, which: int, pick: int, cut: int, suffix: list[int], namespace: str) -> None:
         """Calls that are about no sequence, and calls that are refused."""
         match which % 16:
-            case 0 | 1 | 2:
+            case 0 | 1:
                 self.driver.read_a_match(namespace, self._prompt(pick, cut, suffix))
+            case 2 | 11:
+                self.driver.explain(namespace, self._prompt(pick, cut, suffix), NAMESPACES[: cut % 3])
             case 3 | 4 | 5 | 6 | 7:
                 self.driver.evict((0, 1, 1, 1, 2, 2, 3, 5)[pick % 8])
             case 8 if cut % 2:
@@ -371,6 +381,32 @@ class CacheMachine(Player):
                 self.driver.call_badly(bad[cut % len(bad)])
 
     # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _serve(
+        self,
+        pick: int,
+        cut: int,
+        suffix: list[int],
+        namespace: str,
+        *,
+        num_new: int,
+        keep: bool,
+        worth: tuple[Retention, ...],
+    ) -> None:
+        seq_id = self._new_id()
+        tokens = self._prompt(pick, cut, suffix)
+        (result,) = self.driver.carry([AcquireOp(pack_tokens(tokens), num_new, namespace, seq_id, retention=worth)])
+        if isinstance(result, REFUSALS):
+            return
+        life = self.driver.worker.sequences[seq_id]
+        self.driver.worker.compute(life, len(tokens))
+        self.driver.carry(
+            [self._insert(life, 1), ExtendOp(seq_id, len(tokens) + num_new)] if num_new else [self._insert(life, 1)]
+        )
+        for index in range(num_new):
+            self.driver.worker.sample(life, (pick >> index) % self.alphabet if index % 2 else 0)
+        self.driver.worker.compute(life, len(life.tokens))
+        self.driver.carry([self._insert(life, 1), ReleaseOp(seq_id, keep=keep)])
 
     def _round(self, choices: list[int]) -> list[StepOp]:
         ops: list[StepOp] = []

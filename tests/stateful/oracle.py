@@ -32,12 +32,12 @@ from radixkv.core.api import (
 from radixkv.core.errors import (
     AbortedError,
     InvalidArgumentError,
-    OutOfBlocksError,
     RadixKVError,
     UnknownSequenceError,
 )
 from radixkv.core.tokens import unpack_tokens
 
+from .shares import REFUSALS, Shares
 from .waits import Waits
 
 __all__ = ["Branch", "Oracle", "Tokens"]
@@ -88,6 +88,7 @@ class Oracle:
         self.block_size = block_size
         self.branches: dict[int, Branch] = {}
         self.waits = Waits(self)
+        self.shares = Shares(self)
         self.pins: set[tuple[str, Tokens]] = set()
         self.watchers: list[Callable[[Branch, bool], None]] = []
         self.kept: list[Branch] = []  # released with keep, until somebody takes note of them
@@ -97,9 +98,11 @@ class Oracle:
         self.num_copied_tokens = 0
         self.num_hit_tokens = 0
         self.num_inserted_tokens = 0
+        self.num_missed_tokens = 0
         self._serials = count(1)
         self._generations: dict[str, int] = {}
         self._known: dict[str, dict[Tokens, _Known]] = {}
+        self._ever: dict[str, set[Tokens]] = {}
         self._has_evicted = False
 
     # -- what must match ----------------------------------------------------------------------------------------------
@@ -133,6 +136,10 @@ class Oracle:
 
     def most_match(self, namespace: str, tokens: Tokens) -> int:
         return _longest(tokens, self._known.get(namespace, {}))
+
+    def was_cached(self, namespace: str, tokens: Tokens) -> bool:
+        """Whether this history was ever published for others."""
+        return tokens in self._ever.get(namespace, ())
 
     # -- observing ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +189,7 @@ class Oracle:
                     tokens = tuple(unpack_tokens(op.tokens))
                     most = self.most_match(op.namespace, tokens)
                     assert not self.waits.must_wait(op, tokens, most), f"{op} answered {result!r} in place of waiting"
-                allowed = (OutOfBlocksError,) if may_run_out else expected
+                allowed = REFUSALS if may_run_out else expected
                 assert isinstance(result, allowed), f"{op} answered {result!r}, expected one of {allowed}"
                 self._observe_failure(op, result)
                 failed.update(_named(op))
@@ -193,9 +200,9 @@ class Oracle:
                     failed.update(_named(op))
 
     def _observe_failure(self, op: StepOp, error: RadixKVError) -> None:
-        if not isinstance(error, OutOfBlocksError):
+        if not isinstance(error, REFUSALS):
             return
-        assert error.num_needed > error.num_available, f"{op} answered {error}"
+        self.shares.refused(op, error)
         if isinstance(op, ExtendOp):
             branch = self.branches[op.seq_id]
             assert op.num_tokens > branch.promised_room, f"{op} failed within the promised {branch.promised_room}"
@@ -259,6 +266,8 @@ class Oracle:
         self.num_acquired += 1
         self.num_acquired_tokens += len(tokens)
         self.num_hit_tokens += result.num_cached_tokens
+        if op.shares:
+            self.num_missed_tokens += (len(tokens) // self.block_size - stored // self.block_size) * self.block_size
 
     def _observe_fork(self, parent: Branch, op: ForkOp, results: Sequence[AcquireResult]) -> None:
         assert len(results) == op.n
@@ -291,6 +300,7 @@ class Oracle:
             room,
             room + reserve,
         )
+        self.shares.opened(branch)
         self.branches[result.seq_id] = branch
         self.num_copied_tokens += sum(op.num_tokens for op in result.ops)
         return branch
@@ -336,6 +346,7 @@ class Oracle:
         if not self.is_current(branch):
             return
         known = self._known.setdefault(branch.namespace, {})
+        self._ever.setdefault(branch.namespace, set()).update(_prefixes(branch.tokens, length))
         for tokens in _prefixes(branch.tokens, length):
             is_certain = num_certain is None or len(tokens) <= num_certain
             entry = known.setdefault(tokens, _Known({branch.serial}, is_shaky=True))

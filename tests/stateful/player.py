@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from radixkv.core.api import AcquireOp, AcquireResult, InsertOp, Pending
-from radixkv.core.errors import OutOfBlocksError
 from radixkv.core.tokens import pack_tokens
 
-from .driver import Backend, CacheDriver
+from .driver import NAMESPACES, Backend, CacheDriver
+from .explanations import count_missed
 from .hash_kv_worker import WorkerSequence
 from .oracle import Tokens
+from .shares import REFUSALS
 
 __all__ = ["MAX_PROMPT", "Player", "id_of"]
 
@@ -30,12 +31,18 @@ class Player(RuleBasedStateMachine):
         num_blocks=st.sampled_from((4, 6, 8, 8, 10, 12, 16, 20, 24)),
         block_size=st.integers(2, 4),
         alphabet=st.integers(2, 3),
+        quarters=st.sampled_from(((), (), (), (0, 1), (2, 0), (1, 2), (2, 2))),
     )
-    def open_pool(self, num_blocks: int, block_size: int, alphabet: int) -> None:
+    def open_pool(self, num_blocks: int, block_size: int, alphabet: int, quarters: tuple[int, ...]) -> None:
+        """`quarters` of the pool are the quotas that namespaces begin with; without any there are none to the end."""
+        self.has_quotas = bool(quarters)
         self.driver = CacheDriver(self.backend, num_blocks, block_size)
         self.alphabet = alphabet
         self.histories: list[Tokens] = [(0,)]
         self.num_ids = 0
+        for namespace, quarter in zip(NAMESPACES, quarters, strict=False):
+            if quarter:
+                self.driver.set_quota(namespace, quarter * num_blocks // 4, None)
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):
@@ -88,14 +95,21 @@ class Player(RuleBasedStateMachine):
     def _acquire(self, op: AcquireOp, tokens: Tokens, *, by_call: bool = False, lag: int = 0) -> AcquireResult | None:
         """One acquire, and just what it must be answered; None where it opens nothing."""
         expected = self.driver.match(op.namespace, tokens) if op.shares else 0
-        must_fit = self.driver.fits_alone(len(tokens) + op.reserve)
+        explanation = self.driver.explain(op.namespace, tokens)
+        missed_before = self.driver.num_missed
+        must_fit = self.driver.must_fit(op.namespace, len(tokens) + op.reserve)
         must_wait = self.driver.oracle.waits.must_wait(op, tokens, expected)
         (result,) = self.driver.carry([op], by_call=by_call, lag=lag)
         assert isinstance(result, Pending) == must_wait, f"{op} answered {result} where {expected} tokens matched"
-        if isinstance(result, OutOfBlocksError):
-            assert not must_fit, f"{op} fits the pool alone, and failed: {result}"
+        if isinstance(result, REFUSALS):
+            assert not must_fit, f"{op} fits beside what is there, and failed: {result}"
         elif isinstance(result, AcquireResult):
             assert result.num_stored_tokens == expected, f"{op} answered {result} where {expected} tokens matched"
+            if op.shares:
+                missed = tuple(
+                    after - before for after, before in zip(self.driver.num_missed, missed_before, strict=True)
+                )
+                assert missed == count_missed(explanation, self.driver.oracle.block_size), f"{missed}: {explanation}"
             return result
         return None
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from radixkv.core.api import DEFAULT_PRIORITY, NodeInfo, Retention
 
 from .oracle import Oracle, Tokens
+from .shares import Shares
 from .snapshot import Snapshot
 
 __all__ = ["RANGES", "Retained", "check_none_better_went"]
@@ -104,22 +105,24 @@ class Retained:
             if len(end) % self._size == 0:
                 self._whole[where, end] = worths
 
-    def check(self, snapshot: Snapshot, *, is_exact: bool) -> None:
+    def check(self, snapshot: Snapshot, *, is_one_call: bool, keeps_all: bool) -> None:
         """Assert that every node is worth what was said of each of its blocks.
 
-        Unless `is_exact`, blocks may have left the tree between two ops of the batch and be there again, as ordinary ones.
+        Unless it `is_one_call`, a block id may have left the tree and be there again with what an ordinary block holds; unless
+        the batch `keeps_all`, the same holds for a history.
         """
+        is_exact = is_one_call or keeps_all
         whole: dict[tuple[str, Tokens], Worths] = {}
         by_id: dict[int, tuple[str, Tokens, Worths]] = {}
         given_whole, given_ids = self._given(is_exact=is_exact)
         for block in self._blocks(snapshot):
             key = (block.namespace, block.tokens)
-            expected = self._expected(block, is_exact=is_exact)
+            expected = self._expected(block, is_one_call=is_one_call, is_exact=is_exact)
             if key in given_whole:
                 expected = given_whole[key] | (frozenset() if is_exact else expected)
             for where, history, worth in given_ids.get(block.block_id, ()):
                 if where == block.namespace and self._are_one(history, block.tokens):
-                    expected = frozenset((worth,)) | (frozenset() if is_exact else expected)
+                    expected = frozenset((worth,)) | (frozenset() if is_one_call else expected)
             seen = frozenset(filter(None, (self._seen(worth, block.node) for worth in expected)))
             assert seen, f"{block} was to be worth one of {sorted(expected)}, at epoch {self._epoch}"
             if len(block.tokens) % self._size == 0:
@@ -164,13 +167,14 @@ class Retained:
             for index, block_id in enumerate(path.node.block_ids, first):
                 yield _Block(path.node.namespace, path.tokens[: (index + 1) * self._size], block_id, path.node)
 
-    def _expected(self, block: _Block, *, is_exact: bool) -> Worths:
+    def _expected(self, block: _Block, *, is_one_call: bool, is_exact: bool) -> Worths:
         """What a block was worth before this batch; what is new is ordinary, a tail that grew is worth what it was."""
         known = self._whole.get((block.namespace, block.tokens))
-        if known is None:
-            where, tokens, worths = self._by_id.get(block.block_id, ("", (), ORDINARY))
-            known = worths if where == block.namespace and self._are_one(tokens, block.tokens) else ORDINARY
-        return known if is_exact else known | ORDINARY
+        if known is not None:
+            return known if is_exact else known | ORDINARY
+        where, tokens, worths = self._by_id.get(block.block_id, ("", (), ORDINARY))
+        known = worths if where == block.namespace and self._are_one(tokens, block.tokens) else ORDINARY
+        return known if is_one_call else known | ORDINARY
 
     def _are_one(self, first: Tokens, second: Tokens) -> bool:
         """Whether two histories end in one block, and agree as far as both go."""
@@ -208,17 +212,21 @@ def _covers(held: Tokens, tokens: Tokens, size: int) -> bool:
     return start < len(held) <= start + size and held[: len(tokens)] == tokens
 
 
-def check_none_better_went(before: Snapshot, after: Snapshot) -> None:
-    """Assert of one call that evicted: no evictable leaf of a lower priority stayed while one of a higher went."""
+def check_none_better_went(before: Snapshot, after: Snapshot, shares: Shares) -> None:
+    """Assert of one call that evicted: of no share one of a higher priority went while an evictable leaf of a lower stayed."""
     left = {(path.node.namespace, path.tokens): path.node for path in after.paths.values()}
     gone = [
         path.node
         for path in before.paths.values()
         if path.tokens not in after.cached.get(path.node.namespace, ()) and not path.node.is_tail
     ]
-    dearest = max((node.priority for node in gone), default=0)
+    dearest: dict[str, int] = {}
+    for node in gone:
+        share = shares.share_of(node.namespace)
+        dearest[share] = max(node.priority, dearest.get(share, 0))
     parents = {path.node.parent_id for path in before.paths.values()}
     for node_id, path in before.paths.items():
         stays = left.get((path.node.namespace, path.tokens))
         if stays is not None and node_id not in parents and not path.node.lock_ref and not stays.lock_ref:
-            assert stays.priority >= dearest, f"{stays} stayed, and of {gone} one went that is worth more"
+            least = dearest.get(shares.share_of(stays.namespace), 0)
+            assert stays.priority >= least, f"{stays} stayed, and of {gone} one went that is worth more"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from radixkv.core.api import CacheHolder, CacheStats, NodeInfo
+from radixkv.core.api import CacheHolder, CacheStats, NamespaceUsage, NodeInfo
 from radixkv.core.tokens import unpack_tokens
 
 from .oracle import Branch, Oracle, Tokens
+from .shares import EvictionOrder
 
 __all__ = ["Path", "Snapshot", "check_books", "check_eviction", "read_snapshot"]
 
@@ -30,13 +31,14 @@ class Path(NamedTuple):
 
 class Snapshot(NamedTuple):
     """`paths` by node id, parents first; `cached`: every non-empty history that the nodes hold, by namespace; `pins`: what is
-    pinned, with its namespace.
+    pinned, with its namespace; `usage`: what each namespace has.
     """
 
     stats: CacheStats
     paths: dict[int, Path]
     cached: dict[str, set[Tokens]]
     pins: set[tuple[str, Tokens]]
+    usage: dict[str, NamespaceUsage]
 
     def match(self, namespace: str, tokens: Tokens) -> int:
         """What a match must answer while the cache holds this: the longest common prefix. O(tokens²)."""
@@ -68,7 +70,7 @@ def read_snapshot(holder: CacheHolder) -> Snapshot:
         held = cached.setdefault(node.namespace, set())
         held.update(tokens[:end] for end in range(path.num_above + 1, len(tokens) + 1))
     pins = {(pin.namespace, tuple(unpack_tokens(pin.tokens))) for pin in holder.pins()}
-    return Snapshot(holder.stats(), paths, cached, pins)
+    return Snapshot(holder.stats(), paths, cached, pins, {use.namespace: use for use in holder.usage()})
 
 
 def check_books(snapshot: Snapshot, oracle: Oracle) -> None:
@@ -155,13 +157,15 @@ def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
     assert stats.num_inserted_tokens == oracle.num_inserted_tokens
     assert stats.num_forks == oracle.num_forked
     assert stats.num_copied_tokens == oracle.num_copied_tokens
+    num_missed = stats.num_missed_new_tokens + stats.num_missed_parted_tokens + stats.num_missed_evicted_tokens
+    assert num_missed == oracle.num_missed_tokens
     assert stats.num_pending == oracle.waits.num_pending
     assert stats.num_notices == oracle.waits.num_notices
 
 
-def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicted: int) -> None:
-    """Assert that whole unlocked leaves went, the lowest priorities first, of them under LRU the least recently used, and no
-    more than were asked for.
+def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicted: int, order: EvictionOrder) -> None:
+    """Assert that whole unlocked leaves went, no more than were asked for: of each share the lowest priorities first, and under
+    LRU the least recently used of them, of the share whose turn it is.
     """
     evictable = before.stats.num_evictable_blocks
     left = {(path.node.namespace, path.tokens) for path in after.paths.values()}
@@ -178,16 +182,17 @@ def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicte
         assert num_freed < num_asked, f"{num_asked} blocks were asked for and {num_evicted} evicted"
         parents = {path.node.parent_id for path in remaining.values()}
         leaves = [path.node for key, path in remaining.items() if not path.node.lock_ref and key not in parents]
-        lowest = min((node.priority for node in leaves), default=0)
-        leaves = [node for node in leaves if node.priority == lowest]
+        leaves = order.worth_least(leaves)
         going = [node for node in leaves if node.node_id in gone]
         assert going, f"a node went that was locked, had children that stayed, or is worth more than {leaves}"
         if before.stats.eviction == "lru":
+            leaves = order.narrow(leaves)
             oldest_s = min(node.last_access_s for node in leaves)
-            going = [node for node in going if node.last_access_s == oldest_s]
+            going = [node for node in leaves if node.node_id in gone and node.last_access_s == oldest_s]
             assert going, (
                 f"an older leaf than those evicted was left: {[n for n in leaves if n.last_access_s == oldest_s]}"
             )
+            order.went(going[0])
         else:  # the last to go was the one that made up the number, and that may be any
             going.sort(key=lambda node: len(node.block_ids))
         num_freed += len(going[0].block_ids)

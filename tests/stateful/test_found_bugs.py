@@ -61,7 +61,7 @@ def test_after_a_clear_open_sequences_announce_nothing(open_driver: OpenDriver) 
 def test_what_fits_the_pool_alone_fits_upon_a_partly_filled_block(open_driver: OpenDriver, cached: list[int]) -> None:
     driver = open_driver(4, 4)
     serve(driver, 1, cached)
-    assert driver.fits_alone(16)
+    assert driver.must_fit("default", 16)
     acquire(driver, 2, [1] * 6, reserve=10)
     assert driver.oracle.branches[2].num_stored == 6
 

@@ -17,12 +17,17 @@ from radixkv.core.api import (
     CacheStats,
     Copy,
     EventStats,
+    EvictedTokens,
+    EvictionReason,
+    Explanation,
     ExtendOp,
     ExtendResult,
     ForkOp,
     InsertOp,
     MatchOp,
     MatchResult,
+    MissCause,
+    NamespaceMatch,
     NodeInfo,
     Notice,
     Pending,
@@ -51,6 +56,8 @@ from radixkv.service.reader_conversion import (
     event_from_proto,
     event_stats_from_proto,
     event_to_proto,
+    explanation_from_proto,
+    explanation_to_proto,
     match_from_proto,
     match_to_proto,
     node_from_proto,
@@ -198,6 +205,10 @@ def test_an_op_or_answer_of_a_later_version_is_refused() -> None:
         result_from_proto(workers.OpResult())
     with pytest.raises(InvalidArgumentError, match="published or gone"):
         notices_from_proto(workers.Notices(notices=[workers.Notice(kind=77)]))  # type: ignore[arg-type]  # of the future
+    future = readers.EvictedTokens(reason=77)  # type: ignore[arg-type]  # of the future
+    for unknown in (readers.Explanation(), readers.Explanation(cause=readers.MISS_CAUSE_EVICTED, evicted=future)):
+        with pytest.raises(InvalidArgumentError, match=r"cause|reason"):
+            explanation_from_proto(unknown)
     with pytest.raises(InvalidArgumentError, match="kind"):
         event_from_proto(readers.Event(kind=77, tier=readers.TIER_DEVICE))  # type: ignore[arg-type]  # of the future
 
@@ -220,6 +231,13 @@ def test_readers_values_come_back_as_they_were() -> None:
     assert node_from_proto(node_to_proto(node)) == node
     pin = PinInfo("default", b"\1\0\0\0", 1, 1, 300.0, 12.5)
     assert pin_from_proto(pin_to_proto(pin)) == pin
+    causes: tuple[MissCause, ...] = ("cached", "empty", "ended", "parted", "evicted")
+    reasons: tuple[EvictionReason, ...] = ("pressure", "evict", "clear", "release", "quota")
+    for cause, reason in zip(causes, reasons, strict=True):
+        evicted, elsewhere = EvictedTokens(7, 1.5, reason), NamespaceMatch("other", 20)
+        explanation = Explanation(30, 9, cause, b"\1\0\0\0", b"\2\0\0\0", 3, evicted, elsewhere)
+        for sent in (explanation, explanation._replace(evicted=None), explanation._replace(elsewhere=None)):
+            assert explanation_from_proto(explanation_to_proto(sent)) == sent
     kinds: tuple[CacheEventKind, ...] = ("reset", "stored", "removed", "cleared", "synced")
     tiers: tuple[Tier, ...] = ("device", "host", "disk", "remote", "device")
     for kind, tier, parent_hash in zip(kinds, tiers, (None, 0, 5, 2**64 - 1, None), strict=True):
@@ -242,6 +260,9 @@ def test_the_messages_have_a_field_for_every_field_of_the_values() -> None:
     assert names(workers.Notice) == set(Notice._fields)
     assert names(workers.Pending) == set(Pending._fields)
     assert names(readers.PoolMatch) == {"pool", *MatchResult._fields}
+    assert names(readers.Explanation) == set(Explanation._fields)
+    assert names(readers.EvictedTokens) == set(EvictedTokens._fields)
+    assert names(readers.NamespaceMatch) == set(NamespaceMatch._fields)
     assert names(readers.Node) == set(NodeInfo._fields)
     assert names(types.Retention) == set(Retention._fields)
     assert names(readers.Event) == set(CacheEvent._fields)

@@ -19,6 +19,7 @@ from radixkv.core.errors import (
     OutOfBlocksError,
     PinBudgetError,
     PoolHeldError,
+    QuotaError,
     RadixKVError,
     StaleIncarnationError,
     UnavailableError,
@@ -33,6 +34,8 @@ EXAMPLES = [
     (InvalidArgumentError("tokens", "empty", "at least one token long"), grpc.StatusCode.INVALID_ARGUMENT),
     (UnknownSequenceError(7), grpc.StatusCode.NOT_FOUND),
     (OutOfBlocksError(12, 3), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (QuotaError("tenant", "blocks", 12, 3, 64), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (QuotaError("n" * 256, "sequences", 1, 0, 0), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (
         PinBudgetError("blocks of the pool", 12, 3, 64, (PinInfo("", b"", 30, 2, 300.0, 12.5),)),
         grpc.StatusCode.RESOURCE_EXHAUSTED,

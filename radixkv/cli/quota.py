@@ -1,0 +1,145 @@
+"""`radixkv quota`: what each namespace has of a pool, and the share of it that is its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cli.flags import add_command, add_service_flag, read_blocks, say
+from radixkv.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from radixkv.client import RemoteReader
+    from radixkv.core.api import CacheStats, NamespaceUsage
+
+__all__ = ["add"]
+
+NONE = "none"
+
+DESCRIPTION = """\
+Show what namespaces have of a pool, and set what each may have.
+
+A namespace with a quota of blocks has a share of the pool to itself. What its sequences and pins use never exceeds it, and
+nobody else's can take it. What is cached may exceed it, in blocks that lie idle elsewhere: these are borrowed, and evicted
+when their owner wants them. The namespaces without a quota have the rest of the pool together.
+
+The service keeps what is set here for later workers of the pool too, until it ends itself: what is to stay belongs to its
+own --quota."""
+
+EPILOG = """\
+examples:
+  radixkv quota                                    every namespace of the pool
+  radixkv quota tenant --blocks 25% --sequences 8  a quarter of the pool, and 8 sequences at a time
+  radixkv quota tenant --blocks none               as many blocks as there are again, still 8 sequences
+  radixkv quota tenant --remove                    no bound at all
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    quota = add_command(commands, "quota", _run, "show what namespaces have of a pool, and set what each may have")
+    quota.description, quota.epilog = DESCRIPTION, EPILOG
+    quota.formatter_class = argparse.RawDescriptionHelpFormatter
+    quota.add_argument("namespace", nargs="?", metavar="NAMESPACE", help="this one alone (default: all)")
+    quota.add_argument(
+        "--blocks",
+        metavar="N|P%",
+        help=f"its share, in blocks or as a part of the pool as it is now; {NONE}: none (default: as it is)",
+    )
+    quota.add_argument(
+        "--sequences", metavar="N", help=f"most of its sequences open at a time; {NONE}: no bound (default: as it is)"
+    )
+    quota.add_argument("--remove", action="store_true", help="drop both bounds")
+    add_service_flag(quota)
+    quota.add_argument("--pool", default="default", help="of the pools of that service (default %(default)s)")
+    quota.add_argument("--json", action="store_true", help="print every namespace as a line of JSON instead")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from radixkv.client import connect
+
+    is_set = options.blocks is not None or options.sequences is not None
+    if options.namespace is None and (is_set or options.remove):
+        raise InvalidArgumentError("NAMESPACE", None, "given along with --blocks, --sequences and --remove")
+    if is_set and options.remove:
+        raise InvalidArgumentError("--remove", True, "given without --blocks and --sequences")
+    with connect(options.service, pool_name=options.pool) as reader:
+        stats = reader.stats()
+        if is_set or options.remove:
+            _set(reader, options, stats.num_blocks)
+        usages = reader.usage(options.namespace)
+        common = stats.num_blocks - sum(use.block_quota or 0 for use in reader.usage())
+    if options.json:
+        for use in usages:
+            say(json.dumps({"pool": options.pool, **use._asdict(), "num_borrowed": _num_borrowed(use)}))
+        return 0
+    _show(options.pool, stats, common, usages)
+    return 0
+
+
+def _set(reader: RemoteReader, options: argparse.Namespace, num_blocks: int) -> None:
+    """Set what is named; what is not stays as it is."""
+    [use] = reader.usage(options.namespace)
+    blocks, sequences = use.block_quota, use.sequence_quota
+    if options.blocks is not None or options.remove:
+        blocks = _blocks_of(options.blocks or NONE, num_blocks)
+    if options.sequences is not None or options.remove:
+        sequences = _sequences_of(options.sequences or NONE)
+    reader.set_quota(options.namespace, blocks, sequences)
+
+
+def _blocks_of(text: str, num_blocks: int) -> int | None:
+    if text == NONE:
+        return None
+    try:
+        blocks, percent = read_blocks(text)
+    except ValueError:
+        bound = f"a number of blocks, a part of the pool such as 25%, or {NONE}"
+        raise InvalidArgumentError("--blocks", text, bound) from None
+    if percent is None:
+        return blocks
+    if not 0 <= percent <= 100:
+        raise InvalidArgumentError("--blocks", text, "from 0% to 100%")
+    return int(num_blocks * percent / 100)
+
+
+def _sequences_of(text: str) -> int | None:
+    if text == NONE:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgumentError("--sequences", text, f"a number or {NONE}") from None
+
+
+def _show(pool: str, stats: CacheStats, common: int, usages: list[NamespaceUsage]) -> None:
+    say(f"pool {pool}: {stats.num_blocks:,} blocks of {stats.block_size} tokens, {stats.num_free_blocks:,} free")
+    say(f"{common:,} blocks are for the namespaces without a quota together")
+    if not usages:
+        say("no namespace holds anything or has a quota")
+        return
+    heads = ("namespace", "blocks", "in use", "quota", "borrowed", "sequences")
+    rows = [heads, *map(_row, usages)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    for name, *numbers in rows:
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        say("  ".join((name.ljust(widths[0]), *cells)))
+
+
+def _row(use: NamespaceUsage) -> tuple[str, ...]:
+    num_borrowed = _num_borrowed(use)
+    sequences = f"{use.num_sequences:,}"
+    return (
+        use.namespace,
+        f"{use.num_blocks:,}",
+        f"{use.num_blocks_in_use:,}",
+        "-" if use.block_quota is None else f"{use.block_quota:,}",
+        "-" if num_borrowed is None else f"{num_borrowed:,}",
+        sequences if use.sequence_quota is None else f"{sequences} of {use.sequence_quota:,}",
+    )
+
+
+def _num_borrowed(use: NamespaceUsage) -> int | None:
+    """Blocks that it owns beyond its quota; None where it has none."""
+    return None if use.block_quota is None else max(0, use.num_blocks - use.block_quota)

@@ -1,0 +1,166 @@
+"""The quotas of a service's pools: those it was started with, those set since, and what of them each life of a pool gets."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from radixkv.core import validation
+from radixkv.core.errors import InvalidArgumentError, LimitError
+
+if TYPE_CHECKING:
+    from radixkv.core.api import NamespaceUsage
+    from radixkv.core.cache import PrefixCache
+
+__all__ = ["Quota", "QuotaBook", "check_quotas"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one namespace may use of a pool; see `PrefixCache.set_quota`.
+
+    Attributes:
+        namespace: whose quota it is.
+        blocks: its share of the pool, in blocks. percent: the same as a part of whatever pool there is, rounded down. Neither:
+            it has no share of its own.
+        sequences: most of its sequences open at a time; None: as many as fit.
+    """
+
+    namespace: str
+    blocks: int | None = None
+    percent: float | None = None
+    sequences: int | None = None
+
+    def __post_init__(self) -> None:
+        validation.check_namespace(self.namespace)
+        if self.blocks is not None:
+            validation.check_int("blocks", self.blocks, 0, validation.MAX_NUM_BLOCKS)
+        if self.percent is not None:
+            if self.blocks is not None:
+                raise InvalidArgumentError("percent", self.percent, "left out where blocks are given")
+            if not 0 <= self.percent <= 100:
+                raise InvalidArgumentError("percent", self.percent, "from 0 to 100")
+        if self.sequences is not None:
+            validation.check_int("sequences", self.sequences, 0, validation.MAX_SEQ_ID)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether it bounds nothing."""
+        return self.blocks is None and self.percent is None and self.sequences is None
+
+    def blocks_of(self, num_blocks: int) -> int | None:
+        """Its share of a pool of that many blocks."""
+        return self.blocks if self.percent is None else int(num_blocks * self.percent / 100)
+
+
+def check_quotas(quotas: Iterable[Quota]) -> None:
+    """Quotas for the same pools: no namespace twice, and no more than the whole pool between them.
+
+    Raises:
+        InvalidArgumentError: which namespace, or by how much.
+    """
+    names: set[str] = set()
+    percent = 0.0
+    for quota in quotas:
+        if quota.namespace in names:
+            raise InvalidArgumentError("quotas", quota.namespace, "a list that names each namespace once")
+        names.add(quota.namespace)
+        percent += quota.percent or 0.0
+    if percent > 100:
+        raise InvalidArgumentError("quotas", f"{percent:g}% of each pool in all", "at most 100% of it between them")
+
+
+class QuotaBook:
+    """What is wanted of each pool, by its name, beyond the lives of the pools themselves.
+
+    A quota that was set for a pool goes before the one that the service was started with, also where it was set to none. A new
+    life of a pool gets what is wanted of it. If that is more than the pool has, because it is smaller than the one before or
+    than its operator thought, each share is cut in the same proportion: the holder is served, every quota bounds as before or
+    more tightly, and a warning says so. A larger life later gets them whole.
+
+    Args:
+        quotas: those that the service was started with, for every pool.
+        max_quotas: most namespaces with a quota in one pool.
+        max_pools: how many pools' set quotas are remembered; of more, those set longest ago are forgotten.
+    """
+
+    def __init__(self, quotas: Iterable[Quota], max_quotas: int, max_pools: int) -> None:
+        self._given = {quota.namespace: quota for quota in quotas}
+        self._max_quotas = max_quotas
+        self._max_pools = max_pools
+        self._set: OrderedDict[str, dict[str, Quota]] = OrderedDict()
+
+    def furnish(self, pool_name: str, cache: PrefixCache) -> None:
+        """Give a new life of a pool its quotas. O(quotas)."""
+        num_blocks = cache.stats().num_blocks
+        wanted = self._wanted(pool_name)
+        shares = {quota.namespace: quota.blocks_of(num_blocks) for quota in wanted}
+        total = sum(blocks or 0 for blocks in shares.values())
+        if total > num_blocks:
+            _log.warning(
+                "pool %r has %d blocks and the quotas of its namespaces are %d: each is cut in proportion, and namespaces "
+                "without one find no room; attach a larger pool, or lower a quota and restart the worker",
+                pool_name,
+                num_blocks,
+                total,
+            )
+        for quota in wanted:
+            blocks = shares[quota.namespace]
+            if blocks is not None and total > num_blocks:
+                blocks = blocks * num_blocks // total
+            cache.set_quota(quota.namespace, blocks, quota.sequences)
+
+    def set(
+        self, caches: Mapping[str, PrefixCache], namespace: str, blocks: int | None, sequences: int | None
+    ) -> dict[str, NamespaceUsage]:
+        """Set a quota in pools, and keep it for their later lives; what the namespace has then, by pool.
+
+        Args:
+            caches: the pools by name. All are changed or none.
+            namespace, blocks, sequences: as of `PrefixCache.set_quota`.
+
+        Raises:
+            InvalidArgumentError: as there. LimitError: too many namespaces would have a quota in one pool.
+        """
+        if blocks is not None or sequences is not None:
+            for pool_name in caches:
+                self._check_number(pool_name, namespace)
+        if blocks is not None and len(caches) > 1:
+            for pool_name, cache in caches.items():
+                _check_room(pool_name, cache, namespace, blocks)
+        usages = {pool_name: cache.set_quota(namespace, blocks, sequences) for pool_name, cache in caches.items()}
+        quota = Quota(namespace, blocks, sequences=sequences)
+        for pool_name in caches:
+            self._keep(pool_name, quota, caches)
+        return usages
+
+    def _wanted(self, pool_name: str) -> list[Quota]:
+        quotas = self._given | self._set.get(pool_name, {})
+        return [quota for quota in quotas.values() if not quota.is_none]
+
+    def _check_number(self, pool_name: str, namespace: str) -> None:
+        names = {quota.namespace for quota in self._wanted(pool_name)} - {namespace}
+        if len(names) >= self._max_quotas:
+            raise LimitError(f"{len(names)} namespaces of pool {pool_name!r} have a quota; the service takes no more")
+
+    def _keep(self, pool_name: str, quota: Quota, attached: Collection[str]) -> None:
+        kept = self._set.setdefault(pool_name, {})
+        kept[quota.namespace] = quota
+        if quota.is_none and quota.namespace not in self._given:
+            del kept[quota.namespace]  # nothing needs to be overruled
+        self._set.move_to_end(pool_name)
+        if len(self._set) > max(self._max_pools, len(attached)):
+            self._set.popitem(last=False)
+
+
+def _check_room(pool_name: str, cache: PrefixCache, namespace: str, num_blocks: int) -> None:
+    others = sum(use.block_quota or 0 for use in cache.usage() if use.namespace != namespace)
+    left = cache.stats().num_blocks - others
+    if num_blocks > left:
+        bound = f"at most {left}, which the other quotas leave of pool {pool_name!r}"
+        raise InvalidArgumentError("blocks", num_blocks, bound)

@@ -1,0 +1,130 @@
+"""Bugs to plant in quotas."""
+
+from __future__ import annotations
+
+from .planted_bugs import PlantedBug
+
+__all__ = ["PLANTED_QUOTAS"]
+
+PLANTED_QUOTAS = (
+    PlantedBug(
+        "a quota of blocks that bounds nobody",
+        "room.py",
+        "    num_left = share.num_blocks - share.num_in_use\n",
+        "    num_left = forest.num_available if account.has_quota else share.num_blocks - share.num_in_use\n",
+    ),
+    PlantedBug(
+        "what others have as their own given to those without a quota",
+        "room.py",
+        "    num_left = min(num_left, forest.num_available)\n",
+        "    num_left = min(num_left, forest.num_available) if account.has_quota else forest.num_available\n",
+    ),
+    PlantedBug(
+        "a share shrunk below what is in use that is still given out elsewhere",
+        "room.py",
+        "    num_left = min(num_left, forest.num_available)\n",
+        "",
+    ),
+    PlantedBug(
+        "a refusal for the quota told as one for lack of blocks",
+        "room.py",
+        "num_needed > 0 and account.has_quota:",
+        "num_needed > 0 and account.max_sequences is not None:",
+    ),
+    PlantedBug(
+        "a fork that counts as one sequence however many it opens",
+        "cache.py",
+        "n * num_promised + cover_cost, num_sequences=n)",
+        "n * num_promised + cover_cost, num_sequences=1)",
+    ),
+    PlantedBug(
+        "a quota of sequences one too large",
+        "room.py",
+        "account.num_sequences + num_sequences > most:",
+        "account.num_sequences + num_sequences > most + 1:",
+    ),
+    PlantedBug(
+        "forked sequences that nobody counts",
+        "opening.py",
+        "    parent.root.account.num_sequences += 1\n",
+        "",
+    ),
+    PlantedBug(
+        "who is over its share makes its neighbours give way",
+        "room.py",
+        '        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")\n',
+        "        pass\n",
+    ),
+    PlantedBug(
+        "who is about to pass its share gives up only what it has borrowed before",
+        "room.py",
+        "min(missing, share.num_borrowed + num_blocks)",
+        "min(missing, share.num_borrowed)",
+    ),
+    PlantedBug(
+        "who needs room gives up its own branches, borrowed or not",
+        "room.py",
+        '        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")\n',
+        '        missing -= _evict_from(forest, share, missing, "quota")\n',
+    ),
+    PlantedBug(
+        "the share with most blocks gives way first, be they its own",
+        "room.py",
+        "(len(share.policy) > 0, share.num_borrowed))",
+        "(len(share.policy) > 0, share.num_held))",
+    ),
+    PlantedBug(
+        "whoever gives way first gives way for all",
+        "room.py",
+        "            missing = min(missing, max(1, share.num_borrowed))\n",
+        "",
+    ),
+    PlantedBug(
+        "a quota that is raised and takes nothing from the common share",
+        "quotas.py",
+        "        common.num_blocks += account.share.num_blocks - num_blocks\n",
+        "",
+    ),
+    PlantedBug(
+        "a dropped quota whose blocks nobody gets",
+        "quotas.py",
+        "    common.num_blocks += own.num_blocks\n",
+        "",
+    ),
+    PlantedBug(
+        "a quota that may take what another has",
+        "quotas.py",
+        'check_int("blocks", num_blocks, 0, common.num_blocks + own_now)',
+        'check_int("blocks", num_blocks, 0, forest.pool.num_blocks)',
+    ),
+    PlantedBug(
+        "a quota that cannot be raised by what it has itself",
+        "quotas.py",
+        "common.num_blocks + own_now)",
+        "common.num_blocks)",
+    ),
+    PlantedBug(
+        "leaves left to the eviction of the share that their namespace has left",
+        "quotas.py",
+        "        old.policy.remove(leaf)\n        share.policy.add(leaf)\n",
+        "        pass\n",
+    ),
+    PlantedBug(
+        "an account closed with its last block, and its quota with it",
+        "shares.py",
+        "self.num_sequences or self.has_quota) and (",
+        "self.num_sequences) and (",
+    ),
+    PlantedBug(
+        "a cleared namespace that may use its quota once more",
+        "management.py",
+        "        self._forest.forget_if_idle(namespace)\n",
+        "        self._forest.accounts.pop(namespace, None)\n",
+    ),
+    PlantedBug(
+        "a new quota that drops the bound on sequences",
+        "quotas.py",
+        "    account.max_sequences = max_sequences\n",
+        "    account.max_sequences = max_sequences if num_blocks is None else None\n",
+    ),
+)
