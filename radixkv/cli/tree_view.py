@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from radixkv.cli.amounts import count, duration
+from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, unpack_tokens
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ class TreeView:
         line.append("  tail" if info.is_tail else "", style="dim")
         if info.pinned_until_s:
             line.append(f"  pinned {duration(info.pinned_until_s - self._now_s)}", style="cyan")
+        if info.priority != DEFAULT_PRIORITY:
+            line.append(f"  priority {info.priority}", style="magenta")
+            if info.retained_until_s and not info.lock_ref:
+                line.append(f" for {duration(info.retained_until_s - self._now_s)}", style="magenta")
         if info.lock_ref:
             line.append(f"  in use, {info.lock_ref}", style="yellow")
         else:

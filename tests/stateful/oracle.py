@@ -25,6 +25,7 @@ from radixkv.core.api import (
     MatchResult,
     Pending,
     ReleaseOp,
+    Retention,
     StepOp,
     StepResult,
 )
@@ -61,6 +62,7 @@ class Branch:
     num_computed: int
     room: int
     promised_room: int
+    retention: tuple[Retention, ...] = ()
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Oracle:
         self.shares = Shares(self)
         self.pins: set[tuple[str, Tokens]] = set()
         self.watchers: list[Callable[[Branch, bool], None]] = []
+        self.kept: list[Branch] = []  # released with keep, until somebody takes note of them
         self.num_acquired = 0
         self.num_acquired_tokens = 0
         self.num_forked = 0
@@ -258,6 +261,7 @@ class Oracle:
         assert not self.waits.must_wait(op, tokens, stored), f"{op} answered {result} in place of waiting"
         generation = self._generations.get(op.namespace, 0) if op.shares else UNSHARED
         branch = self._opened(op.namespace, generation, tokens, op.reserve, result)
+        branch.retention = op.retention
         self._use(branch, stored)
         self.num_acquired += 1
         self.num_acquired_tokens += len(tokens)
@@ -273,6 +277,7 @@ class Oracle:
             assert result.num_stored_tokens == op.position, f"{op} answered {result}"
             tokens = parent.tokens[: op.position]
             branch = self._opened(parent.namespace, parent.generation, tokens, op.reserve, result)
+            branch.retention = parent.retention
             self._use(branch, op.position)
         self.num_forked += op.n
 
@@ -320,6 +325,7 @@ class Oracle:
             return
         if keep:
             self._publish(branch, branch.num_computed)
+            self.kept.append(branch)
             return
         known = self._known.setdefault(branch.namespace, {})
         live = {other.serial: self._whole(other) for other in self.branches.values()}

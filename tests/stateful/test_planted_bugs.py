@@ -19,6 +19,7 @@ from .planted_events import PLANTED_EVENTS
 from .planted_explanations import PLANTED_EXPLANATIONS
 from .planted_pins import PLANTED_PINS
 from .planted_quotas import PLANTED_QUOTAS
+from .planted_retention import PLANTED_RETENTION
 from .planted_waits import PLANTED_WAITS
 
 ALL_BUGS = (
@@ -28,6 +29,7 @@ ALL_BUGS = (
     *PLANTED_PINS,
     *PLANTED_EXPLANATIONS,
     *PLANTED_QUOTAS,
+    *PLANTED_RETENTION,
 )
 MAX_EXAMPLES = 800
 NUM_AT_A_TIME = 2
