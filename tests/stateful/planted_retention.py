@@ -58,7 +58,7 @@ PLANTED_RETENTION = (
     PlantedBug(
         "a use that puts no end off",
         "forest.py",
-        "            node.retention.since_s = now_s\n",
+        "            node.extras.retention.since_s = now_s\n",
         "            pass\n",
     ),
     PlantedBug(
