@@ -22,9 +22,11 @@ from radixkv.core.api import (
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 from .bad_calls import NO_SUCH_ID, bad_calls
+from .draws import lags, namespaces, picks, reserves, sharings, suffixes, tokens_0_to_2, worths
 from .driver import NAMESPACES
 from .hash_kv_worker import WorkerSequence
-from .player import MAX_PROMPT, Player, id_of
+from .keeping import KeepingRules
+from .player import MAX_PROMPT, id_of
 from .retained import RANGES
 from .shares import REFUSALS
 
@@ -32,20 +34,8 @@ __all__ = ["CacheMachine"]
 
 MAX_LIVE = 8
 
-picks = st.integers(0, 63)
-namespaces = st.sampled_from((*NAMESPACES, NAMESPACES[0], NAMESPACES[0]))
-lags = st.sampled_from((0, 0, 1, 2))
-reserves = st.sampled_from((0, 0, 0, 1, 3, 7))
-worths = st.sampled_from(RANGES)
-sharings = st.sampled_from((True, True, True, True, True, True, True, False))
-few_sequences = st.sampled_from((None, None, None, None, 0, 1, 2, 4))
-tokens_0_to_2 = st.sampled_from((0, 0, 0, 1, 1, 2))
-suffixes: st.SearchStrategy[list[int]] = st.one_of(
-    st.just([]), st.lists(tokens_0_to_2, max_size=2), st.lists(tokens_0_to_2, max_size=7)
-)
 
-
-class CacheMachine(Player):
+class CacheMachine(KeepingRules):
     """Calls drawn at random. Subclasses set `backend`."""
 
     # -- one call at a time -------------------------------------------------------------------------------------------
@@ -298,54 +288,7 @@ class CacheMachine(Player):
         tokens = tuple(unpack_tokens(op.tokens))
         self._acquire(AcquireOp(op.tokens, op.reserve, op.namespace, self._new_id(), waits), tokens)
 
-    # -- pins ---------------------------------------------------------------------------------------------------------
-
-    @rule(which=picks, pick=picks, cut=picks, suffix=suffixes, namespace=namespaces)
-    def pin_or_unpin(self, *, which: int, pick: int, cut: int, suffix: list[int], namespace: str) -> None:
-        """Prefixes are protected, given up again, or left until their time is over."""
-        pinned = sorted(self.driver.oracle.pins)
-        match which % 8:
-            case 0 | 1 | 2 | 3:
-                self.driver.pin(namespace, self._prompt(pick, cut, suffix))
-            case 4 if life := self._pick(pick):
-                self._pin_and_give_up(life, cut)
-            case 5 | 6 if pinned:
-                self.driver.unpin(*pinned[pick % len(pinned)])
-            case 7 if pick % 2:
-                self.driver.pass_time()
-            case _:
-                self.driver.unpin(namespace, self._prompt(pick, cut, suffix))
-
-    def _pin_and_give_up(self, life: WorkerSequence, cut: int) -> None:
-        """A sequence's own prefix is pinned, and given up by both."""
-        tokens = tuple(life.tokens[: max(1, life.num_computed - cut % 4)])
-        self.driver.pin(life.namespace, tokens)
-        if cut % 8 < 6:
-            self.driver.unpin(life.namespace, tokens)
-            self.driver.carry([ReleaseOp(id_of(life), keep=cut % 8 == 0)])
-
-    # -- retention ----------------------------------------------------------------------------------------------------
-
-    @rule(which=picks, pick=picks, cut=picks, suffix=suffixes, namespace=namespaces, worth=worths)
-    def retain_or_wait(
-        self, *, which: int, pick: int, cut: int, suffix: list[int], namespace: str, worth: tuple[Retention, ...]
-    ) -> None:
-        """Branches come to be worth more or less than others, or time passes until they are not."""
-        if which % 5 == 0:
-            self.driver.pass_time()
-            return
-        tokens = self._prompt(pick, cut, suffix)
-        for _ in range(1 + which % 2):  # what is said again lasts anew
-            self.driver.retain(namespace, tokens, worth)
-
-    # -- quotas -------------------------------------------------------------------------------------------------------
-
-    @precondition(lambda self: self.has_quotas)
-    @rule(is_other=st.booleans(), pick=picks, sequences=few_sequences)
-    def set_or_drop_a_quota(self, *, is_other: bool, pick: int, sequences: int | None) -> None:
-        """A share of the pool is given to a namespace, changed or taken back, whatever runs; what is too much is refused."""
-        blocks = pick % (self.driver.oracle.num_blocks + 2) if pick % 5 else None
-        self.driver.set_quota(NAMESPACES[is_other], blocks, sequences)
+    # -- tenants ------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.has_quotas)
     @rule(tenants=st.lists(picks, min_size=1, max_size=4), suffix=suffixes, num_evicted=st.integers(0, 6))
