@@ -35,10 +35,11 @@ def make_branch(
     priority: int = 0,
     due_s: float = math.inf,
     shares_prefix: bool = True,
+    namespace: str = "default",
 ) -> Branch:
     generation = SimpleNamespace(
         arrival=arrival,
-        namespace="default",
+        namespace=namespace,
         prompt=prompt,
         terms=Terms(priority, due_s, shares_prefix=shares_prefix),
     )
