@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["PeerMissingError", "fetch_wheels", "peers_folder", "wheel_folder"]
+__all__ = ["PeerMissingError", "fetch_sources", "fetch_wheels", "peers_folder", "require_wheel", "wheel_folder"]
 
 
 class PeerMissingError(RuntimeError):
@@ -23,28 +26,64 @@ def peers_folder() -> Path:
     return (Path(chosen).expanduser() if chosen else cache_home / "radixkv") / "peers"
 
 
-def wheel_folder(package: str, version: str) -> Path:
-    """Folder of one peer's wheel, one per version and Python version."""
-    return peers_folder() / f"{package}-{version}-py{sys.version_info.major}{sys.version_info.minor}"
+def wheel_folder(package: str, version: str, peers: Path | None = None) -> Path:
+    """Folder of one peer's wheel below the folder of all peers, one per version and Python version."""
+    return (peers or peers_folder()) / f"{package}-{version}-py{sys.version_info.major}{sys.version_info.minor}"
+
+
+def require_wheel(package: str, version: str, peers: Path) -> Path:
+    """Folder of a peer's wheel that was fetched before.
+
+    Raises:
+        PeerMissingError: it is not there.
+    """
+    folder = wheel_folder(package, version, peers)
+    if not (folder / package).is_dir():
+        raise PeerMissingError(f"{package} {version} is not in {folder}; fetch it with --peer fetch")
+    return folder
 
 
 def fetch_wheels(folder: Path, package: str, requirements: Sequence[str]) -> None:
-    """Download wheels into `folder`, unless `package` is there; an interrupted fetch starts again cleanly.
+    """Install wheels into `folder`, unless `package` is there; an interrupted fetch starts again cleanly.
 
     Raises:
         PeerMissingError: pip could not get them; says what pip said.
     """
-    if (folder / package).is_dir():
-        return
+    if not (folder / package).is_dir():
+        with _filling(folder) as partial:
+            _pip("install", *requirements, "--target", str(partial))
+
+
+def fetch_sources(folder: Path, package: str, requirement: str) -> None:
+    """Download a wheel and keep its Python files alone in `folder`, unless `package` is there.
+
+    For a package of which most is compiled for devices that are not measured. Errors as of `fetch_wheels`.
+    """
+    if not (folder / package).is_dir():
+        with _filling(folder) as partial, tempfile.TemporaryDirectory() as downloaded:
+            _pip("download", requirement, "--dest", downloaded)
+            for wheel in Path(downloaded).glob("*.whl"):
+                with zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(partial, [name for name in archive.namelist() if name.endswith(".py")])
+
+
+@contextmanager
+def _filling(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its name once it is filled; nothing is left of it where that fails."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    print(f"fetching {', '.join(requirements)} into {folder}", file=sys.stderr)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    result = subprocess.run(
-        [*command, "--target", str(partial), *requirements], capture_output=True, text=True, check=False
-    )
-    if result.returncode:
+    print(f"fetching into {folder}", file=sys.stderr)
+    try:
+        yield partial
+        partial.rename(folder)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise PeerMissingError(f"pip could not fetch {requirements[0]}: {result.stderr.strip().splitlines()[-1:]}")
-    partial.rename(folder)
+
+
+def _pip(action: str, *arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", action, "--quiet", "--no-deps", "--only-binary", ":all:", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        last_line = "".join(result.stderr.strip().splitlines()[-1:])
+        raise PeerMissingError(f"pip could not fetch {arguments[0]}: {last_line}")

@@ -1,19 +1,19 @@
-"""The tree beside its peer: match, acquire, insert, fork, decode step, eviction and metadata, in process.
+"""The tree beside its peers: match, acquire, insert, fork, decode step, eviction and metadata, in process.
 
 Workload: 1,000 prompts of 8,192 tokens (2,048 of system prompt, 2,048 of one of ten branches, 4,096 of their own),
-blocks of 16 tokens; 100,000 leaves for eviction; one few-shot parent with 5,000 siblings. Every system runs in this
-process, one call of each in turn (ten of eviction), with the garbage collector on as a user has it; the time of
-reading the clock is subtracted. The limit is the time of comparing a prompt with its own copy, `a == b`, over all
-prompts; radixkv's ratio to it is taken where only the two take turns, and shown with the peer's calls in between as
-well.
+blocks of 16 tokens; 100,000 leaves for eviction; one few-shot parent with 5,000 siblings. The peers are SGLang's two cores and
+vLLM's block pool. Every system runs in this process, one call of each in turn (ten of eviction), with the garbage collector on
+as a user has it; the time of reading the clock is subtracted. The limit is the time of comparing a prompt with its own copy,
+`a == b`, over all prompts; radixkv's ratio to it is taken where only the two take turns, and shown with the peers' calls in
+between as well.
 
-    python -m bench.tree --peer fetch        fetch SGLang's wheel once (39 MB, no dependencies), then measure
-    python -m bench.tree                     the same with the wheel fetched before
-    python -m bench.tree --quick             fewer rounds: a minute, for a smoke test; figures not worth quoting
-    python -m bench.tree --peer none         radixkv alone: the bars that name the peer are then unmet
+    python -m bench.tree --peer fetch        fetch the peers' wheels once (375 MB, no dependencies), then measure
+    python -m bench.tree                     the same with the wheels fetched before
+    python -m bench.tree --quick             fewer rounds: minutes, for a smoke test; figures not worth quoting
+    python -m bench.tree --peer none         radixkv alone: the bars that name a peer are then unmet
 
 Answers are checked before anything is timed and on every timed call. Exit code: 0 when every bar is met; 1 when one is
-missed, or unmet because the peer is not there.
+missed, or unmet because a peer is not there.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import tree_measures as measures
-from bench.peer import PEER_VERSION, default_peer_dir, fetch_peer, load_peers
-from bench.peer_wheel import PeerMissingError
-from bench.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
+from bench.peer_wheel import peers_folder
+from bench.report import RESULTS_DIR, Report, Summary, Table, summarise
+from bench.tree_bars import LONG_LEAF, NUM_LEAVES, SHORT_LEAF, TRACED, bars, leaves_of
+from bench.tree_eviction import measure_eviction, measure_growth
 from bench.tree_measures import LIMIT, Samples
 from bench.tree_memory import measure_memory
+from bench.tree_peers import PEER_CHOICES, find_peers
 from bench.tree_systems import Ours, System
-from bench.tree_workload import PROMPT_TOKENS, branching_prompts, timer_floor_ns
+from bench.tree_workload import branching_prompts, timer_floor_ns
 
 __all__ = ["main"]
 
-MATCH_BOUND, ACQUIRE_BOUND, FORK_BOUND_US, EVICT_BOUND = 4.0, 10.0, 8.0, 20.0
 NUM_BLOCKS = 1 << 19
-NUM_LEAVES = 100_000
 NUM_SIBLINGS = 5_000
 NS_TO_US = 1e-3
 
@@ -54,12 +54,13 @@ class Sizes:
     num_decoded: int
     num_single_evictions: int
     num_bulk_evictions: int
+    num_growth_evictions: int
     num_matches: int
     memory_scale: int
 
 
-FULL = Sizes(1000, 10, 300, 50, 200, 10, 5000, 3)
-QUICK = Sizes(1000, 1, 50, 4, 20, 2, 500, 1)
+FULL = Sizes(1000, 10, 300, 50, 200, 10, 2000, 5000, 3)
+QUICK = Sizes(1000, 1, 50, 4, 20, 2, 200, 500, 1)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -69,27 +70,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is written unless --json is given")
     parser.add_argument(
         "--peer",
-        choices=["use", "fetch", "none"],
+        choices=PEER_CHOICES,
         default="use",
-        help="use: the wheel fetched before (default); fetch: fetch it if it is missing; none: without the peer",
+        help="use: the wheels fetched before (default); fetch: fetch what is missing; none: without the peers",
     )
-    parser.add_argument("--peer-dir", type=Path, help=f"folder of the peer's wheel (default: {default_peer_dir()})")
+    parser.add_argument("--peer-dir", type=Path, default=peers_folder(), help="their folder (default: %(default)s)")
     parser.add_argument("--no-memory", action="store_true", help="leave out metadata bytes per token")
     parser.add_argument("--seed", type=int, default=0, help="seed of the histories (default: 0)")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/tree.json on a full run)")
     return parser.parse_args(arguments)
-
-
-def find_peers(choice: str, folder: Path) -> tuple[list[System], str]:
-    """The peer's systems, or none and why."""
-    if choice == "none":
-        return [], "the peer was left out by --peer none"
-    try:
-        if choice == "fetch":
-            fetch_peer(folder)
-        return list(load_peers(folder)), ""
-    except PeerMissingError as error:
-        return [], str(error)
 
 
 def run_measures(systems: Sequence[System], sizes: Sizes, source: random.Random) -> Samples:
@@ -118,57 +107,26 @@ def run_measures(systems: Sequence[System], sizes: Sizes, source: random.Random)
     step(f"few-shot parent with {NUM_SIBLINGS:,} siblings")
     samples |= measures.measure_few_shot(systems, source, NUM_SIBLINGS, sizes.num_matches)
     step(f"eviction among {NUM_LEAVES:,} leaves")
-    samples |= measures.measure_eviction(
-        systems, source, NUM_LEAVES, sizes.num_single_evictions, sizes.num_bulk_evictions
-    )
+    samples |= measure_eviction(systems, source, NUM_LEAVES, sizes.num_single_evictions, sizes.num_bulk_evictions)
     ours.cache.check()
+    for system in systems:
+        system.reset(num_blocks=1)
+    step("eviction, as the number of leaves grows")
+    samples |= measure_growth(source, sizes.num_growth_evictions)
     return samples
 
 
 def run_memory(systems: Sequence[System], scale: int, peer_dir: Path) -> dict[str, dict[str, float]]:
     """Metadata bytes per token by kind of leaf and system."""
     figures: dict[str, dict[str, float]] = {}
-    for leaf_tokens, num_leaves in ((4096, 1_000 * scale), (64, 10_000 * scale)):
+    for leaf_tokens, num_leaves in ((LONG_LEAF, 1_000 * scale), (SHORT_LEAF, 10_000 * scale)):
         row = {
             system.name: measure_memory(system.name, "resident", leaf_tokens, num_leaves, peer_dir)
             for system in systems
         }
-        row["radixkv, traced"] = measure_memory(Ours.name, "traced", leaf_tokens, num_leaves, peer_dir)
-        figures[f"{leaf_tokens:,}-token leaves"] = row
+        row[TRACED] = measure_memory(Ours.name, "traced", leaf_tokens, num_leaves, peer_dir)
+        figures[leaves_of(leaf_tokens)] = row
     return figures
-
-
-def bars(figures: dict[str, dict[str, Summary]], peer_names: Sequence[str], why_no_peer: str) -> list[Bar]:
-    """The bounds, on medians of one and the same run."""
-    over_limit = {}
-    for operation in ("match", "acquire"):
-        for where in ("", measures.ALONE):
-            by_system = figures.get(f"{operation}, {PROMPT_TOKENS:,} tokens{where}")
-            if by_system is not None:
-                over_limit[operation + where] = by_system[Ours.name].p50 / by_system[LIMIT].p50
-
-    def limit_bar(operation: str, bound: float) -> Bar:
-        with_peer = over_limit.get(operation)
-        note = "" if with_peer is None else f"with the peer's calls in between {with_peer:.2f}x"
-        name = f"{operation} of {PROMPT_TOKENS:,} tokens / limit"
-        return Bar(name, over_limit[operation + measures.ALONE], bound, "x", reason=note)
-
-    short, long = (figures[f"fork at {position:,} tokens"][Ours.name] for position in measures.FORK_POSITIONS)
-    evict = figures[f"evict one leaf of {NUM_LEAVES:,}"]
-    faster_peer = min((evict[name].p50 for name in peer_names), default=None)
-    return [
-        limit_bar("match", MATCH_BOUND),
-        limit_bar("acquire", ACQUIRE_BOUND),
-        Bar("fork at 8,000 tokens - fork at 80", long.p50 - short.p50, FORK_BOUND_US, " us"),
-        Bar(
-            f"evicting one leaf of {NUM_LEAVES:,}: SGLang's faster core / radixkv",
-            None if faster_peer is None else faster_peer / evict[Ours.name].p50,
-            EVICT_BOUND,
-            "x",
-            at_least=True,
-            reason=why_no_peer,
-        ),
-    ]
 
 
 def time_table(figures: dict[str, dict[str, Summary]], names: Sequence[str]) -> Table:
@@ -177,7 +135,7 @@ def time_table(figures: dict[str, dict[str, Summary]], names: Sequence[str]) -> 
         columns += [f"{name} p50", "p99"]
     rows = []
     for operation, by_system in figures.items():
-        row = [operation, f"{by_system[Ours.name].n:,}"]
+        row = [operation, f"{next(iter(by_system.values())).n:,}"]
         for name in names:
             summary = by_system.get(name)
             row += ["-", "-"] if summary is None else [f"{summary.p50:,.2f}", f"{summary.p99:,.2f}"]
@@ -195,11 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
     options = parse(arguments)
     sizes = QUICK if options.quick else FULL
-    peer_dir = options.peer_dir or default_peer_dir()
-    peers, why_no_peer = find_peers(options.peer, peer_dir)
-    if why_no_peer:
-        print(f"no peer: {why_no_peer}", file=sys.stderr)
-    systems: list[System] = [Ours(NUM_BLOCKS), *peers]
+    peers = find_peers(options.peer, NUM_BLOCKS, options.peer_dir)
+    for why in dict.fromkeys(peers.why_missing.values()):
+        print(f"no peer: {why}", file=sys.stderr)
+    systems: list[System] = [Ours(NUM_BLOCKS), *peers.systems]
     names = [system.name for system in systems]
 
     floor = timer_floor_ns()
@@ -214,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("tree", options.seed)
     report.figures = {
         "unit": "microseconds",
-        "peer": f"sglang {PEER_VERSION}" if peers else None,
+        "peers": peers.versions,
         "timer_floor_ns": floor,
         "times": {
             operation: {name: summary._asdict() for name, summary in by_system.items()}
@@ -222,12 +179,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
     }
     report.tables.append(time_table(figures, [*names, LIMIT]))
+    memory: dict[str, dict[str, float]] = {}
     if not options.no_memory:
         print("metadata, one process per figure", file=sys.stderr, flush=True)
-        memory = run_memory(systems, sizes.memory_scale, peer_dir)
+        memory = run_memory(systems, sizes.memory_scale, options.peer_dir)
         report.figures["metadata_bytes_per_token"] = memory
         report.tables.append(memory_table(memory))
-    report.bars = bars(figures, names[1:], why_no_peer)
+    report.bars = bars(figures, memory, peers)
     return report.finish(options.json or (None if options.quick else RESULTS_DIR / "tree.json"), is_quick=options.quick)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns as clock
 from typing import Any
 
+from bench.peer_vllm import VLLMBlockPool
 from bench.tree_systems import Ours, System
 from bench.tree_workload import (
     OWN_TOKENS,
@@ -21,17 +22,19 @@ from bench.tree_workload import (
     common_tokens,
     few_shot_prompts,
     interleave,
-    leaf_prompts,
     random_tokens,
 )
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
 
 __all__ = [
+    "ALONE",
+    "FORK_POSITIONS",
+    "INSERT",
     "LIMIT",
     "Samples",
     "check_histories",
+    "expect",
     "measure_decode_steps",
-    "measure_eviction",
     "measure_few_shot",
     "measure_forks",
     "measure_inserts",
@@ -40,9 +43,9 @@ __all__ = [
 
 LIMIT = "limit: a == b"
 ALONE = ", limit alone beside"
+INSERT = f"insert, {OWN_TOKENS:,} tokens under {SHARED_TOKENS:,}"
 NUM_DECODE_STEPS = 64
 FORK_POSITIONS = (80, 8000)
-LEAF_PARENT_TOKENS = LEAF_TOKENS = 64
 FEW_SHOT_TOKENS, SIBLING_TOKENS = 1024, 64
 
 Samples = dict[str, dict[str, list[int]]]
@@ -98,10 +101,13 @@ def measure_requests(systems: Sequence[System], prompts: Sequence[bytes], num_ro
     def run(names: Sequence[str], where: str) -> Samples:
         contenders = {LIMIT: compare} | {f"{op}/{name}": timers[name][op] for name in names for op in timers[name]}
         taken = interleave(contenders, len(prompts), num_rounds)
+        operations = dict.fromkeys(op for name in names for op in timers[name])
         return {
-            f"{op}, {PROMPT_TOKENS:,} tokens{where}": {name: taken[f"{op}/{name}"] for name in names}
+            f"{op}, {PROMPT_TOKENS:,} tokens{where}": {
+                name: taken[f"{op}/{name}"] for name in names if op in timers[name]
+            }
             | {LIMIT: taken[LIMIT]}
-            for op in timers[names[0]]
+            for op in operations
         }
 
     names = list(timers)
@@ -149,7 +155,21 @@ def _request_timers(system: System, keys: Sequence[Any]) -> dict[str, Contender]
         release(held)
         return clock() - start
 
-    return {"match": time_match, "acquire": time_acquire, "release": time_release}
+    timers: dict[str, Contender] = {"match": time_match, "acquire": time_acquire, "release": time_release}
+    if isinstance(system, VLLMBlockPool):
+        timers["of a match, hashing"] = _hash_timer(system, keys)
+    return timers
+
+
+def _hash_timer(system: VLLMBlockPool, keys: Sequence[Any]) -> Contender:
+    def time_hash(item: int) -> int:
+        start = clock()
+        request = system.hash(keys[item])
+        elapsed = clock() - start
+        expect(len(request.block_hashes), PROMPT_TOKENS // system.block_size, f"{system.name}: hashes")
+        return elapsed
+
+    return time_hash
 
 
 def measure_inserts(systems: Sequence[System], prompts: Sequence[bytes], source: random.Random, n: int) -> Samples:
@@ -171,8 +191,7 @@ def measure_inserts(systems: Sequence[System], prompts: Sequence[bytes], source:
 
         return time_insert
 
-    operation = f"insert, {OWN_TOKENS:,} tokens under {SHARED_TOKENS:,}"
-    return {operation: interleave({system.name: contender(system) for system in systems}, n, 1)}
+    return {INSERT: interleave({system.name: contender(system) for system in systems}, n, 1)}
 
 
 def measure_forks(ours: Ours, prompts: Sequence[bytes]) -> Samples:
@@ -217,43 +236,6 @@ def measure_decode_steps(ours: Ours, prompts: Sequence[bytes]) -> Samples:
         expect(cache.match(grown).num_tokens, PROMPT_TOKENS, "a history after release without keep")
     cache.check()
     return {"decode step: extend + insert": {ours.name: samples}}
-
-
-def measure_eviction(
-    systems: Sequence[System], source: random.Random, num_leaves: int, num_single: int, num_bulk: int
-) -> Samples:
-    """Evict one leaf of `num_leaves`, then 1% of them; which, radixkv leaves to its default policy and a peer to LRU."""
-    parents, histories = leaf_prompts(source, num_leaves, LEAF_PARENT_TOKENS, LEAF_TOKENS)
-    for system in systems:
-        system.reset()
-        for history in (*parents, *histories):
-            system.load(history)
-    next_leaf = {system.name: 0 for system in systems}
-
-    def contender(system: System, num_evicted: int) -> Contender:
-        def time_evict(_item: int) -> int:
-            first = next_leaf[system.name]
-            next_leaf[system.name] = first + num_evicted
-            num_nodes = system.cache.stats().num_nodes if isinstance(system, Ours) else 0
-            start = clock()
-            num_tokens = system.evict(num_evicted * LEAF_TOKENS)
-            elapsed = clock() - start
-            expect(num_tokens, num_evicted * LEAF_TOKENS, f"{system.name}: tokens evicted")
-            if isinstance(system, Ours):
-                expect(num_nodes - system.cache.stats().num_nodes, num_evicted, "leaves evicted")
-                return elapsed
-            for gone in {first, first + num_evicted - 1}:
-                matched = system.num_matched(system.match(system.key(histories[gone])))
-                expect(matched, LEAF_PARENT_TOKENS, f"{system.name}: match of evicted leaf {gone}")
-            return elapsed
-
-        return time_evict
-
-    one_percent = num_leaves // 100
-    # Turns of ten: a core that scans every leaf evicts the others' data from the processor's caches on each call.
-    single = interleave({system.name: contender(system, 1) for system in systems}, num_single, 1, burst=10)
-    bulk = interleave({system.name: contender(system, one_percent) for system in systems}, num_bulk, 1)
-    return {f"evict one leaf of {num_leaves:,}": single, f"evict {one_percent:,} of {num_leaves:,} leaves": bulk}
 
 
 def measure_few_shot(systems: Sequence[System], source: random.Random, num_siblings: int, n: int) -> Samples:

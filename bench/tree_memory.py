@@ -21,7 +21,7 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-from bench.peer import load_peers
+from bench.tree_peers import load_system
 from bench.tree_systems import Ours, System
 from bench.tree_workload import random_tokens
 
@@ -79,19 +79,12 @@ def main() -> None:
     parser.add_argument("peer_dir", type=Path)
     options = parser.parse_args()
 
-    system: System
-    if options.name == Ours.name:
-        _load(Ours(num_blocks=2048), options.leaf_tokens, 1)  # what is allocated once, at first use
-    else:
-        system = next(peer for peer in load_peers(options.peer_dir) if peer.name == options.name)
-        _load(system, options.leaf_tokens, 1)
+    system: System = Ours(2048) if options.name == Ours.name else load_system(options.name, 2048, options.peer_dir)
+    _load(system, options.leaf_tokens, 1)  # what is allocated once, at first use
     if options.yardstick == "traced":
         tracemalloc.start()
     before = _resident_bytes()
-    if options.name == Ours.name:
-        system = Ours(_blocks_needed(options.leaf_tokens, options.num_leaves))
-    else:
-        system.reset()
+    system.reset(_blocks_needed(options.leaf_tokens, options.num_leaves))
     num_tokens = _load(system, options.leaf_tokens, options.num_leaves)
     after = _resident_bytes()
     num_bytes = tracemalloc.get_traced_memory()[0] if options.yardstick == "traced" else after - before

@@ -18,7 +18,7 @@ class System(Protocol):
     name: str
     block_size: int
 
-    def reset(self) -> None: ...
+    def reset(self, num_blocks: int = 0) -> None: ...
 
     def key(self, tokens: bytes) -> Any: ...
 
@@ -40,6 +40,8 @@ class System(Protocol):
 
     def finish_insert(self, prepared: Any) -> None: ...
 
+    def fill(self) -> None: ...
+
     def evict(self, num_tokens: int) -> int: ...
 
 
@@ -53,9 +55,9 @@ class Ours:
         self.num_blocks = num_blocks
         self.reset()
 
-    def reset(self) -> None:
-        """Start on an empty tree."""
-        self.cache = PrefixCache(self.num_blocks, self.block_size)
+    def reset(self, num_blocks: int = 0) -> None:
+        """Start on an empty tree, over a pool of `num_blocks` if that is given."""
+        self.cache = PrefixCache(num_blocks or self.num_blocks, self.block_size)
         self.match: Callable[[Any], Any] = self.cache.match
         self.acquire: Callable[[Any], Any] = self.cache.acquire
 
@@ -86,6 +88,9 @@ class Ours:
 
     def finish_insert(self, prepared: tuple[int, int]) -> None:
         self.cache.release(prepared[0])
+
+    def fill(self) -> None:
+        """Nothing: it evicts when it is told to."""
 
     def evict(self, num_tokens: int) -> int:
         """Evict least recently used leaves; how many tokens' blocks went."""

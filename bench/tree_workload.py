@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 
 __all__ = [
+    "LEAVES_PER_PARENT",
     "OWN_TOKENS",
     "PROMPT_TOKENS",
     "SHARED_TOKENS",

@@ -25,7 +25,7 @@ def _run(options: argparse.Namespace) -> int:
         say(f"pool {name}")
         followers = followed[name]._asdict() if name in followed else {}
         for field, value in (stats._asdict() | followers).items():
-            say(f"  {field:<24} {value if isinstance(value, str) else format(value, ','):>14}")
+            say(f"  {field:<26} {value if isinstance(value, str) else format(value, ','):>14}")
     if not pools:
         say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
     return 0

@@ -162,6 +162,11 @@ class View(NamedTuple):
                 f"{cache.num_nodes:,} nodes, {cache.num_sequences:,} sequences, {cache.num_forks:,} forks, "
                 f"{cache.num_evicted_blocks:,} blocks evicted",
             )
+            yield (
+                "missed",
+                f"{cache.num_missed_new_tokens:,} tokens new, {cache.num_missed_parted_tokens:,} parted from others, "
+                f"{cache.num_missed_evicted_tokens:,} evicted before",
+            )
 
     def _parts(self) -> list[_Part]:
         cache = self.now.stats.cache

@@ -90,4 +90,6 @@ def _as_dict(node: NodeInfo, now_s: float) -> dict[str, Any]:
         "lock_ref": node.lock_ref,
         "idle_s": None if node.lock_ref else now_s - node.last_access_s,
         "pinned_s": node.pinned_until_s - now_s if node.pinned_until_s else None,
+        "priority": node.priority,
+        "retained_s": node.retained_until_s - now_s if node.retained_until_s and not node.lock_ref else None,
     }

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from radixkv.cli.amounts import count, duration
+from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, unpack_tokens
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class TreeView:
         if rest:
             num_blocks, num_nodes = sum(child.num_blocks for child in rest), sum(child.num_nodes for child in rest)
             what = "below" if depth > self._max_depth else "more"
-            tree.add(Text(f"… {num_nodes:,} {what}, {_count(num_blocks, 'block')}", style="dim"))
+            tree.add(Text(f"… {num_nodes:,} {what}, {count(num_blocks, 'block')}", style="dim"))
 
     def _line(self, branch: _Branch) -> Text:
         from rich.text import Text
@@ -88,14 +90,18 @@ class TreeView:
         info = branch.info
         assert info is not None, "a namespace has no edge"
         num_tokens = len(info.tokens) // TOKEN_BYTES
-        line = Text(f"{info.position:,} + {_count(num_tokens, 'token')}, {_count(len(info.block_ids), 'block')}")
+        line = Text(f"{info.position:,} + {count(num_tokens, 'token')}, {count(len(info.block_ids), 'block')}")
         line.append("  tail" if info.is_tail else "", style="dim")
         if info.pinned_until_s:
-            line.append(f"  pinned {_duration(info.pinned_until_s - self._now_s)}", style="cyan")
+            line.append(f"  pinned {duration(info.pinned_until_s - self._now_s)}", style="cyan")
+        if info.priority != DEFAULT_PRIORITY:
+            line.append(f"  priority {info.priority}", style="magenta")
+            if info.retained_until_s and not info.lock_ref:
+                line.append(f" for {duration(info.retained_until_s - self._now_s)}", style="magenta")
         if info.lock_ref:
             line.append(f"  in use, {info.lock_ref}", style="yellow")
         else:
-            line.append(f"  {_duration(self._now_s - info.last_access_s)} ago", style="green")
+            line.append(f"  {duration(self._now_s - info.last_access_s)} ago", style="green")
         line.append(f"  {self._edge(info)}", style="dim")
         return line
 
@@ -127,17 +133,4 @@ def _gather(nodes: Sequence[NodeInfo]) -> dict[str, _Branch]:
 
 
 def _sums(branch: _Branch) -> str:
-    return f"{_count(branch.num_nodes, 'node')}, {_count(branch.num_blocks, 'block')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def _duration(seconds: float) -> str:
-    """Two digits or so: ``3.2 s``, ``15 min``, ``2.5 h``."""
-    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if seconds >= size:
-            number = seconds / size
-            return f"{number:.0f} {unit}" if number >= 10 else f"{number:.1f} {unit}"
-    return f"{max(seconds, 0.0) * 1e3:.0f} ms"
+    return f"{count(branch.num_nodes, 'node')}, {count(branch.num_blocks, 'block')}"

@@ -23,6 +23,7 @@ from radixkv.core.api import (
     Pending,
     PoolShape,
     ReleaseOp,
+    Retention,
     StepOp,
     StepResult,
 )
@@ -80,6 +81,7 @@ class RemoteHolder(RemoteReader):
         seq_id: int | None = None,
         waits: Literal[False] = False,
         shares: bool = True,
+        retention: Sequence[Retention] = (),
     ) -> AcquireResult: ...
 
     @overload
@@ -91,6 +93,7 @@ class RemoteHolder(RemoteReader):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
     def acquire(
@@ -101,10 +104,12 @@ class RemoteHolder(RemoteReader):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending:
         """See `PrefixCache.acquire`."""
+        ranges = validation.check_retention(retention) if retention else ()
         answer: AcquireResult | Pending = self._one(
-            AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, shares)
+            AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, shares, ranges)
         )
         return answer
 

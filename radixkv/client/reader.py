@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,18 +15,22 @@ from radixkv.core.api import (
     CacheEvent,
     CacheStats,
     EventStats,
+    Explanation,
     MatchResult,
     NamespaceUsage,
     NodeInfo,
     PinInfo,
+    Retention,
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.service.addresses import parse_address
+from radixkv.service.conversion import retention_to_proto
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
     event_stats_from_proto,
+    explanation_from_proto,
     match_from_proto,
     node_from_proto,
     pin_from_proto,
@@ -96,6 +100,30 @@ class RemoteReader:
         )
         return response
 
+    def explain(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()) -> Explanation:
+        """See `PrefixCache.explain`."""
+        response = self._explain(self.pool_name, tokens, namespace, also)
+        return explanation_from_proto(self._only(response).explanation)
+
+    def explain_all(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+    ) -> dict[str, Explanation]:
+        """`explain` by every pool of the service, by name."""
+        response = self._explain("", tokens, namespace, also)
+        return {pool.pool: explanation_from_proto(pool.explanation) for pool in response.pools}
+
+    def _explain(
+        self, pool_name: str, tokens: TokensLike, namespace: str, also: Sequence[str]
+    ) -> readers.ExplainResponse:
+        request = readers.ExplainRequest(
+            pool=pool_name,
+            tokens=pack_tokens(tokens),
+            namespace=validation.check_namespace(namespace),
+            also=validation.check_also(also),
+        )
+        response: readers.ExplainResponse = self._call(self._stub.Explain, request)
+        return response
+
     def evict(self, num_blocks: int) -> int:
         """See `PrefixCache.evict`."""
         validation.check_int("num_blocks", num_blocks, 0, validation.MAX_SEQ_ID)
@@ -131,6 +159,14 @@ class RemoteReader:
         """See `PrefixCache.pins`."""
         request = readers.PinsRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
         return [pin_from_proto(pin) for pin in self._only(self._call(self._stub.Pins, request)).pins]
+
+    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
+        """See `PrefixCache.retain`."""
+        request = readers.RetainRequest(
+            pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens)
+        )
+        retention_to_proto(validation.check_retention(retention), request.retention)
+        return int(self._only(self._call(self._stub.Retain, request)).num_tokens)
 
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, overload
 
 from radixkv.core.errors import RadixKVError
+from radixkv.core.explanation import EvictedTokens, EvictionReason, Explanation, MissCause, NamespaceMatch
 from radixkv.core.tokens import TokensLike
 
 __all__ = [
     "DEFAULT_NAMESPACE",
+    "DEFAULT_PRIORITY",
+    "MAX_PRIORITY",
     "AcquireOp",
     "AcquireResult",
     "BlockTimes",
@@ -33,12 +36,17 @@ __all__ = [
     "CacheStats",
     "Copy",
     "EventStats",
+    "EvictedTokens",
+    "EvictionReason",
+    "Explanation",
     "ExtendOp",
     "ExtendResult",
     "ForkOp",
     "InsertOp",
     "MatchOp",
     "MatchResult",
+    "MissCause",
+    "NamespaceMatch",
     "NamespaceUsage",
     "NodeInfo",
     "Notice",
@@ -47,6 +55,7 @@ __all__ = [
     "PinInfo",
     "PoolShape",
     "ReleaseOp",
+    "Retention",
     "StepOp",
     "StepResult",
     "Tier",
@@ -54,6 +63,9 @@ __all__ = [
 ]
 
 DEFAULT_NAMESPACE = "default"
+
+DEFAULT_PRIORITY = 35
+MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +147,8 @@ class ExtendResult(NamedTuple):
 class CacheStats(NamedTuple):
     """Gauges of now and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens.
 
-    `eviction` is the name of the policy that orders eviction.
+    `num_missed_*_tokens` count the whole blocks of acquired prompts that did not match, by cause: nothing went on there, other
+    histories did, or it had been evicted (as far as is remembered). `eviction` is the name of the policy that orders eviction.
     """
 
     num_blocks: int
@@ -158,6 +171,9 @@ class CacheStats(NamedTuple):
     num_notices: int
     num_pins: int
     num_pinned_blocks: int
+    num_missed_new_tokens: int
+    num_missed_parted_tokens: int
+    num_missed_evicted_tokens: int
     eviction: str
 
 
@@ -244,6 +260,20 @@ class PinInfo(NamedTuple):
     remaining_s: float
 
 
+class Retention(NamedTuple):
+    """How long a range of a history is worth keeping: positions in [`start`, `end`), to its end if None.
+
+    Unlocked branches of a lower `priority` (0 to 100; 35 is what has none) are evicted before those of a higher one, whatever
+    the policy. It lasts for `duration_s` seconds after it was given and after each use; then the range is as any other. None:
+    for good. Whole blocks are kept: a block belongs to the range of its first token.
+    """
+
+    start: int = 0
+    end: int | None = None
+    priority: int = DEFAULT_PRIORITY
+    duration_s: float | None = None
+
+
 class NamespaceUsage(NamedTuple):
     """What one namespace has of a pool.
 
@@ -262,7 +292,8 @@ class NamespaceUsage(NamedTuple):
 class NodeInfo(NamedTuple):
     """One radix node, parents before children. `parent_id` is 0 for children of a root.
 
-    `last_access_s`, `pinned_until_s`: by the clock of the cache; `pinned_until_s` is 0 where no pin stands on the node itself.
+    `last_access_s`, `pinned_until_s`, `retained_until_s`: by the clock of the cache; `pinned_until_s` is 0 where no pin stands
+    on the node itself, `retained_until_s` where its `priority` has no end.
     """
 
     node_id: int
@@ -275,6 +306,8 @@ class NodeInfo(NamedTuple):
     lock_ref: int
     last_access_s: float
     pinned_until_s: float
+    priority: int = DEFAULT_PRIORITY
+    retained_until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +320,7 @@ class AcquireOp:
     seq_id: int | None = None
     waits: bool = False
     shares: bool = True
+    retention: tuple[Retention, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +378,10 @@ class CacheReader(Protocol):
 
     def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult: ...
 
+    def explain(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+    ) -> Explanation: ...
+
     def evict(self, num_blocks: int) -> int: ...
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int: ...
@@ -353,6 +391,8 @@ class CacheReader(Protocol):
     def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool: ...
 
     def pins(self, namespace: str | None = None) -> list[PinInfo]: ...
+
+    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int: ...
 
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
@@ -385,6 +425,7 @@ class CacheHolder(CacheReader, Protocol):
         seq_id: int | None = None,
         waits: Literal[False] = False,
         shares: bool = True,
+        retention: Sequence[Retention] = (),
     ) -> AcquireResult: ...
 
     @overload
@@ -396,6 +437,7 @@ class CacheHolder(CacheReader, Protocol):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult: ...

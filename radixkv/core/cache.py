@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import Literal, overload
@@ -17,10 +15,12 @@ from radixkv.core.api import (
     ExtendResult,
     Notice,
     Pending,
+    Retention,
     StepOp,
     StepResult,
 )
 from radixkv.core.errors import UnknownSequenceError
+from radixkv.core.explaining import count_missed
 from radixkv.core.management import LocalManager
 from radixkv.core.node import RootNode
 from radixkv.core.opening import open_child, open_sequence, promise
@@ -33,6 +33,7 @@ from radixkv.core.publishing import (
     take_right_or_copy,
     withdraw,
 )
+from radixkv.core.retaining import retain_path
 from radixkv.core.sequences import Sequence
 from radixkv.core.shares import Account
 from radixkv.core.steps import apply_step
@@ -50,7 +51,7 @@ class PrefixCache(LocalManager):
     Args:
         num_blocks: size of the pool.
         block_size: token slots per block.
-        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or one of your own.
+        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or what makes one of your own.
         event_capacity: how many events are kept for readers that come back, and how many changes may wait to be read; past
             it readers begin anew with a snapshot. Nothing is noted while nobody reads.
         first_event_number: the first sequence number of an event.
@@ -77,6 +78,7 @@ class PrefixCache(LocalManager):
         seq_id: int | None = None,
         waits: Literal[False] = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult: ...
 
     @overload
@@ -88,6 +90,7 @@ class PrefixCache(LocalManager):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
     def acquire(
@@ -98,6 +101,7 @@ class PrefixCache(LocalManager):
         seq_id: int | None = None,
         waits: bool = False,
         shares: bool = True,
+        retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending:
         """Open a sequence on a prompt: lock what is cached of it, take private blocks for the rest.
 
@@ -112,6 +116,9 @@ class PrefixCache(LocalManager):
         Without `shares`: the sequence matches nothing and nothing it computes matches for others, its own forks aside; it
         never waits, and its release frees all of it.
 
+        `retention` says what ranges of the history, prompt and generated tokens alike, are worth once it is released with
+        `keep`; its forks bear it too. See `retain`.
+
         Raises:
             InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace.
             OutOfBlocksError: it does not fit beside what is locked and promised; nothing was evicted.
@@ -121,6 +128,7 @@ class PrefixCache(LocalManager):
         validation.check_prompt(packed)
         validation.check_int("reserve", reserve, 0)
         validation.check_namespace(namespace)
+        ranges = validation.check_retention(retention) if retention else ()
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
@@ -134,13 +142,16 @@ class PrefixCache(LocalManager):
                 return pending
         plan = plan_acquire(forest, walk, length, reserve)
         room.require(forest, namespace, account, plan.num_needed, num_sequences=1)
+        if shares and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
+            count_missed(self._counters, forest, namespace, packed, walk)
 
         if known_root is None:
             forest.accounts[namespace] = account
             if shares:
                 forest.roots[namespace] = root
-        new_id = next(self._free_ids()) if seq_id is None else seq_id
+        new_id = self._free_id() if seq_id is None else seq_id
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
+        seq.retention = ranges
         if self._intents.is_active:
             self._intents.update(seq)
         if root.pins:
@@ -252,7 +263,7 @@ class PrefixCache(LocalManager):
         else:
             table = forest.path_blocks(node, table_length)
         children = []
-        for child_id in itertools.islice(self._free_ids(), n) if seq_ids is None else seq_ids:
+        for child_id in (self._free_id() for _ in range(n)) if seq_ids is None else seq_ids:
             child = self._sequences[child_id] = open_child(forest, child_id, seq, node, position, table[:])
             if num_promised:
                 promise(forest, child, promised_length, num_promised)
@@ -276,6 +287,8 @@ class PrefixCache(LocalManager):
         forest, account = self._forest, seq.root.account
         if keep:
             publish_for_good(forest, seq)
+            if seq.retention and not seq.root.is_hidden:
+                retain_path(forest, seq.root, seq.node, seq.retention, is_used=True)
         del self._sequences[seq_id]
         promise(forest, seq, 0, 0)
         private = seq.private_blocks()
@@ -324,8 +337,11 @@ class PrefixCache(LocalManager):
             raise UnknownSequenceError(seq_id)
         return seq
 
-    def _free_ids(self) -> Iterator[int]:
-        return (seq_id for seq_id in self._seq_ids if seq_id not in self._sequences)
+    def _free_id(self) -> int:
+        seq_id = next(self._seq_ids)
+        while seq_id in self._sequences:
+            seq_id = next(self._seq_ids)
+        return seq_id
 
     def _wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
         if not self._intents.is_active:

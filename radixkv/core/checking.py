@@ -1,11 +1,12 @@
-"""Invariants of the whole cache, recomputed from nothing but the tree and the sequences, and the listing of the tree."""
+"""Invariants of the whole cache, recomputed from nothing but the tree and the sequences."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from radixkv.core.api import NodeInfo
+from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.errors import CorruptionError
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
@@ -14,34 +15,7 @@ from radixkv.core.pins import PinBook
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
-__all__ = ["check_all", "dump_roots"]
-
-
-def dump_roots(forest: Forest, roots: Iterable[RootNode]) -> list[NodeInfo]:
-    """All nodes below the roots, parents before children, siblings by their bytes. Ids hold within one listing."""
-    listing: list[NodeInfo] = []
-    for root in roots:
-        pending: list[tuple[Node, int]] = [(child, 0) for child in _sorted_children(root)]
-        while pending:
-            node, parent_id = pending.pop()
-            node_id = len(listing) + 1
-            pins = node.pin_mark.pins if node.pin_mark is not None else ()
-            listing.append(
-                NodeInfo(
-                    node_id=node_id,
-                    parent_id=parent_id,
-                    namespace=root.namespace,
-                    position=node.start_bytes // TOKEN_BYTES,
-                    tokens=bytes(node.key),
-                    block_ids=tuple(node.blocks),
-                    is_tail=len(node.key) < forest.block_bytes,
-                    lock_ref=node.lock_ref,
-                    last_access_s=node.last_access_s,
-                    pinned_until_s=max((pin.expires_s for pin in pins), default=0.0),
-                )
-            )
-            pending.extend((child, node_id) for child in _sorted_children(node))
-    return listing
+__all__ = ["check_all"]
 
 
 def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intents, pins: PinBook) -> None:
@@ -57,6 +31,7 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
     _check_pins(forest, nodes, roots.values(), pins)
     _check_counts(forest, nodes, sequences)
     _check_shares(forest, roots.values(), sequences)
+    _check_retentions(forest, nodes)
     _check_owners(forest, nodes, sequences)
     for seq in sequences.values():
         _check_sequence(forest, seq)
@@ -66,11 +41,6 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
 def _require(condition: bool, what: str, *details: object) -> None:
     if not condition:
         raise CorruptionError(what + (f": {details}" if details else ""))
-
-
-def _sorted_children(node: Node) -> list[Node]:
-    """Last first, so that a stack pops them in order."""
-    return sorted((node.children or {}).values(), key=lambda child: child.head, reverse=True)
 
 
 def _check_node(forest: Forest, node: Node) -> None:
@@ -196,6 +166,19 @@ def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[
         _require(share.num_blocks >= 0, "a share is not negative", share.num_blocks)
     num_shared = sum(share.num_blocks for share in forest.shares)
     _require(num_shared == forest.pool.num_blocks, "shares make up the pool", num_shared)
+
+
+def _check_retentions(forest: Forest, nodes: list[Node]) -> None:
+    due = {id(retention): until_s for until_s, _, _, retention in forest.retentions.entries}
+    for node in nodes:
+        retention = node.retention
+        if retention is not None:
+            _require(retention.priority != DEFAULT_PRIORITY, "an ordinary node has no retention", node.head)
+            _require(
+                retention.is_watched == (id(retention) in due), "a retention knows whether it is watched", node.head
+            )
+            is_ending = not node.lock_ref and retention.duration_s < math.inf
+            _require(not is_ending or due.get(id(retention), math.inf) <= retention.until_s, "its end is watched for")
 
 
 def _check_owners(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:

@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from radixkv.core.blocks import BlockPool
 from radixkv.core.events import NO_BLOCK, EventLog
+from radixkv.core.evicted_branches import EvictedBranches
 from radixkv.core.eviction import PolicyFactory
 from radixkv.core.node import Children, Node, RootNode
+from radixkv.core.retention import NodeRetention, RetentionTimes
 from radixkv.core.shares import Account, Share
 from radixkv.core.times import BlockTimer
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
@@ -46,12 +48,15 @@ class Forest:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.pool = BlockPool(num_blocks)
-        self.make_policy = make_policy
-        self.shares = [Share(num_blocks, make_policy(num_blocks, block_size))]
+        self.make_policy = lambda share_blocks: make_policy(share_blocks, block_size)
+        self.shares = [Share(num_blocks, self.make_policy)]
+        self.policy_name = self.shares[0].policy.name
+        self.retentions = RetentionTimes()
         self.accounts: dict[str, Account] = {}
         self.clock = clock
         self.events = events
         self.times = BlockTimer()
+        self.evicted = EvictedBranches(num_blocks, self.block_bytes)
         self.roots: dict[str, RootNode] = {}
         self.num_cached = 0
         self.num_evictable = 0
@@ -183,6 +188,8 @@ class Forest:
                 rested_before = self._stamp(above, now_s)
                 if not root.is_hidden:
                     share.policy.rest(above, rested_before, root.namespace, share.num_taken)
+            if above.extras is not None and above.extras.retention is not None:
+                self.retentions.watch(above)
             above = above.parent
         if num_unlocked:
             self.num_evictable += num_unlocked
@@ -200,6 +207,8 @@ class Forest:
         self._num_accesses += 1
         node.access_number = self._num_accesses
         node.last_access_s = now_s
+        if node.extras is not None and node.extras.retention is not None:
+            node.extras.retention.since_s = now_s
         return number_before
 
     def _stamp_above(self, root: RootNode, node: Node, now_s: float) -> None:
@@ -254,6 +263,27 @@ class Forest:
         if node.parent is not None and not node.lock_ref and not node.children and node.queue_entry is None:
             root.account.share.policy.add(node)
 
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    def set_retention(self, root: RootNode, node: Node, retention: NodeRetention | None) -> None:
+        """Give a node another retention, None for an ordinary one's. O(log n)."""
+        share = root.account.share
+        if retention is not None:
+            share.rank_by_priority()
+        is_queued = node.queue_entry is not None
+        if is_queued:
+            share.policy.remove(node)
+        node.retention = retention
+        if is_queued:
+            share.policy.add(node)
+        if retention is not None and not node.lock_ref:
+            self.retentions.watch(node)
+
+    def end_retentions(self) -> None:
+        """Make ordinary every node at rest whose retention is over. O(ended · log n)."""
+        for node in self.retentions.take_over(self.clock()):
+            self.set_retention(self.root_above(node), node, None)
+
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def attach(self, root: RootNode, parent: Node, key: bytes | bytearray, blocks: array[int]) -> Node:
@@ -295,6 +325,12 @@ class Forest:
         parent = self.detach(root, node)
         self.give_back(root.account, node.blocks)
         return parent
+
+    def note_cleared(self, root: RootNode) -> None:
+        """Remember all below a root as cleared, children first. O(nodes)."""
+        now_s = self.clock()
+        for node in reversed(list(self.nodes(root))):
+            self.evicted.note(node, "clear", now_s)
 
     def remove_unlocked(self, root: RootNode) -> None:
         """Remove every unlocked node below a root. O(nodes)."""

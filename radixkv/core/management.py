@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radixkv.core import quotas, room, validation
-from radixkv.core.api import DEFAULT_NAMESPACE, NamespaceUsage, PinInfo
+from radixkv.core.api import DEFAULT_NAMESPACE, NamespaceUsage, PinInfo, Retention
 from radixkv.core.reader import LocalReader
-from radixkv.core.tokens import TokensLike, pack_tokens
+from radixkv.core.retaining import retain_path
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["LocalManager"]
 
 
 class LocalManager(LocalReader):
-    """Pins, quotas and evictions of a `PrefixCache`; the constructor's arguments are described there."""
+    """Pins, retention, quotas and evictions of a `PrefixCache`; the constructor's arguments are described there."""
 
     def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
         """Protect what is cached of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
@@ -52,6 +55,26 @@ class LocalManager(LocalReader):
             self._pins.drop(pin)
         return pin is not None
 
+    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Say anew what ranges of `tokens` are worth, as far as they are cached; how many tokens of them are.
+
+        Of ranges that overlap the later counts; what none covers stays as it is. A range of priority 35 is an ordinary one
+        again. It is no use: recency stays, and only the durations given begin anew. O(path + ranges).
+
+        Raises:
+            InvalidArgumentError: unpackable tokens, a bad namespace, a range or a priority out of its bound.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        ranges = validation.check_retention(retention)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        walk = None if root is None else self._forest.walk(root, packed)
+        if root is None or walk is None or not walk.matched_bytes:
+            return 0
+        node = walk.node if walk.child is None else walk.child
+        retain_path(self._forest, root, node, ranges, end_bytes=walk.matched_bytes)
+        return walk.matched_bytes // TOKEN_BYTES
+
     def evict(self, num_blocks: int) -> int:
         """Evict whole unlocked leaves until at least `num_blocks` blocks are freed; how many were. O(evicted · log n).
 
@@ -60,7 +83,7 @@ class LocalManager(LocalReader):
         """
         self._enter()
         validation.check_int("num_blocks", num_blocks, 0)
-        return room.evict(self._forest, num_blocks)
+        return room.evict(self._forest, num_blocks, "evict")
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
@@ -74,6 +97,7 @@ class LocalManager(LocalReader):
         num_free = self._forest.pool.num_free
         self._pins.drop_all(root)
         self._forest.record_cleared(root)
+        self._forest.note_cleared(root)
         root.is_hidden = True
         self._forest.remove_unlocked(root)
         self._forest.forget_if_idle(namespace)

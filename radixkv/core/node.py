@@ -11,20 +11,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
+from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 if TYPE_CHECKING:
     from radixkv.core.pins import Pin
+    from radixkv.core.retention import NodeRetention
     from radixkv.core.sequences import Sequence
     from radixkv.core.shares import Account
 
-__all__ = ["DEFAULT_PRIORITY", "FEW_CHILDREN", "Children", "Node", "PinMark", "RootNode"]
+__all__ = ["FEW_CHILDREN", "Children", "Extras", "Node", "PinMark", "Places", "RootNode"]
 
-DEFAULT_PRIORITY = 35
+Places = tuple[tuple[int, int], ...]
+"""Positions in bytes with the numbers of their places, rising; see `evicted_branches`."""
 
 FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
 
@@ -37,6 +41,18 @@ class PinMark:
     def __init__(self) -> None:
         self.num_refs = 1
         self.pins: list[Pin] = []
+
+
+class Extras:
+    """What few nodes have: see the attributes of these names of `Node`."""
+
+    __slots__ = ("evicted_at", "pin_mark", "retention", "writer")
+
+    def __init__(self) -> None:
+        self.evicted_at: Places = ()
+        self.pin_mark: PinMark | None = None
+        self.retention: NodeRetention | None = None
+        self.writer: Sequence | None = None
 
 
 class Node:
@@ -60,7 +76,8 @@ class Node:
         num_uses, rested_blocks, reuse_class: what the eviction policy remembers of it: uses, how many of its first blocks
             have rested before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the
             greater stays.
-        priority: retention priority, 0 to 100; a split leaves it to both halves, a merge keeps the greater.
+        evicted_at: the block boundaries on its edge from which branches were evicted, as `evicted_branches` knows them.
+        retention: what it is worth to be kept, where somebody has said so; a split leaves it to both halves.
     """
 
     __slots__ = (
@@ -68,6 +85,7 @@ class Node:
         "blocks",
         "children",
         "end_bytes",
+        "extras",
         "found_at",
         "head",
         "key",
@@ -75,14 +93,11 @@ class Node:
         "lock_ref",
         "num_uses",
         "parent",
-        "pin_mark",
-        "priority",
         "queue_entry",
         "rested_blocks",
         "reuse_class",
         "stored_s",
         "used_bytes",
-        "writer",
     )
 
     def __init__(self, parent: Node | None, key: bytes | bytearray, head: bytes, blocks: array[int]) -> None:
@@ -94,17 +109,62 @@ class Node:
         self.children: Children | None = None
         self.used_bytes = 0
         self.lock_ref = 0
-        self.pin_mark: PinMark | None = None
-        self.writer: Sequence | None = None
         self.last_access_s = 0.0
         self.access_number = 0
         self.stored_s = 0.0
         self.found_at = 0
-        self.queue_entry: tuple[Any, ...] | None = None
+        self.queue_entry: Any = None
         self.num_uses = 0
         self.rested_blocks = 0
         self.reuse_class = 0
-        self.priority = DEFAULT_PRIORITY
+        self.extras: Extras | None = None
+
+    @property
+    def evicted_at(self) -> Places:
+        return () if self.extras is None else self.extras.evicted_at
+
+    @evicted_at.setter
+    def evicted_at(self, places: Places) -> None:
+        self._set_extra("evicted_at", places)
+
+    @property
+    def pin_mark(self) -> PinMark | None:
+        return None if self.extras is None else self.extras.pin_mark
+
+    @pin_mark.setter
+    def pin_mark(self, mark: PinMark | None) -> None:
+        self._set_extra("pin_mark", mark)
+
+    @property
+    def retention(self) -> NodeRetention | None:
+        return None if self.extras is None else self.extras.retention
+
+    @retention.setter
+    def retention(self, retention: NodeRetention | None) -> None:
+        self._set_extra("retention", retention)
+
+    @property
+    def writer(self) -> Sequence | None:
+        return None if self.extras is None else self.extras.writer
+
+    @writer.setter
+    def writer(self, writer: Sequence | None) -> None:
+        self._set_extra("writer", writer)
+
+    def _set_extra(self, name: str, value: object) -> None:
+        extras = self.extras
+        if extras is None:
+            if not value:
+                return
+            extras = self.extras = Extras()
+        setattr(extras, name, value)
+        if not (value or extras.evicted_at or extras.pin_mark or extras.retention or extras.writer):
+            self.extras = None
+
+    @property
+    def priority(self) -> int:
+        """Its retention priority, 0 to 100."""
+        return DEFAULT_PRIORITY if self.retention is None else self.retention.priority
 
     @property
     def start_bytes(self) -> int:
@@ -191,6 +251,13 @@ class Children(dict[bytes, Node]):
         """The child that begins with all of `fragment` (at most one block), if there is one."""
         nearest, common = self.nearest(fragment)
         return nearest if common == len(fragment) else None
+
+    def beginning_with(self, prefix: bytes) -> Iterator[Node]:
+        """The children whose heads begin with all of `prefix`. O(log n) to begin; O(children) while few or without a prefix."""
+        if self._sorted_heads is None or not prefix:
+            return (node for head, node in self.items() if head.startswith(prefix))
+        heads = takewhile(lambda head: head.startswith(prefix), self._sorted_heads.irange(prefix))
+        return (self[head] for head in heads)
 
     def following(self, head: bytes) -> Iterator[Node]:
         """The children whose heads come after `head`, in order, while nobody adds or discards any. O(log n) to begin."""

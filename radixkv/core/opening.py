@@ -30,7 +30,8 @@ def open_sequence(
     forest.lock(root, node)
     root.account.num_sequences += 1
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, plan.num_kept))
-    seq.table.extend(take(forest, root.account, plan.num_taken))
+    if plan.num_taken:
+        seq.table.extend(take(forest, root.account, plan.num_taken))
     seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
     seq.room = len(tokens) // TOKEN_BYTES
     seq.shares_last_block = plan.shares_last
@@ -51,6 +52,7 @@ def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, positi
     parent.root.account.num_sequences += 1
     child = Sequence(seq_id, parent.root, node, parent.tokens[:end], table)
     child.num_stored = child.num_computed = child.room = position
+    child.retention = parent.retention
     child.published_bytes = end
     child.shares_last_block = end % forest.block_bytes > 0
     child.private_from = len(table)

@@ -44,7 +44,7 @@ def plan_acquire(forest: Forest, walk: Walk, num_tokens: int, reserve: int) -> A
         if not (shares_last or takes_right):
             source = child.blocks[walk.common_bytes // forest.block_bytes]
     table_length = forest.table_length(num_tokens)
-    promised_table_length = forest.table_length(num_tokens + reserve)
+    promised_table_length = forest.table_length(num_tokens + reserve) if reserve else table_length
     num_kept = matched_bytes // forest.block_bytes + (shares_last or takes_right)
     num_taken = table_length - num_kept
     num_promised = promised_table_length - table_length

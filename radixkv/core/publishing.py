@@ -87,7 +87,8 @@ def _fill_tail(forest: Forest, seq: Sequence, key: bytes) -> None:
     surgery.rename(tail, key)
     seq.published_bytes = tail.end_bytes
     forest.record_stored(seq.root, tail, key, tail.blocks)
-    if tail.lock_ref == parent.lock_ref == 1 and not tail.children and parent.only_child() is tail and parent.parent:
+    is_alone = tail.lock_ref == parent.lock_ref == 1 and not tail.children and parent.only_child() is tail
+    if is_alone and parent.parent and parent.retention is tail.retention is None:
         surgery.absorb(forest, parent, tail)
         seq.node = parent
 
@@ -135,13 +136,13 @@ def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
     first_block, end_block = position // forest.block_bytes, full_end // forest.block_bytes
     key = seq.tokens[position:full_end]
     blocks = seq.table[first_block:end_block]
-    if node.parent is not None and node.lock_ref == 1 and not node.children:
+    if node.parent is not None and node.lock_ref == 1 and not node.children and node.retention is None:
         surgery.append(forest, node, key, blocks)
     else:
         child = forest.attach(seq.root, node, key, blocks)
         forest.move_lock(seq.root, node, child)
         seq.node = child
-    seq.published_bytes = full_end
+    seq.published_bytes = seq.node.end_bytes  # the same object: a number that two share is kept once
     seq.private_from = end_block
     forest.record_stored(seq.root, seq.node, key, blocks)
 
@@ -210,5 +211,6 @@ def withdraw(forest: Forest, root: RootNode, node: Node) -> None:
             if node.used_bytes < node.end_bytes:
                 surgery.cut(forest, root, node, node.used_bytes)
             return
+        forest.evicted.note(node, "release", forest.clock())
         node = forest.remove(root, node)
         forest.queue_if_leaf(root, node)

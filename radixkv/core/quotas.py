@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixkv.core.api import NamespaceUsage
+from radixkv.core.eviction import PriorityPolicy
 from radixkv.core.forest import Forest
 from radixkv.core.shares import Account, Share
 from radixkv.core.validation import check_int
@@ -32,7 +33,7 @@ def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequen
         account.share.num_blocks = num_blocks
     else:
         common.num_blocks -= num_blocks
-        share = Share(num_blocks, forest.make_policy(max(1, num_blocks), forest.block_size))
+        share = Share(num_blocks, forest.make_policy)
         forest.shares.append(share)
         account.has_quota = True
         _move(forest, namespace, account, share)
@@ -63,6 +64,8 @@ def _close_share(forest: Forest, namespace: str, account: Account) -> None:
 def _move(forest: Forest, namespace: str, account: Account, share: Share) -> None:
     """Put all that a namespace holds into another share; its leaves keep their recency."""
     old, account.share = account.share, share
+    if isinstance(old.policy, PriorityPolicy):
+        share.rank_by_priority()
     old.num_held -= account.num_held
     old.num_in_use -= account.num_in_use
     share.num_held += account.num_held

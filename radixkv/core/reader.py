@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 
 from radixkv.core import checking, quotas, validation
 from radixkv.core.api import (
@@ -14,6 +15,7 @@ from radixkv.core.api import (
     CacheEvent,
     CacheStats,
     EventStats,
+    Explanation,
     MatchResult,
     NamespaceUsage,
     NodeInfo,
@@ -24,8 +26,10 @@ from radixkv.core.event_feed import EventFeed
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.core.events import EventLog
 from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
+from radixkv.core.explaining import explain
 from radixkv.core.forest import Forest
 from radixkv.core.intents import MAX_WAITS, Intents
+from radixkv.core.listing import TreeListing
 from radixkv.core.node import RootNode
 from radixkv.core.pins import PinBook
 from radixkv.core.sequences import Sequence
@@ -83,6 +87,23 @@ class LocalReader:
         root = self._forest.roots.get(validation.check_namespace(namespace))
         matched = 0 if root is None else self._forest.walk(root, packed).matched_bytes // TOKEN_BYTES
         return MatchResult(matched, matched)
+
+    def explain(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: SequenceOf[str] = ()
+    ) -> Explanation:
+        """Where a prompt parts from what is cached, and why: see `Explanation`. A pure read.
+
+        `also` names other namespaces to compare with, such as those of another salt, adapter or model: those that the caller
+        may know of, for nothing is told of any other. Ask before the prompt is acquired: it is cached once it is computed.
+        O(prefix bytes of each namespace + siblings there + evicted edges that agree).
+
+        Raises:
+            InvalidArgumentError: tokens that cannot be packed, a bad namespace, or too many others.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        validation.check_namespace(namespace)
+        return explain(self._forest, namespace, packed, validation.check_also(also))
 
     def stats(self) -> CacheStats:
         """Gauges of now and counters since the cache was made. O(1)."""
@@ -152,8 +173,18 @@ class LocalReader:
 
     def dump(self, namespace: str | None = None) -> list[NodeInfo]:
         """Every node that may be matched, parents before children, of one namespace or of all. O(nodes + tokens)."""
+        return self.list_nodes(namespace).take(None)
+
+    def list_nodes(self, namespace: str | None = None) -> TreeListing:
+        """The same nodes in slices of about a millisecond, for one who serves others as well; see `TreeListing`. O(namespaces).
+
+        Raises:
+            InvalidArgumentError: a bad namespace.
+        """
         self._enter()
-        return checking.dump_roots(self._forest, self._roots_of(namespace))
+        if namespace is not None:
+            validation.check_namespace(namespace)
+        return TreeListing(self._forest, namespace, self._enter)
 
     def check(self) -> None:
         """Verify every invariant of the tree, the pool and the sequences. O(everything held).
@@ -170,7 +201,7 @@ class LocalReader:
         return [root for name, root in self._forest.roots.items() if namespace in (None, name)]
 
     def _enter(self) -> None:
-        """What every call begins with: its thread is checked, and pins whose time is over end."""
+        """What every call begins with: its thread is checked, and pins and retentions whose time is over end."""
         thread = threading.get_ident()
         if thread != self._owner_thread:
             if self._owner_thread is not None:
@@ -178,3 +209,5 @@ class LocalReader:
             self._owner_thread = thread
         if self._pins.num_pins:
             self._pins.drop_expired()
+        if self._forest.retentions.entries:
+            self._forest.end_retentions()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 from radixkv.core.errors import OutOfBlocksError, QuotaError
+from radixkv.core.explanation import EvictionReason
 from radixkv.core.forest import Forest
 from radixkv.core.shares import Account, Share
 
@@ -18,11 +19,13 @@ def require(forest: Forest, namespace: str, account: Account, num_needed: int, n
         QuotaError: its quota does not leave them.
         OutOfBlocksError: the pool, or the share of it that namespaces without a quota have together, does not.
     """
-    most = account.max_sequences
-    if most is not None and num_sequences and account.num_sequences + num_sequences > most:
-        raise QuotaError(namespace, "sequences", num_sequences, max(0, most - account.num_sequences), most)
     share = account.share
     num_left = share.num_blocks - share.num_in_use
+    most = account.max_sequences
+    if num_needed <= num_left and num_needed <= forest.num_available and most is None:
+        return
+    if most is not None and num_sequences and account.num_sequences + num_sequences > most:
+        raise QuotaError(namespace, "sequences", num_sequences, max(0, most - account.num_sequences), most)
     if num_needed > num_left and num_needed > 0 and account.has_quota:
         raise QuotaError(namespace, "blocks", num_needed, max(0, num_left), share.num_blocks)
     num_left = min(num_left, forest.num_available)
@@ -40,7 +43,7 @@ def take(forest: Forest, account: Account, num_blocks: int) -> array[int]:
     share.num_taken += num_blocks
     missing = num_blocks - forest.pool.num_free
     if missing > 0 and len(forest.shares) > 1:
-        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks))
+        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")
     if missing > 0:
         evict(forest, missing)
     account.num_held += num_blocks
@@ -50,25 +53,27 @@ def take(forest: Forest, account: Account, num_blocks: int) -> array[int]:
     return forest.pool.take(num_blocks)
 
 
-def evict(forest: Forest, num_blocks: int) -> int:
+def evict(forest: Forest, num_blocks: int, reason: EvictionReason = "pressure") -> int:
     """Evict whole leaves until `num_blocks` blocks are freed or nothing evictable is left; how many were freed.
 
     Of several shares the one goes first whose branches have borrowed most. O(leaves evicted · log leaves).
     """
     evicted = 0
     while evicted < num_blocks:
-        missing = num_blocks - evicted
+        missing, why = num_blocks - evicted, reason
         share = forest.shares[0]
         if len(forest.shares) > 1:
             share = max(forest.shares, key=lambda share: (len(share.policy) > 0, share.num_borrowed))
             missing = min(missing, max(1, share.num_borrowed))
+            if share.num_borrowed > 0 and reason == "pressure":
+                why = "quota"
         if not len(share.policy):
             break
-        evicted += _evict_from(forest, share, missing)
+        evicted += _evict_from(forest, share, missing, why)
     return evicted
 
 
-def _evict_from(forest: Forest, share: Share, num_blocks: int) -> int:
+def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionReason) -> int:
     policy = share.policy
     evicted, now_s = 0, forest.clock()
     while evicted < num_blocks and len(policy):
@@ -77,6 +82,7 @@ def _evict_from(forest: Forest, share: Share, num_blocks: int) -> int:
         forest.times.evicted(leaf, now_s)
         root = forest.root_above(leaf)
         policy.evicted(leaf, root.namespace)
+        forest.evicted.note(leaf, reason, now_s)
         parent = forest.remove(root, leaf)
         forest.queue_if_leaf(root, parent)
         if parent is root:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 
+from radixkv.core.api import Retention
 from radixkv.core.node import Node, RootNode
 
 __all__ = ["Sequence"]
@@ -29,6 +30,7 @@ class Sequence:
         kept_blocks: private blocks below that, whose tokens another had published first (its table is never remapped).
         left_tails: tails whose append right it holds though it stands elsewhere; one lock ref each, until release.
         num_stored, num_computed, room: see `api`; `room` is where its writable positions end.
+        retention: what its history will be worth once it is released.
         promised_table_length, num_promised: blocks of table that `reserve` promised, and how many of them are not taken.
     """
 
@@ -42,6 +44,7 @@ class Sequence:
         "private_from",
         "promised_table_length",
         "published_bytes",
+        "retention",
         "room",
         "root",
         "seq_id",
@@ -66,6 +69,7 @@ class Sequence:
         self.room = 0
         self.promised_table_length = 0
         self.num_promised = 0
+        self.retention: tuple[Retention, ...] = ()
 
     def append_tokens(self, packed: bytes) -> None:
         """Lengthen the history. O(new), amortised."""

@@ -13,13 +13,19 @@ evicting them. Whoever needs room while its share is full evicts its own branche
 
 from __future__ import annotations
 
-from radixkv.core.eviction import EvictionPolicy
+from collections.abc import Callable
+
+from radixkv.core.eviction import EvictionPolicy, PriorityPolicy
 
 __all__ = ["Account", "Share"]
 
 
 class Share:
     """A part of the pool, and the policy that keeps its evictable leaves.
+
+    Args:
+        num_blocks: its size.
+        make_policy: makes the policy of a share of so many blocks.
 
     Attributes:
         num_blocks: its size.
@@ -28,14 +34,21 @@ class Share:
         num_taken: blocks taken for its namespaces so far: its time, by which the eviction policy goes.
     """
 
-    __slots__ = ("num_blocks", "num_held", "num_in_use", "num_taken", "policy")
+    __slots__ = ("_make_policy", "num_blocks", "num_held", "num_in_use", "num_taken", "policy")
 
-    def __init__(self, num_blocks: int, policy: EvictionPolicy) -> None:
+    def __init__(self, num_blocks: int, make_policy: Callable[[int], EvictionPolicy]) -> None:
         self.num_blocks = num_blocks
         self.num_held = 0
         self.num_in_use = 0
         self.num_taken = 0
-        self.policy = policy
+        self.policy = make_policy(max(1, num_blocks))
+        self._make_policy = make_policy
+
+    def rank_by_priority(self) -> None:
+        """From now on nodes of several retention priorities may come to rest here."""
+        if not isinstance(self.policy, PriorityPolicy):
+            make_policy, num_blocks = self._make_policy, max(1, self.num_blocks)
+            self.policy = PriorityPolicy(self.policy, lambda: make_policy(num_blocks))
 
     @property
     def num_borrowed(self) -> int:

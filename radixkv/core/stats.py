@@ -18,6 +18,9 @@ class Counters:
         "num_forks",
         "num_hit_tokens",
         "num_inserted_tokens",
+        "num_missed_evicted_tokens",
+        "num_missed_new_tokens",
+        "num_missed_parted_tokens",
         "num_queries",
         "num_query_tokens",
     )
@@ -26,6 +29,9 @@ class Counters:
         self.num_queries = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
+        self.num_missed_new_tokens = 0
+        self.num_missed_parted_tokens = 0
+        self.num_missed_evicted_tokens = 0
         self.num_inserted_tokens = 0
         self.num_forks = 0
         self.num_copied_tokens = 0
@@ -60,5 +66,8 @@ class Counters:
             num_notices=intents.num_notices,
             num_pins=pins.num_pins,
             num_pinned_blocks=pins.num_blocks,
-            eviction=forest.shares[0].policy.name,
+            num_missed_new_tokens=self.num_missed_new_tokens,
+            num_missed_parted_tokens=self.num_missed_parted_tokens,
+            num_missed_evicted_tokens=self.num_missed_evicted_tokens,
+            eviction=forest.policy_name,
         )

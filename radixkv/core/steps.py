@@ -51,7 +51,7 @@ def _apply(cache: CacheHolder, op: StepOp) -> StepResult:
         case ExtendOp():
             return cache.extend(op.seq_id, op.num_tokens)
         case AcquireOp():
-            return cache.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares)
+            return cache.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares, op.retention)
         case MatchOp():
             return cache.match(op.tokens, op.namespace)
         case ForkOp():

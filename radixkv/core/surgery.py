@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 
 from radixkv.core.forest import Forest
-from radixkv.core.node import Children, Node, PinMark, RootNode
+from radixkv.core.node import Children, Node, PinMark, Places, RootNode
 
 __all__ = [
     "absorb",
@@ -46,12 +46,18 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
     upper.last_access_s, upper.access_number = node.last_access_s, node.access_number
     upper.stored_s = node.stored_s
     upper.found_at = node.found_at
-    upper.num_uses, upper.reuse_class, upper.priority = node.num_uses, node.reuse_class, node.priority
+    upper.num_uses, upper.reuse_class = node.num_uses, node.reuse_class
     upper.rested_blocks = min(num_upper, node.rested_blocks)
     node.rested_blocks -= upper.rested_blocks
     upper.lock_ref = 1 if node.lock_ref else 0
+    if node.evicted_at:
+        upper.evicted_at, node.evicted_at = _places_around(node.evicted_at, upper.end_bytes)
     upper.pin_mark = PinMark() if node.pin_mark is not None else None
     upper.used_bytes = min(node.used_bytes, upper.end_bytes)
+    if node.retention is not None:
+        upper.retention = node.retention.copy()
+        if not upper.lock_ref:
+            forest.retentions.watch(upper)
     parent.children[node.head] = upper
     node.key = node.key[upper_bytes:]
     node.head = bytes(node.key[: forest.block_bytes])
@@ -63,10 +69,14 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
     return upper
 
 
+def _places_around(places: Places, end_bytes: int) -> tuple[Places, Places]:
+    upper = tuple(place for place in places if place[0] <= end_bytes)
+    return upper, places[len(upper) :]
+
+
 def _inherit(heir: Node, node: Node) -> None:
     """What a node that takes another's place keeps of what the eviction policy knew of it."""
     heir.num_uses = max(heir.num_uses, node.num_uses)
-    heir.priority = max(heir.priority, node.priority)
 
 
 def end_at(forest: Forest, node: Node, end_bytes: int) -> Node:
@@ -82,6 +92,8 @@ def merge_down(forest: Forest, node: Node) -> None:
     parent = node.parent
     if child is None or parent is None or len(child.key) < forest.block_bytes or node.has_standers():
         return
+    if not _retained_alike(node, child):
+        return
     if not child.lock_ref and node.access_number > child.access_number + 1:
         return  # a hot prefix does not keep its cold continuation young
     assert parent.children is not None, "a parent without children"
@@ -91,11 +103,17 @@ def merge_down(forest: Forest, node: Node) -> None:
     child.head = node.head
     child.parent = parent
     child.stored_s = node.stored_s
+    child.evicted_at = node.evicted_at + child.evicted_at
     child.used_bytes = max(child.used_bytes, node.used_bytes)
     _inherit(child, node)
     parent.children[child.head] = child
     node.parent = node.children = None
     forest.num_nodes -= 1
+
+
+def _retained_alike(node: Node, child: Node) -> bool:
+    """Whether two nodes are worth the same, so that they may be one."""
+    return node.retention is child.retention if node.retention is None else node.retention.is_like(child.retention)
 
 
 def leave(forest: Forest, root: RootNode, node: Node) -> None:
@@ -118,6 +136,7 @@ def absorb(forest: Forest, node: Node, child: Node) -> None:
     assert node.only_child() is child, "only an only child is absorbed"
     assert node.lock_ref == child.lock_ref == 1, "one sequence stands below"
     node.children = None
+    node.evicted_at += child.evicted_at
     node.used_bytes = max(node.used_bytes, child.used_bytes)
     _inherit(node, child)
     forest.num_nodes -= 1
@@ -151,7 +170,9 @@ def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> No
     """An unlocked sibling `node` gives way to `heir`, a tail about to hold the same block, which takes over its children."""
     children, node.children = node.children, None
     heir.used_bytes = max(heir.used_bytes, node.used_bytes)
+    heir.evicted_at = node.evicted_at
     _inherit(heir, node)
+    heir.retention = None if node.retention is None else node.retention.copy()
     if node.access_number > heir.access_number:
         heir.last_access_s, heir.access_number = node.last_access_s, node.access_number
     forest.remove(root, node)
@@ -174,6 +195,7 @@ def cut(forest: Forest, root: RootNode, node: Node, end_bytes: int) -> None:
     floor = end_bytes - end_bytes % forest.block_bytes
     if floor > node.start_bytes:
         split(forest, node, floor - node.start_bytes)
+    forest.evicted.note(node, "release", forest.clock())
     fragment = bytes(node.key[: end_bytes - floor])
     cover = forest.sibling_cover(node, fragment) if fragment else None
     if cover is not None:
@@ -182,6 +204,7 @@ def cut(forest: Forest, root: RootNode, node: Node, end_bytes: int) -> None:
         forest.queue_if_leaf(root, forest.remove(root, node))
         return
     forest.record_removed(node)
+    node.evicted_at = ()
     beyond = node.blocks[1:]
     node.blocks = node.blocks[:1]
     node.rested_blocks = min(node.rested_blocks, 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from radixkv.core.forest import Forest
 from radixkv.core.node import Node, RootNode
 
-__all__ = ["TreeWalk"]
+__all__ = ["TreeWalk", "path_bytes"]
 
 NODE_COST = 4  # a visit costs as much as that many blocks, before those of the node
 
@@ -55,7 +55,7 @@ class TreeWalk:
                         ahead.append(node.children.following(b""))
                     max_cost -= NODE_COST + len(node.blocks)
                     if max_cost <= 0:
-                        self._path = _path_bytes(node)
+                        self._path = path_bytes(node)
                         return
             self._names.pop()
             self._path = b""
@@ -81,7 +81,7 @@ class TreeWalk:
         return levels
 
 
-def _path_bytes(node: Node) -> bytes:
+def path_bytes(node: Node) -> bytes:
     """The history up to the end of a node. O(its length)."""
     keys = []
     above: Node | None = node

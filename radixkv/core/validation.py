@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Container
 from collections.abc import Sequence as SequenceOf
 
+from radixkv.core.api import MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
 
 __all__ = [
+    "MAX_ALSO",
     "MAX_BLOCK_SIZE",
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
+    "MAX_POSITION",
+    "MAX_RETENTION_RANGES",
     "MAX_SEQ_ID",
     "MAX_TTL_S",
     "PIN_CLASSES",
+    "check_also",
     "check_computed",
     "check_int",
     "check_namespace",
@@ -21,6 +26,7 @@ __all__ = [
     "check_new_ids",
     "check_pool_shape",
     "check_prompt",
+    "check_retention",
     "check_ttl",
 ]
 
@@ -28,7 +34,10 @@ MAX_BLOCK_SIZE = 4096
 MAX_NUM_BLOCKS = 2**31 - 1  # block ids are int32
 MAX_SEQ_ID = 2**63 - 1
 MAX_NAMESPACE_CHARS = 256
+MAX_ALSO = 64
 MAX_TTL_S = 7 * 86400.0
+MAX_RETENTION_RANGES = 64
+MAX_POSITION = 2**63 - 1  # positions are int64
 
 PIN_CLASSES = {"5m": 300.0, "1h": 3600.0}
 """Times for which prefixes are pinned by the names that chat protocols give them, in seconds."""
@@ -55,6 +64,13 @@ def check_namespace(namespace: str) -> str:
     return namespace
 
 
+def check_also(also: SequenceOf[str]) -> tuple[str, ...]:
+    """Names of other namespaces, at most `MAX_ALSO`."""
+    if isinstance(also, str | bytes) or not isinstance(also, SequenceOf) or len(also) > MAX_ALSO:
+        raise InvalidArgumentError("also", also, f"a sequence of at most {MAX_ALSO} namespaces")
+    return tuple(map(check_namespace, also))
+
+
 def check_prompt(tokens: bytes) -> None:
     if not tokens:
         raise InvalidArgumentError("tokens", "empty", "at least one token long")
@@ -67,6 +83,29 @@ def check_ttl(ttl: float | str) -> float:
         names = ", ".join(map(repr, PIN_CLASSES))
         raise InvalidArgumentError("ttl", ttl, f"above 0 and at most {MAX_TTL_S:.0f} seconds, or one of {names}")
     return float(seconds)
+
+
+def check_retention(ranges: SequenceOf[Retention]) -> tuple[Retention, ...]:
+    """Ranges of a history, each with its priority and duration."""
+    if isinstance(ranges, Retention) or not isinstance(ranges, SequenceOf):
+        raise InvalidArgumentError("retention", ranges, f"a sequence of at most {MAX_RETENTION_RANGES} ranges")
+    for index, wanted in enumerate(ranges[: MAX_RETENTION_RANGES + 1]):
+        name = f"retention[{index}]"
+        if not isinstance(wanted, Retention):
+            raise InvalidArgumentError(name, wanted, "a `Retention`")
+        if index == MAX_RETENTION_RANGES:
+            raise InvalidArgumentError(name, tuple(wanted), f"absent: at most {MAX_RETENTION_RANGES} ranges are taken")
+        check_int(f"{name}.start", wanted.start, 0, MAX_POSITION)
+        if wanted.end is not None:
+            check_int(f"{name}.end", wanted.end, wanted.start + 1, MAX_POSITION)
+        check_int(f"{name}.priority", wanted.priority, 0, MAX_PRIORITY)
+        duration_s = wanted.duration_s
+        if duration_s is not None and (
+            isinstance(duration_s, bool) or not isinstance(duration_s, int | float) or not 0 < duration_s <= MAX_TTL_S
+        ):
+            bound = f"above 0 and at most {MAX_TTL_S:.0f} seconds, or None"
+            raise InvalidArgumentError(f"{name}.duration_s", duration_s, bound)
+    return tuple(ranges)
 
 
 def check_computed(num_computed: object, already: int, room: int, history: int) -> None:

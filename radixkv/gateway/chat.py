@@ -23,7 +23,7 @@ from radixkv.gateway.formats import ResponseFormat, format_grammar
 from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.messages import ChatMessage, template_messages
 from radixkv.gateway.models import ServedModel, served_model
-from radixkv.gateway.options import GenerationOptions, Whole, check_plain
+from radixkv.gateway.options import GenerationOptions, Whole, check_plain, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
@@ -146,6 +146,7 @@ def _params(plan: _Plan, exchange: Exchange, messages: Any, history: bytes) -> G
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,
+        retention=retention_of(plan.body.retention),
     )
 
 

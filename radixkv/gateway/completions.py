@@ -22,7 +22,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.logprobs import completion_logprobs
 from radixkv.gateway.models import ServedModel, served_model
-from radixkv.gateway.options import GenerationOptions, Whole
+from radixkv.gateway.options import GenerationOptions, Whole, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.worker.request import (
@@ -138,6 +138,7 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> list[
                 priority=plan.body.priority or 0,
                 timeout_s=plan.body.timeout,
                 request_id=exchange.request_id,
+                retention=retention_of(plan.body.retention),
             )
             streams.append(await exchange.generate(backend, params))
     except BaseException:

@@ -133,6 +133,14 @@ def _of_cache(cache: CacheStats) -> Iterator[Metric]:
     for state in ("free", "cached", "private"):
         blocks.add_metric([state], getattr(cache, f"num_{state}_blocks"))
     yield blocks
+    missed = CounterMetricFamily(
+        "radixkv:prefix_cache_missed_tokens",
+        "Tokens of whole blocks of prompts that were not found: nothing went on there, others did, or they had been evicted",
+        labels=["cause"],
+    )
+    for cause in ("new", "parted", "evicted"):
+        missed.add_metric([cause], getattr(cache, f"num_missed_{cause}_tokens"))
+    yield missed
     used = 1 - (cache.num_free_blocks + cache.num_evictable_blocks) / max(1, cache.num_blocks)
     yield GaugeMetricFamily(
         "radixkv:kv_cache_usage_perc", "Share of the blocks that running requests hold, 0 to 1", used

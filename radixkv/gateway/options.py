@@ -7,16 +7,19 @@ and ignored, as frontends send many; fields that would change the answer and can
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from radixkv.core.api import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
 from radixkv.gateway.errors import ApiError
 from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import EarlyStopping, Grammar, SamplingParams
 
-__all__ = ["ApiModel", "GenerationOptions", "StreamOptions", "Whole", "check_plain"]
+__all__ = ["ApiModel", "GenerationOptions", "RetentionRanges", "StreamOptions", "Whole", "check_plain", "retention_of"]
 
 MAX_DEPTH = 64
 """Of nested values that have no schema of their own."""
@@ -42,6 +45,35 @@ class StreamOptions(ApiModel):
     """`stream_options` of a request."""
 
     include_usage: bool | None = Field(None, description="A last chunk tells the usage of the whole request.")
+
+
+class RetentionRange(BaseModel):
+    """What a range of a history is worth to be kept, by token positions in prompt and reply; an unknown field is refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    start: Annotated[Whole, Field(ge=0, lt=MAX_POSITION)] = 0
+    end: Annotated[Whole, Field(ge=1, le=MAX_POSITION)] | None = Field(None, description="Left out: to the end.")
+    priority: Annotated[Whole, Field(ge=0, le=MAX_PRIORITY)] = Field(
+        DEFAULT_PRIORITY, description="What is lower is evicted first."
+    )
+    duration_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)] | None = Field(
+        None, description="From each use on; left out: for good."
+    )
+
+    @model_validator(mode="after")
+    def _require_an_end_above_start(self) -> RetentionRange:
+        if self.end is not None and self.end <= self.start:
+            raise ValueError(f"end is {self.end}; it must be above start, which is {self.start}, or left out")
+        return self
+
+
+RetentionRanges = Annotated[list[RetentionRange], Field(max_length=MAX_RETENTION_RANGES)]
+
+
+def retention_of(ranges: Iterable[RetentionRange] | None) -> tuple[Retention, ...]:
+    """The ranges as the worker takes them; none where none are given."""
+    return tuple(Retention(each.start, each.end, each.priority, each.duration_s) for each in ranges or ())
 
 
 class GenerationOptions(ApiModel):
@@ -86,6 +118,9 @@ class GenerationOptions(ApiModel):
         None, description="Extension. The higher, the earlier it is served."
     )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="Extension. In seconds, then an error.")
+    retention: RetentionRanges | None = Field(
+        None, description="Extension. What ranges of the history, prompt and reply, are worth to be kept in the cache."
+    )
     return_token_ids: bool | None = Field(
         None, description="Extension. Tells `prompt_token_ids`, and `token_ids` of each choice."
     )

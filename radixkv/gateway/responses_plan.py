@@ -18,6 +18,7 @@ from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.models import ServedModel
+from radixkv.gateway.options import retention_of
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.responses_items import Item, new_id, read_input, to_messages
 from radixkv.gateway.responses_schema import NamedChoice, ResponseRequest
@@ -219,6 +220,7 @@ def _params(plan: Plan, exchange: Exchange, messages: Sequence[Message], history
         priority=plan.request.priority or 0,
         timeout_s=plan.request.timeout,
         request_id=exchange.request_id,
+        retention=retention_of(plan.request.retention),
     )
 
 

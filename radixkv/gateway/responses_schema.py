@@ -9,7 +9,7 @@ from pydantic import Field
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, check_plain
+from radixkv.gateway.options import ApiModel, RetentionRanges, check_plain
 from radixkv.gateway.tools import ChatTool, NamedFunction, NamedTool, ToolChoice, ToolFunction, ToolPlan, plan_tools
 from radixkv.worker.sampling import Grammar, SamplingParams
 
@@ -125,6 +125,9 @@ class ResponseRequest(ApiModel):
     )
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
         None, description="Extension. In seconds, then it fails."
+    )
+    retention: RetentionRanges | None = Field(
+        None, description="Extension. What ranges of the history, prompt and reply, are worth to be kept in the cache."
     )
 
     def check(self) -> None:

@@ -87,9 +87,12 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
     Args:
         pools: the pool table, owned by the event loop's thread.
         changed: called after each Step, for those who follow events.
+
+    `num_ended`: streams that have ended so far.
     """
 
     def __init__(self, pools: PoolTable, changed: Callable[[], None]) -> None:
+        self.num_ended = 0
         self._pools = pools
         self._changed = changed
         self._is_stopping = False
@@ -119,6 +122,7 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
         finally:
             stream.left()
             self._streams.discard(stream)
+            self.num_ended += 1
 
     async def _hold(self, context: Any, stream: _AttachStream) -> None:
         hello = await context.read()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
+    DEFAULT_PRIORITY,
     AcquireOp,
     AcquireResult,
     Copy,
@@ -27,11 +29,13 @@ from radixkv.core.api import (
     Pending,
     PoolShape,
     ReleaseOp,
+    Retention,
     StepOp,
     StepResult,
 )
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.core.tokens import pack_tokens
+from radixkv.core.validation import MAX_RETENTION_RANGES
 from radixkv.service.status import error_from_proto, error_to_proto
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
@@ -44,6 +48,8 @@ __all__ = [
     "pack_blocks",
     "result_from_proto",
     "result_to_proto",
+    "retention_from_proto",
+    "retention_to_proto",
     "shape_from_proto",
     "shape_to_proto",
     "unpack_blocks",
@@ -86,14 +92,53 @@ def shape_from_proto(proto: types.PoolShape) -> PoolShape:
     return PoolShape(proto.num_blocks, proto.block_size, proto.name)
 
 
-def _refuse_unfit(fields: dict[str, Any], kind: Any) -> None:
-    """Name the first value that its field cannot hold."""
+def _refuse_unfit(fields: dict[str, Any], kind: Any, within: str = "") -> None:
+    """Name the first value that its field cannot hold, behind what it lies `within`."""
     for name, value in fields.items():
         try:
             kind(**{name: value})
         except (TypeError, ValueError):
-            bound = "a string of Unicode characters" if name in ("namespace", "name") else "integers in [-2**63, 2**63)"
-            raise InvalidArgumentError(name, value, bound) from None
+            raise InvalidArgumentError(within + name, value, _WIRE_BOUNDS.get(name, _WIRE_BOUND)) from None
+
+
+_WIRE_BOUND = "integers in [-2**63, 2**63)"
+_WIRE_BOUNDS = {
+    "namespace": "a string of Unicode characters",
+    "name": "a string of Unicode characters",
+    "priority": "an integer in [-2**31, 2**31)",
+    "duration_s": "a number of seconds, or None",
+}
+
+
+def retention_to_proto(ranges: Iterable[Retention], protos: Any) -> None:
+    """Write ranges of a history into a field of a wire message.
+
+    Raises:
+        InvalidArgumentError: a value that no message can hold, or something that is no range.
+    """
+    for index, wanted in enumerate(ranges):
+        name = f"retention[{index}]"
+        if not isinstance(wanted, Retention):
+            raise InvalidArgumentError(name, wanted, "a `Retention`")
+        fields = wanted._asdict()
+        try:
+            protos.add(**fields)
+        except (TypeError, ValueError):
+            _refuse_unfit(fields, types.Retention, f"{name}.")
+            raise
+
+
+def retention_from_proto(protos: Iterable[types.Retention]) -> tuple[Retention, ...]:
+    """Ranges of a history from the wire; of too many no more than it takes to refuse them."""
+    return tuple(
+        Retention(
+            proto.start,
+            proto.end if proto.HasField("end") else None,
+            proto.priority if proto.HasField("priority") else DEFAULT_PRIORITY,
+            proto.duration_s if proto.HasField("duration_s") else None,
+        )
+        for proto in islice(protos, MAX_RETENTION_RANGES + 1)
+    )
 
 
 def op_to_proto(op: StepOp, proto: workers.Op) -> None:
@@ -128,6 +173,7 @@ def _write_op(op: StepOp, proto: workers.Op) -> None:
                 acquire.seq_id = op.seq_id
             acquire.waits = bool(op.waits)
             acquire.is_unshared = not op.shares
+            retention_to_proto(op.retention, acquire.retention)
         case MatchOp():
             match = proto.match
             match.SetInParent()
@@ -190,6 +236,7 @@ def op_from_proto(proto: workers.Op) -> StepOp:
             acquire.seq_id if acquire.HasField("seq_id") else None,
             acquire.waits,
             not acquire.is_unshared,
+            retention_from_proto(acquire.retention),
         )
     if kind == "match":
         return MatchOp(

@@ -177,6 +177,8 @@ class PoolTable:
         config: limits and the lease's TTL.
         clock: seconds, monotonic.
         wall_clock: seconds since 1970; events of a later life of a pool have higher numbers by it.
+
+    `num_ended`: pools that have ended so far.
     """
 
     def __init__(
@@ -185,6 +187,7 @@ class PoolTable:
         self.config = config
         self.clock = clock
         self.quotas = QuotaBook(config.quotas, config.max_quotas_per_pool, config.max_retired_incarnations)
+        self.num_ended = 0
         self._wall_clock = wall_clock
         self._pools: dict[str, Pool] = {}
         self._retired: OrderedDict[int, None] = OrderedDict()
@@ -290,6 +293,7 @@ class PoolTable:
         if self._pools.get(pool.shape.name) is not pool:
             return
         del self._pools[pool.shape.name]
+        self.num_ended += 1
         self._retired[pool.incarnation] = None
         if len(self._retired) > self.config.max_retired_incarnations:
             self._retired.popitem(last=False)

@@ -11,7 +11,12 @@ from radixkv.core.api import (
     CacheEventKind,
     CacheStats,
     EventStats,
+    EvictedTokens,
+    EvictionReason,
+    Explanation,
     MatchResult,
+    MissCause,
+    NamespaceMatch,
     NamespaceUsage,
     NodeInfo,
     PinInfo,
@@ -27,6 +32,8 @@ __all__ = [
     "event_from_proto",
     "event_stats_from_proto",
     "event_to_proto",
+    "explanation_from_proto",
+    "explanation_to_proto",
     "match_from_proto",
     "match_to_proto",
     "node_from_proto",
@@ -54,6 +61,22 @@ _TIERS: dict[Tier, readers.Tier] = {
     "remote": readers.TIER_REMOTE,
 }
 _TIER_NAMES: dict[int, Tier] = {tier: name for name, tier in _TIERS.items()}
+_MISS_CAUSES: dict[MissCause, readers.MissCause] = {
+    "cached": readers.MISS_CAUSE_CACHED,
+    "empty": readers.MISS_CAUSE_EMPTY,
+    "ended": readers.MISS_CAUSE_ENDED,
+    "parted": readers.MISS_CAUSE_PARTED,
+    "evicted": readers.MISS_CAUSE_EVICTED,
+}
+_MISS_CAUSE_NAMES: dict[int, MissCause] = {cause: name for name, cause in _MISS_CAUSES.items()}
+_EVICTION_REASONS: dict[EvictionReason, readers.EvictionReason] = {
+    "pressure": readers.EVICTION_REASON_PRESSURE,
+    "evict": readers.EVICTION_REASON_EVICT,
+    "clear": readers.EVICTION_REASON_CLEAR,
+    "release": readers.EVICTION_REASON_RELEASE,
+    "quota": readers.EVICTION_REASON_QUOTA,
+}
+_EVICTION_REASON_NAMES: dict[int, EvictionReason] = {reason: name for name, reason in _EVICTION_REASONS.items()}
 
 
 def match_to_proto(pool: str, result: MatchResult) -> readers.PoolMatch:
@@ -64,6 +87,48 @@ def match_to_proto(pool: str, result: MatchResult) -> readers.PoolMatch:
 def match_from_proto(proto: readers.PoolMatch) -> MatchResult:
     """A match in one pool from the wire."""
     return MatchResult(proto.num_tokens, proto.num_device_tokens)
+
+
+def explanation_to_proto(explanation: Explanation) -> readers.Explanation:
+    """Why no more of a prompt is cached, for the wire."""
+    evicted, elsewhere = explanation.evicted, explanation.elsewhere
+    fields = explanation._asdict() | {
+        "cause": _MISS_CAUSES[explanation.cause],
+        "evicted": evicted
+        and readers.EvictedTokens(**evicted._asdict() | {"reason": _EVICTION_REASONS[evicted.reason]}),
+        "elsewhere": elsewhere and readers.NamespaceMatch(**elsewhere._asdict()),
+    }
+    return readers.Explanation(**fields)
+
+
+def explanation_from_proto(proto: readers.Explanation) -> Explanation:
+    """Why no more of a prompt is cached, from the wire.
+
+    Raises:
+        InvalidArgumentError: a cause or a reason of a later version.
+    """
+    if proto.cause not in _MISS_CAUSE_NAMES:
+        raise InvalidArgumentError("cause", proto.cause, "a cause of a miss that this version knows")
+    evicted = elsewhere = None
+    if proto.HasField("evicted"):
+        if proto.evicted.reason not in _EVICTION_REASON_NAMES:
+            raise InvalidArgumentError(
+                "reason", proto.evicted.reason, "a reason of an eviction that this version knows"
+            )
+        reason = _EVICTION_REASON_NAMES[proto.evicted.reason]
+        evicted = EvictedTokens(proto.evicted.num_tokens, proto.evicted.ago_s, reason)
+    if proto.HasField("elsewhere"):
+        elsewhere = NamespaceMatch(proto.elsewhere.namespace, proto.elsewhere.num_tokens)
+    return Explanation(
+        num_prompt_tokens=proto.num_prompt_tokens,
+        num_tokens=proto.num_tokens,
+        cause=_MISS_CAUSE_NAMES[proto.cause],
+        wanted=proto.wanted,
+        found=proto.found,
+        num_siblings=proto.num_siblings,
+        evicted=evicted,
+        elsewhere=elsewhere,
+    )
 
 
 def stats_to_proto(

@@ -13,10 +13,12 @@ from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVEr
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.service.attaching import abort
 from radixkv.service.config import MAX_NAME_CHARACTERS
+from radixkv.service.conversion import retention_from_proto
 from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reader_conversion import (
     event_to_proto,
+    explanation_to_proto,
     match_to_proto,
     node_to_proto,
     pin_to_proto,
@@ -84,6 +86,15 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         )
 
     @_unary
+    def Explain(self, request: readers.ExplainRequest) -> readers.ExplainResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, also, answers = _namespace(request), list(request.also), []
+        for pool in self._pools.select(request.pool):
+            explanation = explanation_to_proto(pool.cache.explain(request.tokens, namespace, also))
+            answers.append(readers.PoolExplanation(pool=pool.shape.name, explanation=explanation))
+        return readers.ExplainResponse(pools=answers)
+
+    @_unary
     def Evict(self, request: readers.EvictRequest) -> readers.EvictResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
 
@@ -136,6 +147,19 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         return readers.PinsResponse(
             pools=[
                 readers.PoolPins(pool=pool.shape.name, pins=map(pin_to_proto, pool.cache.pins(namespace)))
+                for pool in self._pools.select(request.pool)
+            ]
+        )
+
+    @_unary
+    def Retain(self, request: readers.RetainRequest) -> readers.RetainResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, ranges = _namespace(request), retention_from_proto(request.retention)
+        return readers.RetainResponse(
+            pools=[
+                readers.PoolRetained(
+                    pool=pool.shape.name, num_tokens=pool.cache.retain(request.tokens, ranges, namespace)
+                )
                 for pool in self._pools.select(request.pool)
             ]
         )
@@ -204,10 +228,12 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
         for pool in self._pools.select(request.pool):
-            protos = map(node_to_proto, pool.cache.dump(namespace))
-            now_s = self._pools.clock()
-            for chunk in _chunks(protos):
-                yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
+            listing = pool.cache.list_nodes(namespace)
+            while not listing.is_done:
+                now_s = self._pools.clock()
+                for chunk in _chunks(map(node_to_proto, listing.take())):
+                    yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
+                await asyncio.sleep(0)  # Steps come in between two slices
 
     @_streaming
     async def Events(self, request: readers.EventsRequest) -> AsyncIterator[readers.EventsResponse]:  # noqa: N802 the proto's name

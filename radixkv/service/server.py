@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import threading
@@ -21,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.addresses import Address, parse_address
 from radixkv.service.attaching import WorkersServicer
+from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
 from radixkv.service.kv_events import KvEventsServicer
@@ -47,14 +47,22 @@ class CacheService:
     Args:
         config: addresses, limits, the lease's TTL.
         clock: seconds, monotonic; leases and recency go by it.
+        collector: told once a second at the longest what has ended; none where the process is not the service's own.
 
     All calls must come from one event loop.
     """
 
-    def __init__(self, config: ServiceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        collector: Collector | None = None,
+    ) -> None:
         self.config = config
         self.addresses: tuple[str, ...] = ()
         self._clock = clock
+        self._collector = collector
         self._publisher: ZmqPublisher | None = None
         self._paths: list[str] = []
         self._server: grpc.aio.Server | None = None
@@ -125,6 +133,8 @@ class CacheService:
                 self._pools.forgive(late_s)
             self._pools.expire()
             self._followers.changed()
+            if self._collector is not None:
+                self._collector.ended(self._pools.num_ended, self._workers.num_ended + self._followers.num_ended)
 
     async def stop(self) -> None:
         """Drain: refuse what is new, end the streams, let calls in progress finish, stop listening. May be repeated."""
@@ -163,8 +173,9 @@ async def _serve(
     clock: Callable[[], float],
     stopping: asyncio.Event,
     on_ready: Callable[[tuple[str, ...]], None],
+    collector: Collector | None = None,
 ) -> None:
-    service = CacheService(config, clock=clock)
+    service = CacheService(config, clock=clock, collector=collector)
     await service.start()
     try:
         on_ready(service.addresses)
@@ -186,6 +197,8 @@ async def _let_calls_end() -> None:
 def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], None] | None = None) -> None:
     """Serve until SIGINT or SIGTERM, then drain. Prints nothing. Call it from the main thread.
 
+    The process is the service's own: its garbage collection follows the schedule of `service.collector`.
+
     Args:
         config: addresses, limits, the lease's TTL.
         on_ready: called with the addresses once the service listens.
@@ -197,12 +210,16 @@ def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], Non
     async def serve() -> None:
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
-        gc.freeze()  # what start-up has made is never garbage: the collector need not look at it in the middle of a Step
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signal_number, stopping.set)
-        await _serve(config, time.monotonic, stopping, on_ready or (lambda _addresses: None))
+        await _serve(config, time.monotonic, stopping, on_ready or (lambda _addresses: None), collector)
 
-    asyncio.run(serve())
+    collector = Collector()
+    collector.start()
+    try:
+        asyncio.run(serve())
+    finally:
+        collector.stop()
 
 
 class ServiceThread:

@@ -1,3 +1,4 @@
+from radixkv.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -6,6 +7,24 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class MissCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MISS_CAUSE_UNSPECIFIED: _ClassVar[MissCause]
+    MISS_CAUSE_CACHED: _ClassVar[MissCause]
+    MISS_CAUSE_EMPTY: _ClassVar[MissCause]
+    MISS_CAUSE_ENDED: _ClassVar[MissCause]
+    MISS_CAUSE_PARTED: _ClassVar[MissCause]
+    MISS_CAUSE_EVICTED: _ClassVar[MissCause]
+
+class EvictionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVICTION_REASON_UNSPECIFIED: _ClassVar[EvictionReason]
+    EVICTION_REASON_PRESSURE: _ClassVar[EvictionReason]
+    EVICTION_REASON_EVICT: _ClassVar[EvictionReason]
+    EVICTION_REASON_CLEAR: _ClassVar[EvictionReason]
+    EVICTION_REASON_RELEASE: _ClassVar[EvictionReason]
+    EVICTION_REASON_QUOTA: _ClassVar[EvictionReason]
 
 class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -23,6 +42,18 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIER_HOST: _ClassVar[Tier]
     TIER_DISK: _ClassVar[Tier]
     TIER_REMOTE: _ClassVar[Tier]
+MISS_CAUSE_UNSPECIFIED: MissCause
+MISS_CAUSE_CACHED: MissCause
+MISS_CAUSE_EMPTY: MissCause
+MISS_CAUSE_ENDED: MissCause
+MISS_CAUSE_PARTED: MissCause
+MISS_CAUSE_EVICTED: MissCause
+EVICTION_REASON_UNSPECIFIED: EvictionReason
+EVICTION_REASON_PRESSURE: EvictionReason
+EVICTION_REASON_EVICT: EvictionReason
+EVICTION_REASON_CLEAR: EvictionReason
+EVICTION_REASON_RELEASE: EvictionReason
+EVICTION_REASON_QUOTA: EvictionReason
 EVENT_KIND_UNSPECIFIED: EventKind
 EVENT_KIND_STORED: EventKind
 EVENT_KIND_REMOVED: EventKind
@@ -60,6 +91,70 @@ class PoolMatch(_message.Message):
     num_tokens: int
     num_device_tokens: int
     def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "tokens", "also")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALSO_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    tokens: bytes
+    also: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ..., also: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolExplanation]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolExplanation, _Mapping]]] = ...) -> None: ...
+
+class PoolExplanation(_message.Message):
+    __slots__ = ("pool", "explanation")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    explanation: Explanation
+    def __init__(self, pool: _Optional[str] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("num_prompt_tokens", "num_tokens", "cause", "wanted", "found", "num_siblings", "evicted", "elsewhere")
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_SIBLINGS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    num_prompt_tokens: int
+    num_tokens: int
+    cause: MissCause
+    wanted: bytes
+    found: bytes
+    num_siblings: int
+    evicted: EvictedTokens
+    elsewhere: NamespaceMatch
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., cause: _Optional[_Union[MissCause, str]] = ..., wanted: _Optional[bytes] = ..., found: _Optional[bytes] = ..., num_siblings: _Optional[int] = ..., evicted: _Optional[_Union[EvictedTokens, _Mapping]] = ..., elsewhere: _Optional[_Union[NamespaceMatch, _Mapping]] = ...) -> None: ...
+
+class EvictedTokens(_message.Message):
+    __slots__ = ("num_tokens", "ago_s", "reason")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    ago_s: float
+    reason: EvictionReason
+    def __init__(self, num_tokens: _Optional[int] = ..., ago_s: _Optional[float] = ..., reason: _Optional[_Union[EvictionReason, str]] = ...) -> None: ...
+
+class NamespaceMatch(_message.Message):
+    __slots__ = ("namespace", "num_tokens")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    num_tokens: int
+    def __init__(self, namespace: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
     __slots__ = ("pool", "num_blocks", "request_id")
@@ -197,6 +292,32 @@ class PoolPins(_message.Message):
     pins: _containers.RepeatedCompositeFieldContainer[PinInfo]
     def __init__(self, pool: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ...) -> None: ...
 
+class RetainRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "tokens", "retention")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    tokens: bytes
+    retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ...) -> None: ...
+
+class RetainResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolRetained]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolRetained, _Mapping]]] = ...) -> None: ...
+
+class PoolRetained(_message.Message):
+    __slots__ = ("pool", "num_tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class SetQuotaRequest(_message.Message):
     __slots__ = ("pool", "namespace", "blocks", "sequences")
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -274,7 +395,7 @@ class StatsResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ...) -> None: ...
 
 class PoolStats(_message.Message):
-    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction")
+    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction", "num_missed_new_tokens", "num_missed_parted_tokens", "num_missed_evicted_tokens")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +424,9 @@ class PoolStats(_message.Message):
     NUM_EVENTS_SENT_FIELD_NUMBER: _ClassVar[int]
     NUM_EVENT_RESETS_FIELD_NUMBER: _ClassVar[int]
     EVICTION_FIELD_NUMBER: _ClassVar[int]
+    NUM_MISSED_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MISSED_PARTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MISSED_EVICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     block_size: int
@@ -331,7 +455,10 @@ class PoolStats(_message.Message):
     num_events_sent: int
     num_event_resets: int
     eviction: str
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ...) -> None: ...
+    num_missed_new_tokens: int
+    num_missed_parted_tokens: int
+    num_missed_evicted_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ..., num_missed_new_tokens: _Optional[int] = ..., num_missed_parted_tokens: _Optional[int] = ..., num_missed_evicted_tokens: _Optional[int] = ...) -> None: ...
 
 class TimeHistogram(_message.Message):
     __slots__ = ("bounds_s", "counts", "sum_s")
@@ -382,7 +509,7 @@ class DumpResponse(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., now_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s", "pinned_until_s")
+    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s", "pinned_until_s", "priority", "retained_until_s")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +520,8 @@ class Node(_message.Message):
     LOCK_REF_FIELD_NUMBER: _ClassVar[int]
     LAST_ACCESS_S_FIELD_NUMBER: _ClassVar[int]
     PINNED_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     parent_id: int
     namespace: str
@@ -403,7 +532,9 @@ class Node(_message.Message):
     lock_ref: int
     last_access_s: float
     pinned_until_s: float
-    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ..., pinned_until_s: _Optional[float] = ...) -> None: ...
+    priority: int
+    retained_until_s: float
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ..., pinned_until_s: _Optional[float] = ..., priority: _Optional[int] = ..., retained_until_s: _Optional[float] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("pool", "start", "namespace", "follow")

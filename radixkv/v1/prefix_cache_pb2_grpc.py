@@ -43,6 +43,11 @@ class PrefixCacheStub:
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Explain',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/radixkv.v1.PrefixCache/Evict',
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictRequest.SerializeToString,
@@ -67,6 +72,11 @@ class PrefixCacheStub:
                 '/radixkv.v1.PrefixCache/Pins',
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.FromString,
+                _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Retain',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.FromString,
                 _registered_method=True)
         self.SetQuota = channel.unary_unary(
                 '/radixkv.v1.PrefixCache/SetQuota',
@@ -114,6 +124,14 @@ class PrefixCacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explains where a prompt parts from what is cached, and why, a pure read. Nothing is told of a namespace that the request does
+        not name. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evict(self, request, context):
         """Evicts cold blocks, least recently used first. Errors: INVALID_ARGUMENT, NOT_FOUND.
         """
@@ -151,6 +169,14 @@ class PrefixCacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retain(self, request, context):
+        """Says anew what ranges of a prompt are worth to be kept, as far as they are cached; a repeat is harmless. It is no use: recency
+        stays. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetQuota(self, request, context):
         """Sets both bounds of a namespace anew, so that a repeat is harmless, and keeps them for every later life of the pool until the
         service ends. Of several pools all are changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool
@@ -182,7 +208,8 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Dump(self, request, context):
-        """Lists the radix nodes, parents before children, a pure read of one moment per pool. Errors: NOT_FOUND.
+        """Lists the radix nodes, parents before children, a pure read. Of many nodes each message is of a moment of its own, and
+        Steps are served in between. Errors: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,6 +231,11 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     servicer.Match,
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainResponse.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -229,6 +261,11 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     servicer.Pins,
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.SerializeToString,
             ),
             'SetQuota': grpc.unary_unary_rpc_method_handler(
                     servicer.SetQuota,
@@ -292,6 +329,33 @@ class PrefixCache:
             '/radixkv.v1.PrefixCache/Match',
             radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.SerializeToString,
             radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Explain',
+            radixkv_dot_v1_dot_prefix__cache__pb2.ExplainRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -427,6 +491,33 @@ class PrefixCache:
             '/radixkv.v1.PrefixCache/Pins',
             radixkv_dot_v1_dot_prefix__cache__pb2.PinsRequest.SerializeToString,
             radixkv_dot_v1_dot_prefix__cache__pb2.PinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Retain',
+            radixkv_dot_v1_dot_prefix__cache__pb2.RetainRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.RetainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,33 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16radixkv/v1/types.proto\x12\nradixkv.v1\"G\n\tPoolShape\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\x12\n\nblock_size\x18\x03 \x01(\x03J\x04\x08\x04\x10\n\"I\n\x07\x42lockOp\x12 \n\x04\x63opy\x18\x01 \x01(\x0b\x32\x10.radixkv.v1.CopyH\x00\x42\x04\n\x02opJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x04saveR\x04load\"4\n\x04\x43opy\x12\x0b\n\x03src\x18\x01 \x01(\x05\x12\x0b\n\x03\x64st\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\"\xc9\x02\n\x05\x45rror\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.radixkv.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x10invalid_argument\x18\x03 \x01(\x0b\x32\x1b.radixkv.v1.InvalidArgumentH\x00\x12\x37\n\x10unknown_sequence\x18\x04 \x01(\x0b\x32\x1b.radixkv.v1.UnknownSequenceH\x00\x12\x30\n\rout_of_blocks\x18\x05 \x01(\x0b\x32\x17.radixkv.v1.OutOfBlocksH\x00\x12+\n\npin_budget\x18\x06 \x01(\x0b\x32\x15.radixkv.v1.PinBudgetH\x00\x12\"\n\x05quota\x18\x07 \x01(\x0b\x32\x11.radixkv.v1.QuotaH\x00\x42\t\n\x07\x64\x65tailsJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"A\n\x0fInvalidArgument\x12\x10\n\x08\x61rgument\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\r\n\x05\x62ound\x18\x03 \x01(\t\"!\n\x0fUnknownSequence\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\"8\n\x0bOutOfBlocks\x12\x12\n\nnum_needed\x18\x01 \x01(\x03\x12\x15\n\rnum_available\x18\x02 \x01(\x03\"b\n\x05Quota\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x12\n\nnum_needed\x18\x03 \x01(\x03\x12\x15\n\rnum_available\x18\x04 \x01(\x03\x12\r\n\x05quota\x18\x05 \x01(\x03\"z\n\tPinBudget\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x12\n\nnum_needed\x18\x02 \x01(\x01\x12\x15\n\rnum_available\x18\x03 \x01(\x01\x12\x11\n\tnum_total\x18\x04 \x01(\x01\x12!\n\x04pins\x18\x05 \x03(\x0b\x32\x13.radixkv.v1.PinCost\"U\n\x07PinCost\x12\x12\n\nnum_tokens\x18\x01 \x01(\x03\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x13\n\x0bremaining_s\x18\x04 \x01(\x01*\xc7\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12\x1f\n\x1b\x45RROR_CODE_UNKNOWN_SEQUENCE\x10\x02\x12\x1c\n\x18\x45RROR_CODE_OUT_OF_BLOCKS\x10\x03\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x04\x12\x14\n\x10\x45RROR_CODE_LEASE\x10\x05\x12 \n\x1c\x45RROR_CODE_STALE_INCARNATION\x10\x06\x12\x18\n\x14\x45RROR_CODE_POOL_HELD\x10\x07\x12\x1b\n\x17\x45RROR_CODE_UNKNOWN_POOL\x10\x08\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\t\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\n\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x0b\x12\x19\n\x15\x45RROR_CODE_CORRUPTION\x10\x0c\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\r\x12\x19\n\x15\x45RROR_CODE_PIN_BUDGET\x10\x0e\x12\x14\n\x10\x45RROR_CODE_QUOTA\x10\x0f\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16radixkv/v1/types.proto\x12\nradixkv.v1\"G\n\tPoolShape\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\x12\n\nblock_size\x18\x03 \x01(\x03J\x04\x08\x04\x10\n\"I\n\x07\x42lockOp\x12 \n\x04\x63opy\x18\x01 \x01(\x0b\x32\x10.radixkv.v1.CopyH\x00\x42\x04\n\x02opJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x04saveR\x04load\"4\n\x04\x43opy\x12\x0b\n\x03src\x18\x01 \x01(\x05\x12\x0b\n\x03\x64st\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\"\x80\x01\n\tRetention\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x10\n\x03\x65nd\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08priority\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nduration_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x06\n\x04_endB\x0b\n\t_priorityB\r\n\x0b_duration_s\"\xc9\x02\n\x05\x45rror\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.radixkv.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x10invalid_argument\x18\x03 \x01(\x0b\x32\x1b.radixkv.v1.InvalidArgumentH\x00\x12\x37\n\x10unknown_sequence\x18\x04 \x01(\x0b\x32\x1b.radixkv.v1.UnknownSequenceH\x00\x12\x30\n\rout_of_blocks\x18\x05 \x01(\x0b\x32\x17.radixkv.v1.OutOfBlocksH\x00\x12+\n\npin_budget\x18\x06 \x01(\x0b\x32\x15.radixkv.v1.PinBudgetH\x00\x12\"\n\x05quota\x18\x07 \x01(\x0b\x32\x11.radixkv.v1.QuotaH\x00\x42\t\n\x07\x64\x65tailsJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"A\n\x0fInvalidArgument\x12\x10\n\x08\x61rgument\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\r\n\x05\x62ound\x18\x03 \x01(\t\"!\n\x0fUnknownSequence\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\"8\n\x0bOutOfBlocks\x12\x12\n\nnum_needed\x18\x01 \x01(\x03\x12\x15\n\rnum_available\x18\x02 \x01(\x03\"b\n\x05Quota\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x12\n\nnum_needed\x18\x03 \x01(\x03\x12\x15\n\rnum_available\x18\x04 \x01(\x03\x12\r\n\x05quota\x18\x05 \x01(\x03\"z\n\tPinBudget\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x12\n\nnum_needed\x18\x02 \x01(\x01\x12\x15\n\rnum_available\x18\x03 \x01(\x01\x12\x11\n\tnum_total\x18\x04 \x01(\x01\x12!\n\x04pins\x18\x05 \x03(\x0b\x32\x13.radixkv.v1.PinCost\"U\n\x07PinCost\x12\x12\n\nnum_tokens\x18\x01 \x01(\x03\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x13\n\x0bremaining_s\x18\x04 \x01(\x01*\xc7\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12\x1f\n\x1b\x45RROR_CODE_UNKNOWN_SEQUENCE\x10\x02\x12\x1c\n\x18\x45RROR_CODE_OUT_OF_BLOCKS\x10\x03\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x04\x12\x14\n\x10\x45RROR_CODE_LEASE\x10\x05\x12 \n\x1c\x45RROR_CODE_STALE_INCARNATION\x10\x06\x12\x18\n\x14\x45RROR_CODE_POOL_HELD\x10\x07\x12\x1b\n\x17\x45RROR_CODE_UNKNOWN_POOL\x10\x08\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\t\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\n\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x0b\x12\x19\n\x15\x45RROR_CODE_CORRUPTION\x10\x0c\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\r\x12\x19\n\x15\x45RROR_CODE_PIN_BUDGET\x10\x0e\x12\x14\n\x10\x45RROR_CODE_QUOTA\x10\x0f\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radixkv.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORCODE']._serialized_start=1044
-  _globals['_ERRORCODE']._serialized_end=1499
+  _globals['_ERRORCODE']._serialized_start=1175
+  _globals['_ERRORCODE']._serialized_end=1630
   _globals['_POOLSHAPE']._serialized_start=38
   _globals['_POOLSHAPE']._serialized_end=109
   _globals['_BLOCKOP']._serialized_start=111
   _globals['_BLOCKOP']._serialized_end=184
   _globals['_COPY']._serialized_start=186
   _globals['_COPY']._serialized_end=238
-  _globals['_ERROR']._serialized_start=241
-  _globals['_ERROR']._serialized_end=570
-  _globals['_INVALIDARGUMENT']._serialized_start=572
-  _globals['_INVALIDARGUMENT']._serialized_end=637
-  _globals['_UNKNOWNSEQUENCE']._serialized_start=639
-  _globals['_UNKNOWNSEQUENCE']._serialized_end=672
-  _globals['_OUTOFBLOCKS']._serialized_start=674
-  _globals['_OUTOFBLOCKS']._serialized_end=730
-  _globals['_QUOTA']._serialized_start=732
-  _globals['_QUOTA']._serialized_end=830
-  _globals['_PINBUDGET']._serialized_start=832
-  _globals['_PINBUDGET']._serialized_end=954
-  _globals['_PINCOST']._serialized_start=956
-  _globals['_PINCOST']._serialized_end=1041
+  _globals['_RETENTION']._serialized_start=241
+  _globals['_RETENTION']._serialized_end=369
+  _globals['_ERROR']._serialized_start=372
+  _globals['_ERROR']._serialized_end=701
+  _globals['_INVALIDARGUMENT']._serialized_start=703
+  _globals['_INVALIDARGUMENT']._serialized_end=768
+  _globals['_UNKNOWNSEQUENCE']._serialized_start=770
+  _globals['_UNKNOWNSEQUENCE']._serialized_end=803
+  _globals['_OUTOFBLOCKS']._serialized_start=805
+  _globals['_OUTOFBLOCKS']._serialized_end=861
+  _globals['_QUOTA']._serialized_start=863
+  _globals['_QUOTA']._serialized_end=961
+  _globals['_PINBUDGET']._serialized_start=963
+  _globals['_PINBUDGET']._serialized_end=1085
+  _globals['_PINCOST']._serialized_start=1087
+  _globals['_PINCOST']._serialized_end=1172
 # @@protoc_insertion_point(module_scope)

@@ -68,6 +68,18 @@ class Copy(_message.Message):
     num_tokens: int
     def __init__(self, src: _Optional[int] = ..., dst: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
+class Retention(_message.Message):
+    __slots__ = ("start", "end", "priority", "duration_s")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    priority: int
+    duration_s: float
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., priority: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
 class Error(_message.Message):
     __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks", "pin_budget", "quota")
     CODE_FIELD_NUMBER: _ClassVar[int]

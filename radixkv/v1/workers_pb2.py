@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from radixkv.v1 import types_pb2 as radixkv_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18radixkv/v1/workers.proto\x12\nradixkv.v1\x1a\x16radixkv/v1/types.proto\"\xba\x01\n\rAttachRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.radixkv.v1.HelloH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.radixkv.v1.StepH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.radixkv.v1.HeartbeatH\x00\x12&\n\x07goodbye\x18\x04 \x01(\x0b\x32\x13.radixkv.v1.GoodbyeH\x00\x42\t\n\x07messageJ\x04\x08\x05\x10\n\"\xea\x01\n\x0e\x41ttachResponse\x12(\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x14.radixkv.v1.AttachedH\x00\x12-\n\x0bstep_answer\x18\x02 \x01(\x0b\x32\x16.radixkv.v1.StepAnswerH\x00\x12\x37\n\x10heartbeat_answer\x18\x03 \x01(\x0b\x32\x1b.radixkv.v1.HeartbeatAnswerH\x00\x12&\n\x07notices\x18\x04 \x01(\x0b\x32\x13.radixkv.v1.NoticesH\x00\x42\t\n\x07messageJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x07reclaim\"\xa0\x01\n\x05Hello\x12#\n\x04pool\x18\x01 \x01(\x0b\x32\x15.radixkv.v1.PoolShape\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1c\n\x14\x61\x63knowledged_through\x18\x03 \x01(\x04\x12\x13\n\x0bholder_name\x18\x04 \x01(\t\x12$\n\x1cnotices_acknowledged_through\x18\x05 \x01(\x04J\x04\x08\x06\x10\n\"O\n\tHeartbeat\x12\x1c\n\x14\x61\x63knowledged_through\x18\x01 \x01(\x04\x12$\n\x1cnotices_acknowledged_through\x18\x02 \x01(\x04\"\x11\n\x0fHeartbeatAnswer\"\t\n\x07Goodbye\"\xc0\x01\n\x08\x41ttached\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\x12\x11\n\tnext_step\x18\x02 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x03 \x01(\x03\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\x03\x12 \n\x18max_unacknowledged_steps\x18\x05 \x01(\x03\x12\x18\n\x10max_ops_per_step\x18\x06 \x01(\x03\x12\x1d\n\x15max_children_per_fork\x18\x07 \x01(\x03J\x04\x08\x08\x10\x10\"w\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x1c\n\x14\x61\x63knowledged_through\x18\x02 \x01(\x04\x12\x1b\n\x03ops\x18\x03 \x03(\x0b\x32\x0e.radixkv.v1.Op\x12$\n\x1cnotices_acknowledged_through\x18\x04 \x01(\x04\"\x85\x02\n\x02Op\x12&\n\x07\x61\x63quire\x18\x01 \x01(\x0b\x32\x13.radixkv.v1.AcquireH\x00\x12$\n\x06\x65xtend\x18\x02 \x01(\x0b\x32\x12.radixkv.v1.ExtendH\x00\x12$\n\x06insert\x18\x03 \x01(\x0b\x32\x12.radixkv.v1.InsertH\x00\x12 \n\x04\x66ork\x18\x04 \x01(\x0b\x32\x10.radixkv.v1.ForkH\x00\x12&\n\x07release\x18\x05 \x01(\x0b\x32\x13.radixkv.v1.ReleaseH\x00\x12\"\n\x05match\x18\x06 \x01(\x0b\x32\x11.radixkv.v1.MatchH\x00\x42\x04\n\x02opJ\x04\x08\x07\x10\rR\x05\x61\x64optR\x03pinR\x05unpin\"\x9a\x01\n\x07\x41\x63quire\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07reserve\x18\x02 \x01(\x03\x12\x16\n\tnamespace\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06seq_id\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\r\n\x05waits\x18\x05 \x01(\x08\x12\x13\n\x0bis_unshared\x18\x06 \x01(\x08\x42\x0c\n\n_namespaceB\t\n\x07_seq_idJ\x04\x08\x07\x10\r\"C\n\x05Match\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_namespaceJ\x04\x08\x03\x10\n\",\n\x06\x45xtend\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\"B\n\x06Insert\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x14\n\x0cnum_computed\x18\x02 \x01(\x03\x12\x12\n\nnew_tokens\x18\x03 \x01(\x0c\"z\n\x04\x46ork\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\t\n\x01n\x18\x03 \x01(\x03\x12\x0f\n\x07reserve\x18\x04 \x01(\x03\x12(\n\x07seq_ids\x18\x05 \x01(\x0b\x32\x12.radixkv.v1.SeqIdsH\x00\x88\x01\x01\x42\n\n\x08_seq_ids\"\x18\n\x06SeqIds\x12\x0e\n\x06values\x18\x01 \x03(\x03\"\'\n\x07Release\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x0c\n\x04keep\x18\x02 \x01(\x08\"C\n\nStepAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12%\n\x07results\x18\x02 \x03(\x0b\x32\x14.radixkv.v1.OpResult\"R\n\x07Notices\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nafter_step\x18\x02 \x01(\x04\x12#\n\x07notices\x18\x03 \x03(\x0b\x32\x12.radixkv.v1.Notice\"R\n\x06Notice\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.radixkv.v1.NoticeKind\x12\x0e\n\x06seq_id\x18\x02 \x01(\x03\x12\x12\n\nnum_tokens\x18\x03 \x01(\x03\"\xff\x02\n\x08OpResult\x12\"\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.radixkv.v1.ErrorH\x00\x12,\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x19.radixkv.v1.AcquireResultH\x00\x12*\n\x06\x65xtend\x18\x03 \x01(\x0b\x32\x18.radixkv.v1.ExtendResultH\x00\x12*\n\x06insert\x18\x04 \x01(\x0b\x32\x18.radixkv.v1.InsertResultH\x00\x12&\n\x04\x66ork\x18\x05 \x01(\x0b\x32\x16.radixkv.v1.ForkResultH\x00\x12,\n\x07release\x18\x06 \x01(\x0b\x32\x19.radixkv.v1.ReleaseResultH\x00\x12&\n\x07pending\x18\x07 \x01(\x0b\x32\x13.radixkv.v1.PendingH\x00\x12(\n\x05match\x18\x08 \x01(\x0b\x32\x17.radixkv.v1.MatchResultH\x00\x42\x08\n\x06resultJ\x04\x08\t\x10\rR\x05\x61\x64optR\x03pinR\x05unpin\"-\n\x07Pending\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\"B\n\x0bMatchResult\x12\x12\n\nnum_tokens\x18\x01 \x01(\x03\x12\x19\n\x11num_device_tokens\x18\x02 \x01(\x03J\x04\x08\x03\x10\n\"\xa9\x01\n\rAcquireResult\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x03\x12\x19\n\x11num_stored_tokens\x18\x03 \x01(\x03\x12\x13\n\x0b\x62lock_table\x18\x04 \x01(\x0c\x12 \n\x03ops\x18\x05 \x03(\x0b\x32\x13.radixkv.v1.BlockOp\x12\x15\n\ris_same_table\x18\x06 \x01(\x08J\x04\x08\x07\x10\r\"Z\n\x0c\x45xtendResult\x12\x15\n\rfirst_changed\x18\x01 \x01(\x03\x12\x11\n\tblock_ids\x18\x02 \x01(\x0c\x12 \n\x03ops\x18\x03 \x03(\x0b\x32\x13.radixkv.v1.BlockOp\"\x0e\n\x0cInsertResult\"9\n\nForkResult\x12+\n\x08\x63hildren\x18\x01 \x03(\x0b\x32\x19.radixkv.v1.AcquireResult\"\x0f\n\rReleaseResult*Z\n\nNoticeKind\x12\x1b\n\x17NOTICE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15NOTICE_KIND_PUBLISHED\x10\x01\x12\x14\n\x10NOTICE_KIND_GONE\x10\x02\x32N\n\x07Workers\x12\x43\n\x06\x41ttach\x12\x19.radixkv.v1.AttachRequest\x1a\x1a.radixkv.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18radixkv/v1/workers.proto\x12\nradixkv.v1\x1a\x16radixkv/v1/types.proto\"\xba\x01\n\rAttachRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.radixkv.v1.HelloH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.radixkv.v1.StepH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.radixkv.v1.HeartbeatH\x00\x12&\n\x07goodbye\x18\x04 \x01(\x0b\x32\x13.radixkv.v1.GoodbyeH\x00\x42\t\n\x07messageJ\x04\x08\x05\x10\n\"\xea\x01\n\x0e\x41ttachResponse\x12(\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x14.radixkv.v1.AttachedH\x00\x12-\n\x0bstep_answer\x18\x02 \x01(\x0b\x32\x16.radixkv.v1.StepAnswerH\x00\x12\x37\n\x10heartbeat_answer\x18\x03 \x01(\x0b\x32\x1b.radixkv.v1.HeartbeatAnswerH\x00\x12&\n\x07notices\x18\x04 \x01(\x0b\x32\x13.radixkv.v1.NoticesH\x00\x42\t\n\x07messageJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x07reclaim\"\xa0\x01\n\x05Hello\x12#\n\x04pool\x18\x01 \x01(\x0b\x32\x15.radixkv.v1.PoolShape\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x1c\n\x14\x61\x63knowledged_through\x18\x03 \x01(\x04\x12\x13\n\x0bholder_name\x18\x04 \x01(\t\x12$\n\x1cnotices_acknowledged_through\x18\x05 \x01(\x04J\x04\x08\x06\x10\n\"O\n\tHeartbeat\x12\x1c\n\x14\x61\x63knowledged_through\x18\x01 \x01(\x04\x12$\n\x1cnotices_acknowledged_through\x18\x02 \x01(\x04\"\x11\n\x0fHeartbeatAnswer\"\t\n\x07Goodbye\"\xc0\x01\n\x08\x41ttached\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\x12\x11\n\tnext_step\x18\x02 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x03 \x01(\x03\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\x03\x12 \n\x18max_unacknowledged_steps\x18\x05 \x01(\x03\x12\x18\n\x10max_ops_per_step\x18\x06 \x01(\x03\x12\x1d\n\x15max_children_per_fork\x18\x07 \x01(\x03J\x04\x08\x08\x10\x10\"w\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x1c\n\x14\x61\x63knowledged_through\x18\x02 \x01(\x04\x12\x1b\n\x03ops\x18\x03 \x03(\x0b\x32\x0e.radixkv.v1.Op\x12$\n\x1cnotices_acknowledged_through\x18\x04 \x01(\x04\"\x85\x02\n\x02Op\x12&\n\x07\x61\x63quire\x18\x01 \x01(\x0b\x32\x13.radixkv.v1.AcquireH\x00\x12$\n\x06\x65xtend\x18\x02 \x01(\x0b\x32\x12.radixkv.v1.ExtendH\x00\x12$\n\x06insert\x18\x03 \x01(\x0b\x32\x12.radixkv.v1.InsertH\x00\x12 \n\x04\x66ork\x18\x04 \x01(\x0b\x32\x10.radixkv.v1.ForkH\x00\x12&\n\x07release\x18\x05 \x01(\x0b\x32\x13.radixkv.v1.ReleaseH\x00\x12\"\n\x05match\x18\x06 \x01(\x0b\x32\x11.radixkv.v1.MatchH\x00\x42\x04\n\x02opJ\x04\x08\x07\x10\rR\x05\x61\x64optR\x03pinR\x05unpin\"\xc4\x01\n\x07\x41\x63quire\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07reserve\x18\x02 \x01(\x03\x12\x16\n\tnamespace\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06seq_id\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\r\n\x05waits\x18\x05 \x01(\x08\x12\x13\n\x0bis_unshared\x18\x06 \x01(\x08\x12(\n\tretention\x18\x07 \x03(\x0b\x32\x15.radixkv.v1.RetentionB\x0c\n\n_namespaceB\t\n\x07_seq_idJ\x04\x08\x08\x10\r\"C\n\x05Match\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x16\n\tnamespace\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_namespaceJ\x04\x08\x03\x10\n\",\n\x06\x45xtend\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\"B\n\x06Insert\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x14\n\x0cnum_computed\x18\x02 \x01(\x03\x12\x12\n\nnew_tokens\x18\x03 \x01(\x0c\"z\n\x04\x46ork\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\t\n\x01n\x18\x03 \x01(\x03\x12\x0f\n\x07reserve\x18\x04 \x01(\x03\x12(\n\x07seq_ids\x18\x05 \x01(\x0b\x32\x12.radixkv.v1.SeqIdsH\x00\x88\x01\x01\x42\n\n\x08_seq_ids\"\x18\n\x06SeqIds\x12\x0e\n\x06values\x18\x01 \x03(\x03\"\'\n\x07Release\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x0c\n\x04keep\x18\x02 \x01(\x08\"C\n\nStepAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12%\n\x07results\x18\x02 \x03(\x0b\x32\x14.radixkv.v1.OpResult\"R\n\x07Notices\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nafter_step\x18\x02 \x01(\x04\x12#\n\x07notices\x18\x03 \x03(\x0b\x32\x12.radixkv.v1.Notice\"R\n\x06Notice\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.radixkv.v1.NoticeKind\x12\x0e\n\x06seq_id\x18\x02 \x01(\x03\x12\x12\n\nnum_tokens\x18\x03 \x01(\x03\"\xff\x02\n\x08OpResult\x12\"\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.radixkv.v1.ErrorH\x00\x12,\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x19.radixkv.v1.AcquireResultH\x00\x12*\n\x06\x65xtend\x18\x03 \x01(\x0b\x32\x18.radixkv.v1.ExtendResultH\x00\x12*\n\x06insert\x18\x04 \x01(\x0b\x32\x18.radixkv.v1.InsertResultH\x00\x12&\n\x04\x66ork\x18\x05 \x01(\x0b\x32\x16.radixkv.v1.ForkResultH\x00\x12,\n\x07release\x18\x06 \x01(\x0b\x32\x19.radixkv.v1.ReleaseResultH\x00\x12&\n\x07pending\x18\x07 \x01(\x0b\x32\x13.radixkv.v1.PendingH\x00\x12(\n\x05match\x18\x08 \x01(\x0b\x32\x17.radixkv.v1.MatchResultH\x00\x42\x08\n\x06resultJ\x04\x08\t\x10\rR\x05\x61\x64optR\x03pinR\x05unpin\"-\n\x07Pending\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\"B\n\x0bMatchResult\x12\x12\n\nnum_tokens\x18\x01 \x01(\x03\x12\x19\n\x11num_device_tokens\x18\x02 \x01(\x03J\x04\x08\x03\x10\n\"\xa9\x01\n\rAcquireResult\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x03\x12\x19\n\x11num_stored_tokens\x18\x03 \x01(\x03\x12\x13\n\x0b\x62lock_table\x18\x04 \x01(\x0c\x12 \n\x03ops\x18\x05 \x03(\x0b\x32\x13.radixkv.v1.BlockOp\x12\x15\n\ris_same_table\x18\x06 \x01(\x08J\x04\x08\x07\x10\r\"Z\n\x0c\x45xtendResult\x12\x15\n\rfirst_changed\x18\x01 \x01(\x03\x12\x11\n\tblock_ids\x18\x02 \x01(\x0c\x12 \n\x03ops\x18\x03 \x03(\x0b\x32\x13.radixkv.v1.BlockOp\"\x0e\n\x0cInsertResult\"9\n\nForkResult\x12+\n\x08\x63hildren\x18\x01 \x03(\x0b\x32\x19.radixkv.v1.AcquireResult\"\x0f\n\rReleaseResult*Z\n\nNoticeKind\x12\x1b\n\x17NOTICE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15NOTICE_KIND_PUBLISHED\x10\x01\x12\x14\n\x10NOTICE_KIND_GONE\x10\x02\x32N\n\x07Workers\x12\x43\n\x06\x41ttach\x12\x19.radixkv.v1.AttachRequest\x1a\x1a.radixkv.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radixkv.v1.workers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NOTICEKIND']._serialized_start=2969
-  _globals['_NOTICEKIND']._serialized_end=3059
+  _globals['_NOTICEKIND']._serialized_start=3011
+  _globals['_NOTICEKIND']._serialized_end=3101
   _globals['_ATTACHREQUEST']._serialized_start=65
   _globals['_ATTACHREQUEST']._serialized_end=251
   _globals['_ATTACHRESPONSE']._serialized_start=254
@@ -53,41 +53,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OP']._serialized_start=1081
   _globals['_OP']._serialized_end=1342
   _globals['_ACQUIRE']._serialized_start=1345
-  _globals['_ACQUIRE']._serialized_end=1499
-  _globals['_MATCH']._serialized_start=1501
-  _globals['_MATCH']._serialized_end=1568
-  _globals['_EXTEND']._serialized_start=1570
-  _globals['_EXTEND']._serialized_end=1614
-  _globals['_INSERT']._serialized_start=1616
-  _globals['_INSERT']._serialized_end=1682
-  _globals['_FORK']._serialized_start=1684
-  _globals['_FORK']._serialized_end=1806
-  _globals['_SEQIDS']._serialized_start=1808
-  _globals['_SEQIDS']._serialized_end=1832
-  _globals['_RELEASE']._serialized_start=1834
-  _globals['_RELEASE']._serialized_end=1873
-  _globals['_STEPANSWER']._serialized_start=1875
-  _globals['_STEPANSWER']._serialized_end=1942
-  _globals['_NOTICES']._serialized_start=1944
-  _globals['_NOTICES']._serialized_end=2026
-  _globals['_NOTICE']._serialized_start=2028
-  _globals['_NOTICE']._serialized_end=2110
-  _globals['_OPRESULT']._serialized_start=2113
-  _globals['_OPRESULT']._serialized_end=2496
-  _globals['_PENDING']._serialized_start=2498
-  _globals['_PENDING']._serialized_end=2543
-  _globals['_MATCHRESULT']._serialized_start=2545
-  _globals['_MATCHRESULT']._serialized_end=2611
-  _globals['_ACQUIRERESULT']._serialized_start=2614
-  _globals['_ACQUIRERESULT']._serialized_end=2783
-  _globals['_EXTENDRESULT']._serialized_start=2785
-  _globals['_EXTENDRESULT']._serialized_end=2875
-  _globals['_INSERTRESULT']._serialized_start=2877
-  _globals['_INSERTRESULT']._serialized_end=2891
-  _globals['_FORKRESULT']._serialized_start=2893
-  _globals['_FORKRESULT']._serialized_end=2950
-  _globals['_RELEASERESULT']._serialized_start=2952
-  _globals['_RELEASERESULT']._serialized_end=2967
-  _globals['_WORKERS']._serialized_start=3061
-  _globals['_WORKERS']._serialized_end=3139
+  _globals['_ACQUIRE']._serialized_end=1541
+  _globals['_MATCH']._serialized_start=1543
+  _globals['_MATCH']._serialized_end=1610
+  _globals['_EXTEND']._serialized_start=1612
+  _globals['_EXTEND']._serialized_end=1656
+  _globals['_INSERT']._serialized_start=1658
+  _globals['_INSERT']._serialized_end=1724
+  _globals['_FORK']._serialized_start=1726
+  _globals['_FORK']._serialized_end=1848
+  _globals['_SEQIDS']._serialized_start=1850
+  _globals['_SEQIDS']._serialized_end=1874
+  _globals['_RELEASE']._serialized_start=1876
+  _globals['_RELEASE']._serialized_end=1915
+  _globals['_STEPANSWER']._serialized_start=1917
+  _globals['_STEPANSWER']._serialized_end=1984
+  _globals['_NOTICES']._serialized_start=1986
+  _globals['_NOTICES']._serialized_end=2068
+  _globals['_NOTICE']._serialized_start=2070
+  _globals['_NOTICE']._serialized_end=2152
+  _globals['_OPRESULT']._serialized_start=2155
+  _globals['_OPRESULT']._serialized_end=2538
+  _globals['_PENDING']._serialized_start=2540
+  _globals['_PENDING']._serialized_end=2585
+  _globals['_MATCHRESULT']._serialized_start=2587
+  _globals['_MATCHRESULT']._serialized_end=2653
+  _globals['_ACQUIRERESULT']._serialized_start=2656
+  _globals['_ACQUIRERESULT']._serialized_end=2825
+  _globals['_EXTENDRESULT']._serialized_start=2827
+  _globals['_EXTENDRESULT']._serialized_end=2917
+  _globals['_INSERTRESULT']._serialized_start=2919
+  _globals['_INSERTRESULT']._serialized_end=2933
+  _globals['_FORKRESULT']._serialized_start=2935
+  _globals['_FORKRESULT']._serialized_end=2992
+  _globals['_RELEASERESULT']._serialized_start=2994
+  _globals['_RELEASERESULT']._serialized_end=3009
+  _globals['_WORKERS']._serialized_start=3103
+  _globals['_WORKERS']._serialized_end=3181
 # @@protoc_insertion_point(module_scope)

@@ -118,20 +118,22 @@ class Op(_message.Message):
     def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared")
+    __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared", "retention")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     IS_UNSHARED_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     reserve: int
     namespace: str
     seq_id: int
     waits: bool
     is_unshared: bool
-    def __init__(self, tokens: _Optional[bytes] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., seq_id: _Optional[int] = ..., waits: _Optional[bool] = ..., is_unshared: _Optional[bool] = ...) -> None: ...
+    retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
+    def __init__(self, tokens: _Optional[bytes] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., seq_id: _Optional[int] = ..., waits: _Optional[bool] = ..., is_unshared: _Optional[bool] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ...) -> None: ...
 
 class Match(_message.Message):
     __slots__ = ("tokens", "namespace")

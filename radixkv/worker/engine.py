@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-from radixkv.core.api import BlockTimes, CacheHolder, CacheStats
+from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, Retention
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
 from radixkv.worker.generation import Generation, Terms
@@ -160,12 +160,14 @@ class Engine:
         tokens = self._reader.read(params, params.history)
         unshared = self._unshared_namespaces
         shares_prefix = params.shares_prefix and unshared is not None and params.namespace not in unshared
-        return self._start(tokens, params.namespace, params, None, shares_prefix=shares_prefix)
+        retention = tuple(params.retention)
+        return self._start(tokens, params.namespace, params, None, retention, shares_prefix=shares_prefix)
 
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a running or remembered generation from a token position; see `ForkParams`.
 
-        A running one is forked in the cache and runs on; a finished one is found there by its tokens.
+        A running one is forked in the cache and runs on; a finished one, or one that is to be worth something else, is found
+        there by its tokens.
 
         Raises:
             UnknownGenerationError: no such generation runs or is remembered.
@@ -178,8 +180,10 @@ class Engine:
         if not 0 <= position <= length:
             raise InvalidArgumentError("position", position, f"between 0 and {length}, the length of its history")
         tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES])
-        origin = Origin(params.generation_id, params.branch, position) if num_tokens(tokens) == position else None
-        return self._start(tokens, history.namespace, params, origin, shares_prefix=history.shares_prefix)
+        retention = tuple(params.retention) or history.retention
+        can_fork = num_tokens(tokens) == position and retention == history.retention
+        origin = Origin(params.generation_id, params.branch, position) if can_fork else None
+        return self._start(tokens, history.namespace, params, origin, retention, shares_prefix=history.shares_prefix)
 
     def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
         """Run a short function on the holder, on the engine's thread, after all that was said to the cache before."""
@@ -227,6 +231,7 @@ class Engine:
         namespace: str,
         params: GenerateParams | ForkParams,
         origin: Origin | None,
+        retention: tuple[Retention, ...],
         *,
         shares_prefix: bool,
     ) -> GenerationStream:
@@ -244,16 +249,23 @@ class Engine:
             rules=rules,
             items=items,
             submitted_s=now_s,
-            terms=self._terms(now_s, params.priority, params.timeout_s, shares_prefix=shares_prefix),
+            terms=self._terms(now_s, params.priority, params.timeout_s, shares_prefix, retention),
         )
         items.put(Started(generation.generation_id, tokens))
         self._post(partial(self._rounds.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
 
-    def _terms(self, now_s: float, priority: int, timeout_s: float | None, *, shares_prefix: bool) -> Terms:
+    def _terms(
+        self,
+        now_s: float,
+        priority: int,
+        timeout_s: float | None,
+        shares_prefix: bool,
+        retention: tuple[Retention, ...],
+    ) -> Terms:
         given_s = math.inf if timeout_s is None else timeout_s
         due_s = now_s + min(self._limits.max_wait_s, given_s / 2)
-        return Terms(priority, due_s, now_s + given_s, shares_prefix)
+        return Terms(priority, due_s, now_s + given_s, shares_prefix, retention)
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._gate:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from radixkv.core.api import Retention
 from radixkv.core.tokens import pack_tokens
 from radixkv.worker.adjustment import Adjustment
 from radixkv.worker.beam_branches import BeamBranches
@@ -33,13 +34,15 @@ class Terms(NamedTuple):
     """How a request is to be served.
 
     priority: the higher, the earlier. due_s: from then on nobody overtakes it. deadline_s: it ends then. Both times are of the
-    engine's clock. shares_prefix: whether it uses what is cached and leaves anything there.
+    engine's clock. shares_prefix: whether it uses what is cached and leaves anything there. retention: what ranges of the
+    histories that it leaves there are worth.
     """
 
     priority: int = 0
     due_s: float = math.inf
     deadline_s: float = math.inf
     shares_prefix: bool = True
+    retention: tuple[Retention, ...] = ()
 
 
 class Generation:
@@ -162,7 +165,8 @@ class Generation:
             tokens = [self.prompt] * self.sampling.n
         else:
             tokens = [branch.tokens for branch in self.branches]
-        return tuple(History(pack_tokens(one), self.namespace, self.terms.shares_prefix) for one in tokens)
+        terms = self.terms
+        return tuple(History(pack_tokens(one), self.namespace, terms.shares_prefix, terms.retention) for one in tokens)
 
     # -- drawing
 
@@ -289,11 +293,12 @@ class Generation:
 
 
 class History(NamedTuple):
-    """Token ids of one branch, packed, the namespace they belong to, and whether they share a prefix with others."""
+    """Token ids of one branch, packed, their namespace, whether they share a prefix with others, and what they are worth."""
 
     tokens: bytes
     namespace: str
     shares_prefix: bool
+    retention: tuple[Retention, ...] = ()
 
 
 class FinishedGenerations:

@@ -18,9 +18,10 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from radixkv.core.api import DEFAULT_NAMESPACE
+from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
+from radixkv.core.validation import check_retention
 from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.text import Message
@@ -100,6 +101,7 @@ class GenerateParams(Prompt):
         timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
         shares_prefix: False neither uses what is cached nor leaves anything there.
         request_id: whose request this is, for logs; at most 128 characters.
+        retention: what ranges of its branches' histories are worth to be kept, prompt and generated tokens alike.
     """
 
     history: TokensLike = b""
@@ -109,10 +111,12 @@ class GenerateParams(Prompt):
     timeout_s: float | None = None
     shares_prefix: bool = True
     request_id: str = ""
+    retention: Sequence[Retention] = ()
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)
         _check_service(self.priority, self.timeout_s, self.request_id)
+        check_retention(self.retention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,7 @@ class ForkParams(Prompt):
         position: tokens of that branch's history (prompt and generated) to be shared; None: all there are.
         sampling: as for a generation of its own.
         priority, timeout_s, request_id: as in `GenerateParams`.
+        retention: the same; empty: that of the other generation.
 
     The prompt, if any, is appended behind the shared history.
     """
@@ -137,10 +142,12 @@ class ForkParams(Prompt):
     priority: int = 0
     timeout_s: float | None = None
     request_id: str = ""
+    retention: Sequence[Retention] = ()
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)
         _check_service(self.priority, self.timeout_s, self.request_id)
+        check_retention(self.retention)
 
 
 def _check_service(priority: int, timeout_s: float | None, request_id: str) -> None:

@@ -245,6 +245,7 @@ class Scheduler:
                 head.seq_id,
                 waits=terms.shares_prefix,
                 shares=terms.shares_prefix,
+                retention=terms.retention,
             )
             sent.append(Sent(op, (head,), was_alone, is_only_tenant, self._admission.num_freed))
             sent += self._holders.ask_for_room(head)

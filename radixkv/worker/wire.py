@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.service.conversion import retention_from_proto, retention_to_proto
 from radixkv.service.reader_conversion import block_times_from_proto
 from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
 from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
@@ -175,7 +176,7 @@ def _sampling_from_proto(proto: pb.SamplingParams) -> SamplingParams:
 
 def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
     """The request for these parameters."""
-    return pb.GenerateRequest(
+    request = pb.GenerateRequest(
         prompt=prompt_to_proto(params),
         history=pack_tokens(params.history),
         sampling=_sampling_to_proto(params.sampling),
@@ -185,6 +186,8 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
         request_id=params.request_id,
         no_prefix_sharing=not params.shares_prefix,
     )
+    retention_to_proto(params.retention, request.retention)
+    return request
 
 
 def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
@@ -203,12 +206,13 @@ def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
         timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
         request_id=proto.request_id,
         shares_prefix=not proto.no_prefix_sharing,
+        retention=retention_from_proto(proto.retention),
     )
 
 
 def fork_to_proto(params: ForkParams) -> pb.ForkGenerationRequest:
     """The request for these parameters."""
-    return pb.ForkGenerationRequest(
+    request = pb.ForkGenerationRequest(
         generation_id=params.generation_id,
         branch=params.branch,
         position=params.position,
@@ -218,6 +222,8 @@ def fork_to_proto(params: ForkParams) -> pb.ForkGenerationRequest:
         timeout_s=params.timeout_s,
         request_id=params.request_id,
     )
+    retention_to_proto(params.retention, request.retention)
+    return request
 
 
 def fork_from_proto(proto: pb.ForkGenerationRequest) -> ForkParams:
@@ -236,6 +242,7 @@ def fork_from_proto(proto: pb.ForkGenerationRequest) -> ForkParams:
         priority=proto.priority,
         timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
         request_id=proto.request_id,
+        retention=retention_from_proto(proto.retention),
     )
 
 

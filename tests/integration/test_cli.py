@@ -105,6 +105,14 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFi
         (["stats", "--service", "127.0.0.1:1"], "cannot be reached"),
         (["chat", "--worker", "127.0.0.1:1"], "cannot be reached"),
         (["top", "--worker", "127.0.0.1:1"], "cannot be reached"),
+        (["explain", "1", "2", "--service", "127.0.0.1:1"], "cannot be reached"),
+        (["explain", "--text", "hello", "--worker", "127.0.0.1:1"], "cannot be reached"),
+        (["explain"], "PROMPT is ''; it must be token ids, a JSON file or -, or else --text TEXT"),
+        (["explain", "1", "--text", "hello"], "or else --text TEXT"),
+        (["explain", "1", "two"], "PROMPT is 'two'; it must be a token id"),
+        (["explain", "/nowhere.json"], "a file that can be read: No such file"),
+        (["explain", __file__], "it must be JSON: "),
+        (["explain", str(2**32)], "integers in [0, 2**32)"),
         (["top", "--interval", "0"], "--interval is 0.0; it must be from 0.05"),
         (["plan", "no-such-model"], "no model 'no-such-model': give a folder, a config.json"),
         (["plan", "llama-3-8b", "--memory", "much"], "--memory is 'much'; it must be a size such as 512MiB"),
@@ -227,7 +235,7 @@ def test_a_tree_is_drawn_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
             assert main(["tree", "--service", address, "--depth", "0"]) == 1
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats", "top", "tree", "plan"])
+@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats", "top", "tree", "explain", "plan"])
 def test_help_tells_the_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -16,11 +16,13 @@ from radixkv import (
     AbortedError,
     AcquireOp,
     CacheEvent,
+    EvictedTokens,
     ExtendOp,
     ForkOp,
     InsertOp,
     InvalidArgumentError,
     LimitError,
+    NamespaceMatch,
     OutOfBlocksError,
     PinBudgetError,
     PoolHeldError,
@@ -29,6 +31,7 @@ from radixkv import (
     QuotaError,
     RadixKVError,
     ReleaseOp,
+    Retention,
     UnknownPoolError,
     UnknownSequenceError,
     connect,
@@ -71,12 +74,24 @@ class RandomCalls:
     def tokens(self, longest: int = 30) -> bytes:
         return pack_tokens([self._random.randrange(2) for _ in range(self._random.randrange(longest))])
 
+    def ranges(self) -> tuple[Retention, ...]:
+        """Ranges of a history, one in a few of them out of bounds."""
+        choose = self._random
+
+        def some() -> Retention:
+            start, priority = choose.randrange(-1, 20), choose.choice([0, 20, 35, 80, 80, 101])
+            end = choose.choice([None, None, start + choose.randrange(12)])
+            return Retention(start, end, priority, choose.choice([None, 0.03, 0.2, 60, -1.0]))
+
+        return tuple(some() for _ in range(choose.choice([0, 0, 1, 1, 2, 70])))
+
     def op(self) -> Any:
         choose = self._random
         seq_id, namespace = choose.choice(self._ids), choose.choice(["default", "other", ""])
         match choose.randrange(9):
             case 0 | 1:
-                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, choose.choice([seq_id, None, -1]))
+                chosen = choose.choice([seq_id, None, -1])
+                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, chosen, retention=self.ranges())
             case 2 | 3:
                 return ExtendOp(seq_id, choose.randrange(40))
             case 4 | 5:
@@ -90,19 +105,22 @@ class RandomCalls:
     def call(self) -> Callable[[Any], Any]:
         """A call to be made of a holder."""
         choose = self._random
-        kind = choose.randrange(14)
+        kind = choose.randrange(16)
         if kind < 6:
             ops = [self.op() for _ in range(choose.randrange(6))]
             return lambda holder: [comparable(result) for result in holder.step(ops)]
         tokens, count, ttl = self.tokens(), choose.randrange(-1, 4), choose.choice([0.05, 0.3, "5m", "1h", -1.0])
-        namespace = choose.choice([None, "default", "other"])
+        namespace, ranges = choose.choice([None, "default", "other"]), self.ranges()
+        also = ("other", "default", "")[: choose.choice([0, 1, 2, 2, 3])]
         blocks, sequences = choose.choice([None, -1, 6, 12, 20, 25, True]), choose.choice([None, None, -1, 1, 3])
         calls: list[Callable[[Any], Any]] = [
             lambda holder: holder.match(tokens, namespace or "default"),
+            lambda holder: holder.explain(tokens, namespace or "default", also),
             lambda holder: holder.evict(count),
             lambda holder: holder.clear("other"),
             lambda holder: holder.pin(tokens, ttl, namespace or "default"),
             lambda holder: holder.unpin(tokens, namespace or "default"),
+            lambda holder: holder.retain(tokens, ranges, namespace or "default"),
             lambda holder: holder.set_quota(namespace or "default", blocks, sequences),
             lambda holder: holder.usage("nobody"),
             lambda holder: (
@@ -145,6 +163,30 @@ def test_the_methods_answer_as_in_process(holder: RemoteHolder) -> None:
         cache.release(opened.seq_id)
     assert holder.stats() == local.stats()
     assert holder.match(range(101)) == local.match(range(101))
+
+
+def test_what_is_worth_more_outlives_what_is_worth_less(holder: RemoteHolder, clock: Clock) -> None:
+    for first, priority, duration_s in ((1, 90, 10.0), (2, 20, None), (3, 35, None)):
+        ranges = [Retention(0, 32, priority, duration_s)]
+        opened = holder.acquire([first] * 40, retention=ranges)
+        holder.insert(opened.seq_id, 40)
+        holder.release(opened.seq_id)
+    assert [(node.position, node.priority, node.retained_until_s) for node in holder.dump()] == [
+        (0, 90, 10.0),
+        (32, 35, 0.0),
+        (0, 20, 0.0),
+        (32, 35, 0.0),
+        (0, 35, 0.0),
+        (32, 35, 0.0),
+    ]
+    assert holder.retain([2] * 100, [Retention(32)], "nobody") == 0
+    assert holder.retain([2] * 100, [Retention(32, priority=0)]) == 40
+    holder.evict(3)
+    assert [holder.match([first] * 40).num_tokens for first in (1, 2, 3)] == [40, 0, 40]
+    holder.evict(4)
+    assert [holder.match([first] * 40).num_tokens for first in (1, 2, 3)] == [32, 0, 0]
+    clock.now_s = 10.0
+    assert [node.priority for node in holder.dump()] == [35]
 
 
 def test_a_pin_over_its_budget_is_refused_with_what_is_pinned_but_no_tokens_of_it(holder: RemoteHolder) -> None:
@@ -211,6 +253,12 @@ def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolde
         (lambda holder: holder.acquire(PROMPT, reserve=-1), InvalidArgumentError),
         (lambda holder: holder.acquire(PROMPT, namespace=""), InvalidArgumentError),
         (lambda holder: holder.acquire(PROMPT, seq_id=2**64), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, retention=[Retention(4, 4)]), InvalidArgumentError),
+        (lambda holder: holder.acquire(PROMPT, retention=[Retention(duration_s=True)]), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention(priority=101)]), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention()] * 65), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, Retention()), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, [Retention()], ""), InvalidArgumentError),
         (lambda holder: holder.acquire(bytes(10_000_000)), OutOfBlocksError),
         (lambda holder: holder.acquire(bytes(40_000_000)), LimitError),
         (lambda holder: holder.match(bytes(40_000_000)), LimitError),
@@ -335,6 +383,32 @@ def test_a_router_asks_all_pools_at_once(service: ServiceThread) -> None:
         assert {name: stats.num_blocks for name, stats in reader.stats_all().items()} == {"left": 64, "right": 32}
         assert reader.match(PROMPT).num_tokens == 30
         reader.check()
+
+
+def test_a_miss_is_explained_by_one_pool_or_by_all(service: ServiceThread, clock: Clock) -> None:
+    address = service.addresses[0]
+    with (
+        connect(address, PoolShape(64, name="left")) as left,
+        connect(address, PoolShape(32, name="right")) as right,
+        connect(address, pool_name="right") as reader,
+    ):
+        for holder, length in ((left, 100), (right, 32)):
+            holder.acquire(PROMPT[: 4 * length], seq_id=1)
+            holder.insert(1, length)
+            holder.release(1)
+        right.acquire([*range(32), 7, 7], seq_id=2, namespace="salted")
+        right.insert(2, 34)
+        left.evict(100)
+        clock.now_s += 8
+        asked = [*range(32), 7, 7, 7]
+        explained = reader.explain_all(asked, also=["salted"])
+        assert explained["left"].evicted == EvictedTokens(32, 8.0, "evict")
+        assert explained["left"].elsewhere is None
+        assert explained["right"] == right.explain(asked, also=["salted"])
+        assert (explained["right"].cause, explained["right"].num_tokens) == ("ended", 32)
+        assert explained["right"].elsewhere == NamespaceMatch("salted", 34)
+        with connect(address, pool_name="none") as nobody, pytest.raises(UnknownPoolError):
+            nobody.explain(asked)
 
 
 def test_events_are_followed_as_they_happen(holder: RemoteHolder) -> None:

@@ -10,7 +10,14 @@ import pytest
 from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from torch import Tensor
 
-from radixkv import DeadlineExceededError, InvalidArgumentError, PrefixCache, UnavailableError, UnknownSequenceError
+from radixkv import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    PrefixCache,
+    Retention,
+    UnavailableError,
+    UnknownSequenceError,
+)
 from radixkv.core.api import CacheStats, StepOp, StepResult
 from radixkv.worker.engine import Engine
 from radixkv.worker.model import ForwardRow
@@ -188,6 +195,44 @@ def test_the_least_recently_used_finished_generation_is_forgotten(engine: Engine
     assert engine.stats().engine.num_remembered == 3
     with pytest.raises(UnknownSequenceError):
         engine.fork(ForkParams(generation_id=ids[1]))
+
+
+def _priorities(engine: Engine) -> list[tuple[int, int]]:
+    """Of every node, with its position."""
+    return sorted({(node.position, node.priority) for node in engine.call(lambda holder: holder.dump())})
+
+
+def test_prompt_and_reply_are_worth_what_was_said_of_their_positions(engine: Engine) -> None:
+    retention = [Retention(0, 8, priority=90), Retention(8, None, priority=5)]
+    params = GenerateParams(token_ids=[1, 2] * 4, sampling=_greedy(9), retention=retention)
+    stream = engine.generate(params)
+    reply = _tokens(stream)
+    assert _priorities(engine) == [(0, 90), (8, 5)]
+    fork = ForkParams(generation_id=stream.generation_id, position=12, token_ids=[3] * 8, sampling=_greedy(4))
+    list(engine.fork(fork))
+    assert set(_priorities(engine)) == {(0, 90), (8, 5), (12, 5), (20, 5)}, "a fork is worth what its parent is"
+    engine.call(lambda holder: holder.evict(1))
+    assert engine.call(lambda holder: holder.match([1, 2] * 4 + reply)).num_tokens >= 8
+
+
+def test_a_fork_may_be_worth_something_else(engine: Engine) -> None:
+    sampling = _greedy(20)
+    stream = engine.generate(GenerateParams(token_ids=[1] * 8, sampling=sampling, retention=[Retention(priority=90)]))
+    next(stream)
+    fork = ForkParams(generation_id=stream.generation_id, sampling=_greedy(5), retention=[Retention(8, priority=10)])
+    list(engine.fork(fork))
+    assert len(_tokens(stream)) == 20
+    assert [priority for position, priority in _priorities(engine) if position < 8] == [90]
+
+
+@pytest.mark.parametrize(
+    ("bad", "name"), [(Retention(4, 2), "end"), (Retention(priority=101), "priority"), (Retention(duration_s=0), "dur")]
+)
+def test_a_range_out_of_bounds_is_refused_by_name(bad: Retention, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"retention\[1\].{name}"):
+        GenerateParams(token_ids=[1], retention=[Retention(), bad])
+    with pytest.raises(InvalidArgumentError, match=rf"retention\[1\].{name}"):
+        ForkParams(generation_id="any", retention=[Retention(), bad])
 
 
 def test_namespaces_share_nothing(engine: Engine) -> None:

@@ -156,6 +156,11 @@ def test_content_may_come_in_parts_and_roles_in_new_names(client: OpenAI) -> Non
         ),
         ({"extra_body": {"priority": 1000}}, "priority"),
         ({"extra_body": {"timeout": 0}}, "timeout"),
+        ({"extra_body": {"retention": [{"priority": 101}]}}, "retention.0.priority"),
+        ({"extra_body": {"retention": [{}, {"start": 4, "end": 4}]}}, "retention.1"),
+        ({"extra_body": {"retention": [{"duration_s": 0}]}}, "retention.0.duration_s"),
+        ({"extra_body": {"retention": [{"ttl": "5m"}]}}, "retention.0.ttl"),
+        ({"extra_body": {"retention": [{}] * 65}}, "retention"),
         ({"extra_body": {"min_tokens": 20, "max_tokens": 10}}, "min_tokens"),
     ],
 )

@@ -45,6 +45,19 @@ def expected(engine: Engine, text: str, **sampling: object) -> list[str]:
     return [texts[branch] for branch in sorted(texts)]
 
 
+def test_a_request_says_what_its_history_is_worth(engine: Engine, client: OpenAI) -> None:
+    size = engine.model().block_size
+    worth = [{"end": 2 * size, "priority": 90, "duration_s": 600}, {"start": 2 * size, "priority": 3.0}]
+    prompt = [11, 12, 13, 14] * size
+    ask = {"model": "gibberish", "max_tokens": 2, "temperature": 0, "extra_body": {"retention": worth}}
+    client.completions.create(prompt=prompt, **ask)  # type: ignore[call-overload]
+    client.chat.completions.create(messages=HELLO, **ask)  # type: ignore[call-overload]
+    client.responses.create(input="other", model="gibberish", extra_body={"retention": [{"priority": 70}]})
+    nodes = engine.call(lambda holder: holder.dump())
+    assert {node.priority for node in nodes if node.position >= 2 * size} <= {3, 70}
+    assert {(node.priority, node.retained_until_s > 0) for node in nodes} == {(90, True), (3, False), (70, False)}
+
+
 # -- models
 
 

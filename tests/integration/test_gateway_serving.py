@@ -162,6 +162,7 @@ def test_a_worker_elsewhere_answers_what_one_in_this_process_does(engine: Engine
             assert answers[0].json()["choices"] == answers[1].json()["choices"]
         metrics = httpx.get(f"http://{there.address}/metrics").text
     assert "radixkv:num_requests_running 0.0" in metrics
+    assert 'radixkv:prefix_cache_missed_tokens_total{cause="evicted"} 0.0' in metrics
     assert 'radixkv:kv_block_lifetime_seconds_bucket{le="+Inf"}' in metrics
 
 

@@ -18,6 +18,7 @@ from radixkv import (
     LimitError,
     PoolShape,
     PrefixCache,
+    Retention,
     UnavailableError,
     UnknownSequenceError,
     connect,
@@ -102,6 +103,22 @@ def test_a_client_gets_the_events_of_the_engine(
     here, there = list(engine.generate(params)), list(client.generate(params))
     assert _timeless(there) == _timeless(here)
     assert any(isinstance(event, BranchFinished) for event in there)
+
+
+def test_a_client_says_what_its_histories_are_worth(engine: Engine, client: GenerationClient) -> None:
+    ranges = (Retention(0, 4, 90), Retention(4, None, 5, 3600.0))
+    params = GenerateParams(token_ids=[1, 2, 3, 4], sampling=_greedy(8), retention=ranges)
+    stream = client.generate(params)
+    list(stream)
+    list(client.fork(ForkParams(generation_id=stream.generation_id, token_ids=[7] * 4, sampling=_greedy(1))))
+    nodes = engine.call(lambda holder: holder.dump())
+    assert {(node.position > 0, node.priority, node.retained_until_s > 0) for node in nodes} == {
+        (False, 90, False),
+        (True, 5, True),
+    }
+    other = ForkParams(generation_id=stream.generation_id, retention=[Retention()], sampling=_greedy(1))
+    list(client.fork(other))
+    assert any(node.priority == 35 for node in engine.call(lambda holder: holder.dump()))
 
 
 def test_a_client_forks_running_and_finished_generations(client: GenerationClient) -> None:

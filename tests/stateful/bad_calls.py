@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from radixkv.core.api import CacheHolder
+from radixkv.core.api import CacheHolder, Retention
 from radixkv.core.tokens import pack_tokens
 
 from .oracle import Branch
@@ -24,6 +24,9 @@ def bad_calls(holder: CacheHolder, branch: Branch | None) -> list[Callable[[], o
         lambda: holder.acquire(some, namespace=""),
         lambda: holder.acquire(b"", waits=True),
         lambda: holder.acquire(b"", shares=False),
+        lambda: holder.acquire(some, retention=[Retention(2, 2)]),
+        lambda: holder.retain(some, [Retention(priority=101)]),
+        lambda: holder.retain(some, [Retention(duration_s=0)]),
         lambda: holder.match([-1]),
         lambda: holder.match(some, namespace=""),
         lambda: holder.evict(-1),

@@ -6,17 +6,19 @@ The machine draws calls at random and the named examples write them out; both go
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from radixkv.core.api import (
     AcquireOp,
     CacheHolder,
+    Explanation,
     MatchResult,
     NamespaceUsage,
     Pending,
     PoolShape,
     ReleaseOp,
+    Retention,
     StepOp,
 )
 from radixkv.core.errors import (
@@ -28,9 +30,11 @@ from radixkv.core.errors import (
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 from .event_follower import Followers
+from .explanations import check_explanation, check_gone
 from .hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
 from .oracle import Oracle, Tokens
 from .recency import Recency
+from .retained import Retained, check_none_better_went
 from .shares import REFUSALS
 from .snapshot import Snapshot, check_books, check_eviction, read_snapshot
 
@@ -53,7 +57,7 @@ class Backend(Protocol):
         ...
 
     def pass_time(self, holder: CacheHolder) -> bool:
-        """Let every pin's time be over; whether this backend's clock can be moved."""
+        """Let every pin's time be over, by a day; whether this backend's clock can be moved."""
         ...
 
     def close(self, holder: CacheHolder) -> None: ...
@@ -76,6 +80,7 @@ class CacheDriver:
         self.waiting: list[tuple[Pending, AcquireOp]] = []
         self.told: list[AcquireOp] = []
         self._recency = Recency(self.oracle)
+        self._retained = Retained(self.oracle)
         self._followers = Followers(self.holder, block_size)
 
     def carry(
@@ -126,7 +131,13 @@ class CacheDriver:
             for op, result in zip(ops, step_results, strict=True):
                 if isinstance(op, AcquireOp) and isinstance(result, Pending):
                     self.waiting.append((result, op))
-        self._settle(after, has_evicted=has_evicted)
+        ops = [op for step in steps for op in step]
+        if has_evicted and len(ops) == 1:
+            check_none_better_went(self.snapshot, after, self.oracle.shares)
+        withdraws = any(isinstance(op, ReleaseOp) and not op.keep for op in ops)
+        self._settle(
+            after, has_evicted=has_evicted, is_one_call=len(ops) == 1, keeps_all=not (has_evicted or withdraws)
+        )
         self._take_notices(is_cached=not has_evicted)
         self.worker.catch_up(lag)
         self.verify()
@@ -147,12 +158,25 @@ class CacheDriver:
         assert self.oracle.least_match(namespace, tokens) <= found <= self.oracle.most_match(namespace, tokens)
         assert read_snapshot(self.holder) == self.snapshot, "a match changed something"
 
+    def explain(self, namespace: str, tokens: Tokens, also: tuple[str, ...] = ()) -> Explanation:
+        """An explanation is true, and a pure read."""
+        explanation = check_explanation(self.holder, self.snapshot, self.oracle, namespace, tokens, also)
+        assert read_snapshot(self.holder) == self.snapshot, "an explanation changed something"
+        return explanation
+
+    @property
+    def num_missed(self) -> tuple[int, int, int]:
+        """Tokens missed by acquires up to the last call: those new, parted, evicted before."""
+        stats = self.snapshot.stats
+        return stats.num_missed_new_tokens, stats.num_missed_parted_tokens, stats.num_missed_evicted_tokens
+
     def evict(self, num_blocks: int) -> None:
         self.is_sound = False
         num_evicted = self.holder.evict(num_blocks)
         before, after = self.snapshot, read_snapshot(self.holder)
         order = self.oracle.shares.eviction_order(before, num_blocks)
         check_eviction(before, after, num_blocks, num_evicted, order)
+        check_gone(self.holder, before, after, self.oracle, "evict")
         self._settle(after, has_evicted=num_evicted > 0)
         self.is_sound = True
 
@@ -185,11 +209,25 @@ class CacheDriver:
             assert after == self.snapshot, "ending no pin changed something"
         self.is_sound = True
 
+    def retain(self, namespace: str, tokens: Tokens, ranges: Sequence[Retention]) -> None:
+        """Say what is cached of these tokens is worth; nobody has used it by that."""
+        self.is_sound = False
+        found = self.match(namespace, tokens)
+        num_tokens = self.holder.retain(pack_tokens(tokens), ranges, namespace)
+        assert num_tokens == found, f"{found} tokens match, and {num_tokens} were meant"
+        after = read_snapshot(self.holder)
+        assert after.cached == self.snapshot.cached, "what is worth more or less is cached no more"
+        assert after.uses() == self.snapshot.uses(), "saying what it is worth was taken for a use"
+        self._retained.said(namespace, tokens[:found], ranges)
+        self._settle(after)
+        self.is_sound = True
+
     def pass_time(self) -> None:
-        """Past their time pinned branches are ordinary ones."""
+        """Past their time pinned and retained branches are ordinary ones."""
         if self.backend.pass_time(self.holder):
             self.is_sound = False
             self.oracle.pins.clear()
+            self._retained.time_passed()
             self._settle(read_snapshot(self.holder))
             self.is_sound = True
 
@@ -218,6 +256,7 @@ class CacheDriver:
         after = read_snapshot(self.holder)
         assert num_freed == after.stats.num_free_blocks - self.snapshot.stats.num_free_blocks
         assert namespace not in after.cached, "something matches after a clear"
+        check_gone(self.holder, self.snapshot, after, self.oracle, "clear")
         self.oracle.cleared(namespace)
         self._settle(after)
         self._take_notices(is_cached=False)
@@ -295,7 +334,9 @@ class CacheDriver:
         self.waiting = [(pending, op) for pending, op in self.waiting if pending not in told]
         del self.told[:-MAX_TOLD]
 
-    def _settle(self, after: Snapshot, *, has_evicted: bool = False) -> None:
+    def _settle(
+        self, after: Snapshot, *, has_evicted: bool = False, is_one_call: bool = True, keeps_all: bool = False
+    ) -> None:
         """Compare what is cached now with what the oracle allows, and remember it."""
         self.oracle.begin(has_evicted=has_evicted)
         for namespace in {*NAMESPACES, *after.cached}:
@@ -308,5 +349,6 @@ class CacheDriver:
         self.oracle.shares.check_usage(self.snapshot, after)
         self._followers.check(after)
         self._recency.check(after)
+        self._retained.check(after, is_one_call=is_one_call, keeps_all=keeps_all)
         self.oracle.end(after.cached)
         self.snapshot = after

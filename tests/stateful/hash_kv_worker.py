@@ -269,7 +269,7 @@ def _fallible_ids(op: StepOp) -> list[int | None]:
 def _call_facade(holder: CacheHolder, op: StepOp) -> StepResult:
     match op:
         case AcquireOp():
-            return holder.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares)
+            return holder.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares, op.retention)
         case MatchOp():
             return holder.match(op.tokens, op.namespace)
         case ExtendOp():

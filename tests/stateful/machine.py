@@ -16,6 +16,7 @@ from radixkv.core.api import (
     InsertOp,
     MatchOp,
     ReleaseOp,
+    Retention,
     StepOp,
 )
 from radixkv.core.tokens import pack_tokens, unpack_tokens
@@ -24,6 +25,7 @@ from .bad_calls import NO_SUCH_ID, bad_calls
 from .driver import NAMESPACES
 from .hash_kv_worker import WorkerSequence
 from .player import MAX_PROMPT, Player, id_of
+from .retained import RANGES
 from .shares import REFUSALS
 
 __all__ = ["CacheMachine"]
@@ -34,6 +36,7 @@ picks = st.integers(0, 63)
 namespaces = st.sampled_from((*NAMESPACES, NAMESPACES[0], NAMESPACES[0]))
 lags = st.sampled_from((0, 0, 1, 2))
 reserves = st.sampled_from((0, 0, 0, 1, 3, 7))
+worths = st.sampled_from(RANGES)
 sharings = st.sampled_from((True, True, True, True, True, True, True, False))
 few_sequences = st.sampled_from((None, None, None, None, 0, 1, 2, 4))
 tokens_0_to_2 = st.sampled_from((0, 0, 0, 1, 1, 2))
@@ -54,6 +57,7 @@ class CacheMachine(Player):
         reserve=reserves,
         namespace=namespaces,
         shares=sharings,
+        worth=worths,
         style=picks,
         lag=lags,
     )
@@ -66,6 +70,7 @@ class CacheMachine(Player):
         reserve: int,
         namespace: str,
         shares: bool,
+        worth: tuple[Retention, ...],
         style: int,
         lag: int,
     ) -> None:
@@ -73,7 +78,7 @@ class CacheMachine(Player):
             return
         tokens = self._prompt(pick, cut, suffix)
         seq_id = self._new_id() if style % 2 else None
-        op = AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, style // 4 % 2 > 0, shares)
+        op = AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, style // 4 % 2 > 0, shares, worth)
         self._acquire(op, tokens, by_call=style % 4 < 2, lag=lag)
 
     @rule(pick=picks, more=st.integers(-1, 9), by_call=st.booleans(), lag=lags)
@@ -90,8 +95,9 @@ class CacheMachine(Player):
             self._sample(life, token)
         self.driver.worker.compute(life, life.num_computed + steps % 8)
         self.driver.carry([self._insert(life, steps)], by_call=by_call, lag=lag)
+        computed = tuple(life.tokens[: life.num_computed])
+        self.driver.explain(life.namespace, computed)
         if self.driver.oracle.is_current(self.driver.oracle.branches[id_of(life)]):
-            computed = tuple(life.tokens[: life.num_computed])
             assert self.driver.match(life.namespace, computed) == len(computed), (
                 f"{computed} does not match after its insert"
             )
@@ -138,11 +144,27 @@ class CacheMachine(Player):
         self.driver.carry(ops, lag=lag, may_be_refused=True)
 
     @rule(
-        pick=picks, cut=picks, suffix=suffixes, namespace=namespaces, num_new=st.integers(0, 5), keep=st.integers(0, 3)
+        pick=picks,
+        cut=picks,
+        suffix=suffixes,
+        namespace=namespaces,
+        num_new=st.integers(0, 5),
+        worth=worths,
+        keep=st.integers(0, 3),
     )
-    def serve_request(self, *, pick: int, cut: int, suffix: list[int], namespace: str, num_new: int, keep: int) -> None:
+    def serve_request(
+        self,
+        *,
+        pick: int,
+        cut: int,
+        suffix: list[int],
+        namespace: str,
+        num_new: int,
+        worth: tuple[Retention, ...],
+        keep: int,
+    ) -> None:
         """One request from its prompt to its end, as most traffic is."""
-        self._serve(pick, cut, suffix, namespace, num_new=num_new, keep=keep > 0)
+        self._serve(pick, cut, suffix, namespace, num_new=num_new, worth=worth, keep=keep > 0)
 
     @rule(
         pick=picks,
@@ -150,9 +172,20 @@ class CacheMachine(Player):
         suffix=st.lists(tokens_0_to_2, min_size=1, max_size=7),
         parting=picks,
         stop=picks,
+        worth=worths,
         style=picks,
     )
-    def twins(self, *, pick: int, cut: int, suffix: list[int], parting: int, stop: int, style: int) -> None:
+    def twins(
+        self,
+        *,
+        pick: int,
+        cut: int,
+        suffix: list[int],
+        parting: int,
+        stop: int,
+        worth: tuple[Retention, ...],
+        style: int,
+    ) -> None:
         """Two sequences compute the same, or nearly, at the same time: whoever is later finds it in the tree already."""
         if len(self.driver.oracle.branches) >= MAX_LIVE:
             return
@@ -160,7 +193,8 @@ class CacheMachine(Player):
         tokens = self._prompt(pick, cut, [*suffix, 0, 1, 0])
         other = tokens if parting % 4 else (*tokens[: parting % len(tokens)], 0, 0, 1, 0, 0)[:MAX_PROMPT]
         acquires: list[StepOp] = [
-            AcquireOp(pack_tokens(each), seq_id=seq_id) for each, seq_id in zip((tokens, other), ids, strict=True)
+            AcquireOp(pack_tokens(each), seq_id=seq_id, retention=worth)
+            for each, seq_id in zip((tokens, other), ids, strict=True)
         ]
         if any(isinstance(result, REFUSALS) for result in self.driver.carry(acquires)):
             return
@@ -290,6 +324,20 @@ class CacheMachine(Player):
             self.driver.unpin(life.namespace, tokens)
             self.driver.carry([ReleaseOp(id_of(life), keep=cut % 8 == 0)])
 
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    @rule(which=picks, pick=picks, cut=picks, suffix=suffixes, namespace=namespaces, worth=worths)
+    def retain_or_wait(
+        self, *, which: int, pick: int, cut: int, suffix: list[int], namespace: str, worth: tuple[Retention, ...]
+    ) -> None:
+        """Branches come to be worth more or less than others, or time passes until they are not."""
+        if which % 5 == 0:
+            self.driver.pass_time()
+            return
+        tokens = self._prompt(pick, cut, suffix)
+        for _ in range(1 + which % 2):  # what is said again lasts anew
+            self.driver.retain(namespace, tokens, worth)
+
     # -- quotas -------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.has_quotas)
@@ -305,7 +353,8 @@ class CacheMachine(Player):
         """Requests of both namespaces, so that one has what the other wants."""
         for pick in tenants:
             branch = [pick // 2 % 3, pick // 6 % 3, *suffix]
-            self._serve(pick, 3, branch, NAMESPACES[pick % 2], num_new=pick % 4, keep=True)
+            worth = RANGES[pick // 8 % len(RANGES)]
+            self._serve(pick, 3, branch, NAMESPACES[pick % 2], num_new=pick % 4, worth=worth, keep=True)
         self.driver.evict(num_evicted)
 
     # -- the whole cache ----------------------------------------------------------------------------------------------
@@ -314,8 +363,10 @@ class CacheMachine(Player):
     def whole_cache(self, *, which: int, pick: int, cut: int, suffix: list[int], namespace: str) -> None:
         """Calls that are about no sequence, and calls that are refused."""
         match which % 16:
-            case 0 | 1 | 2:
+            case 0 | 1:
                 self.driver.read_a_match(namespace, self._prompt(pick, cut, suffix))
+            case 2 | 11:
+                self.driver.explain(namespace, self._prompt(pick, cut, suffix), NAMESPACES[: cut % 3])
             case 3 | 4 | 5 | 6 | 7:
                 self.driver.evict((0, 1, 1, 1, 2, 2, 3, 5)[pick % 8])
             case 8 if cut % 2:
@@ -331,10 +382,20 @@ class CacheMachine(Player):
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 
-    def _serve(self, pick: int, cut: int, suffix: list[int], namespace: str, *, num_new: int, keep: bool) -> None:
+    def _serve(
+        self,
+        pick: int,
+        cut: int,
+        suffix: list[int],
+        namespace: str,
+        *,
+        num_new: int,
+        keep: bool,
+        worth: tuple[Retention, ...],
+    ) -> None:
         seq_id = self._new_id()
         tokens = self._prompt(pick, cut, suffix)
-        (result,) = self.driver.carry([AcquireOp(pack_tokens(tokens), num_new, namespace, seq_id)])
+        (result,) = self.driver.carry([AcquireOp(pack_tokens(tokens), num_new, namespace, seq_id, retention=worth)])
         if isinstance(result, REFUSALS):
             return
         life = self.driver.worker.sequences[seq_id]
@@ -378,7 +439,10 @@ class CacheMachine(Player):
                 taken = id_of(life) if life else None
                 chosen = (new_ids[0], new_ids[1], taken, None)[number % 4]
                 waits, shares = pick % 3 == 0, number % 16 > 0
-                return AcquireOp(pack_tokens(tokens), number % 5, NAMESPACES[pick % 8 == 0], chosen, waits, shares)
+                worth = RANGES[number % len(RANGES)]
+                return AcquireOp(
+                    pack_tokens(tokens), number % 5, NAMESPACES[pick % 8 == 0], chosen, waits, shares, worth
+                )
             case 7:
                 tokens = self._prompt(pick, number, [number % 2])
                 return MatchOp(pack_tokens(tokens), ("", *NAMESPACES)[number % 8 % 3])

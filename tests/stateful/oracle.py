@@ -25,6 +25,7 @@ from radixkv.core.api import (
     MatchResult,
     Pending,
     ReleaseOp,
+    Retention,
     StepOp,
     StepResult,
 )
@@ -61,6 +62,7 @@ class Branch:
     num_computed: int
     room: int
     promised_room: int
+    retention: tuple[Retention, ...] = ()
 
 
 @dataclass(slots=True)
@@ -89,15 +91,18 @@ class Oracle:
         self.shares = Shares(self)
         self.pins: set[tuple[str, Tokens]] = set()
         self.watchers: list[Callable[[Branch, bool], None]] = []
+        self.kept: list[Branch] = []  # released with keep, until somebody takes note of them
         self.num_acquired = 0
         self.num_acquired_tokens = 0
         self.num_forked = 0
         self.num_copied_tokens = 0
         self.num_hit_tokens = 0
         self.num_inserted_tokens = 0
+        self.num_missed_tokens = 0
         self._serials = count(1)
         self._generations: dict[str, int] = {}
         self._known: dict[str, dict[Tokens, _Known]] = {}
+        self._ever: dict[str, set[Tokens]] = {}
         self._has_evicted = False
 
     # -- what must match ----------------------------------------------------------------------------------------------
@@ -131,6 +136,10 @@ class Oracle:
 
     def most_match(self, namespace: str, tokens: Tokens) -> int:
         return _longest(tokens, self._known.get(namespace, {}))
+
+    def was_cached(self, namespace: str, tokens: Tokens) -> bool:
+        """Whether this history was ever published for others."""
+        return tokens in self._ever.get(namespace, ())
 
     # -- observing ----------------------------------------------------------------------------------------------------
 
@@ -252,10 +261,13 @@ class Oracle:
         assert not self.waits.must_wait(op, tokens, stored), f"{op} answered {result} in place of waiting"
         generation = self._generations.get(op.namespace, 0) if op.shares else UNSHARED
         branch = self._opened(op.namespace, generation, tokens, op.reserve, result)
+        branch.retention = op.retention
         self._use(branch, stored)
         self.num_acquired += 1
         self.num_acquired_tokens += len(tokens)
         self.num_hit_tokens += result.num_cached_tokens
+        if op.shares:
+            self.num_missed_tokens += (len(tokens) // self.block_size - stored // self.block_size) * self.block_size
 
     def _observe_fork(self, parent: Branch, op: ForkOp, results: Sequence[AcquireResult]) -> None:
         assert len(results) == op.n
@@ -265,6 +277,7 @@ class Oracle:
             assert result.num_stored_tokens == op.position, f"{op} answered {result}"
             tokens = parent.tokens[: op.position]
             branch = self._opened(parent.namespace, parent.generation, tokens, op.reserve, result)
+            branch.retention = parent.retention
             self._use(branch, op.position)
         self.num_forked += op.n
 
@@ -312,6 +325,7 @@ class Oracle:
             return
         if keep:
             self._publish(branch, branch.num_computed)
+            self.kept.append(branch)
             return
         known = self._known.setdefault(branch.namespace, {})
         live = {other.serial: self._whole(other) for other in self.branches.values()}
@@ -332,6 +346,7 @@ class Oracle:
         if not self.is_current(branch):
             return
         known = self._known.setdefault(branch.namespace, {})
+        self._ever.setdefault(branch.namespace, set()).update(_prefixes(branch.tokens, length))
         for tokens in _prefixes(branch.tokens, length):
             is_certain = num_certain is None or len(tokens) <= num_certain
             entry = known.setdefault(tokens, _Known({branch.serial}, is_shaky=True))

@@ -99,8 +99,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "blocks freed twice: what was published still counts as private",
         "publishing.py",
-        "    seq.published_bytes = full_end\n    seq.private_from = end_block",
-        "    seq.published_bytes = full_end\n    seq.private_from = first_block",
+        "    seq.private_from = end_block\n    forest.record_stored",
+        "    seq.private_from = first_block\n    forest.record_stored",
     ),
     PlantedBug(
         "blocks leaked: duplicates kept until release are never freed",

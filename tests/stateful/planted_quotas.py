@@ -52,7 +52,7 @@ PLANTED_QUOTAS = (
     PlantedBug(
         "who is over its share makes its neighbours give way",
         "room.py",
-        "        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks))\n",
+        '        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")\n',
         "        pass\n",
     ),
     PlantedBug(
@@ -64,8 +64,8 @@ PLANTED_QUOTAS = (
     PlantedBug(
         "who needs room gives up its own branches, borrowed or not",
         "room.py",
-        "        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks))\n",
-        "        missing -= _evict_from(forest, share, missing)\n",
+        '        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")\n',
+        '        missing -= _evict_from(forest, share, missing, "quota")\n',
     ),
     PlantedBug(
         "the share with most blocks gives way first, be they its own",

@@ -11,6 +11,7 @@ from radixkv.core.api import AcquireOp, AcquireResult, InsertOp, Pending
 from radixkv.core.tokens import pack_tokens
 
 from .driver import NAMESPACES, Backend, CacheDriver
+from .explanations import count_missed
 from .hash_kv_worker import WorkerSequence
 from .oracle import Tokens
 from .shares import REFUSALS
@@ -94,6 +95,8 @@ class Player(RuleBasedStateMachine):
     def _acquire(self, op: AcquireOp, tokens: Tokens, *, by_call: bool = False, lag: int = 0) -> AcquireResult | None:
         """One acquire, and just what it must be answered; None where it opens nothing."""
         expected = self.driver.match(op.namespace, tokens) if op.shares else 0
+        explanation = self.driver.explain(op.namespace, tokens)
+        missed_before = self.driver.num_missed
         must_fit = self.driver.must_fit(op.namespace, len(tokens) + op.reserve)
         must_wait = self.driver.oracle.waits.must_wait(op, tokens, expected)
         (result,) = self.driver.carry([op], by_call=by_call, lag=lag)
@@ -102,6 +105,11 @@ class Player(RuleBasedStateMachine):
             assert not must_fit, f"{op} fits beside what is there, and failed: {result}"
         elif isinstance(result, AcquireResult):
             assert result.num_stored_tokens == expected, f"{op} answered {result} where {expected} tokens matched"
+            if op.shares:
+                missed = tuple(
+                    after - before for after, before in zip(self.driver.num_missed, missed_before, strict=True)
+                )
+                assert missed == count_missed(explanation, self.driver.oracle.block_size), f"{missed}: {explanation}"
             return result
         return None
 

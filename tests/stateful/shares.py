@@ -251,6 +251,14 @@ class EvictionOrder:
         self._share = COMMON
         self._num_due = 0
 
+    def worth_least(self, leaves: list[NodeInfo]) -> list[NodeInfo]:
+        """Of the leaves of each share those of its lowest priority."""
+        lowest: dict[str, int] = {}
+        for leaf in leaves:
+            share = self._shares.share_of(leaf.namespace)
+            lowest[share] = min(leaf.priority, lowest.get(share, leaf.priority))
+        return [leaf for leaf in leaves if leaf.priority == lowest[self._shares.share_of(leaf.namespace)]]
+
     def narrow(self, leaves: list[NodeInfo]) -> list[NodeInfo]:
         """Those of the leaves of which the next one goes."""
         by_share: dict[str, list[NodeInfo]] = {}

@@ -45,6 +45,10 @@ class Snapshot(NamedTuple):
         cached = self.cached.get(namespace, set())
         return max((end for end in range(1, len(tokens) + 1) if tokens[:end] in cached), default=0)
 
+    def uses(self) -> dict[int, float]:
+        """When each block was last used."""
+        return {block: path.node.last_access_s for path in self.paths.values() for block in path.node.block_ids}
+
     def children(self, node_id: int) -> list[Path]:
         return [path for path in self.paths.values() if path.node.parent_id == node_id]
 
@@ -153,13 +157,15 @@ def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
     assert stats.num_inserted_tokens == oracle.num_inserted_tokens
     assert stats.num_forks == oracle.num_forked
     assert stats.num_copied_tokens == oracle.num_copied_tokens
+    num_missed = stats.num_missed_new_tokens + stats.num_missed_parted_tokens + stats.num_missed_evicted_tokens
+    assert num_missed == oracle.num_missed_tokens
     assert stats.num_pending == oracle.waits.num_pending
     assert stats.num_notices == oracle.waits.num_notices
 
 
 def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicted: int, order: EvictionOrder) -> None:
-    """Assert that whole unlocked leaves went, under LRU least recently used first of the share whose turn it is, and no more of
-    them than were asked for.
+    """Assert that whole unlocked leaves went, no more than were asked for: of each share the lowest priorities first, and under
+    LRU the least recently used of them, of the share whose turn it is.
     """
     evictable = before.stats.num_evictable_blocks
     left = {(path.node.namespace, path.tokens) for path in after.paths.values()}
@@ -176,8 +182,9 @@ def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicte
         assert num_freed < num_asked, f"{num_asked} blocks were asked for and {num_evicted} evicted"
         parents = {path.node.parent_id for path in remaining.values()}
         leaves = [path.node for key, path in remaining.items() if not path.node.lock_ref and key not in parents]
+        leaves = order.worth_least(leaves)
         going = [node for node in leaves if node.node_id in gone]
-        assert going, "a node went that was locked, or had children that stayed"
+        assert going, f"a node went that was locked, had children that stayed, or is worth more than {leaves}"
         if before.stats.eviction == "lru":
             leaves = order.narrow(leaves)
             oldest_s = min(node.last_access_s for node in leaves)

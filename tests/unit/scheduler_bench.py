@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from radixkv import PrefixCache
-from radixkv.core.api import StepOp
+from radixkv.core.api import Retention, StepOp
 from radixkv.worker.batching import Row
 from radixkv.worker.branch import Branch
 from radixkv.worker.generation import Terms
@@ -36,12 +36,13 @@ def make_branch(
     due_s: float = math.inf,
     shares_prefix: bool = True,
     namespace: str = "default",
+    retention: tuple[Retention, ...] = (),
 ) -> Branch:
     generation = SimpleNamespace(
         arrival=arrival,
         namespace=namespace,
         prompt=prompt,
-        terms=Terms(priority, due_s, shares_prefix=shares_prefix),
+        terms=Terms(priority, due_s, shares_prefix=shares_prefix, retention=retention),
     )
     return Branch(cast(Any, generation), index, array("I", prompt), len(prompt) + num_new)
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer import load_peers
+from bench.peer_sglang import load_sglang
+from bench.peer_vllm import load_vllm
 from bench.peer_wheel import PeerMissingError
 from bench.report import Summary
-from bench.tree import bars, find_peers
-from bench.tree_measures import ALONE, LIMIT, check_histories
+from bench.tree_bars import bars, leaves_of
+from bench.tree_eviction import GROWTH, GROWTH_LEAVES, one_leaf_of
+from bench.tree_measures import ALONE, INSERT, LIMIT, check_histories
+from bench.tree_peers import find_peers
 from bench.tree_systems import Ours
 from bench.tree_workload import (
     PROMPT_TOKENS,
@@ -75,16 +78,23 @@ def test_a_wrong_match_stops_the_run() -> None:
         check_histories([ours], prompts, source, num_probes=5)
 
 
-def test_without_the_peer_its_bar_is_unmet_and_says_why(tmp_path: Path) -> None:
+def test_without_the_peers_their_bars_are_unmet_and_say_why(tmp_path: Path) -> None:
     with pytest.raises(PeerMissingError, match="--peer fetch"):
-        load_peers(tmp_path)
-    systems, why = find_peers("use", tmp_path)
-    assert systems == []
+        load_sglang(tmp_path)
+    with pytest.raises(PeerMissingError, match="--peer fetch"):
+        load_vllm(tmp_path, num_blocks=16)
+    peers = find_peers("use", 16, tmp_path)
+    assert peers.systems == []
     microsecond = Summary(1, 1.0, 1.0, 1.0, 1.0)
     tokens = f"{PROMPT_TOKENS:,} tokens"
-    operations = [f"match, {tokens}{ALONE}", f"acquire, {tokens}{ALONE}"]
-    operations += ["fork at 80 tokens", "fork at 8,000 tokens", "evict one leaf of 100,000"]
-    verdicts = bars({operation: {Ours.name: microsecond, LIMIT: microsecond} for operation in operations}, [], why)
-    assert [bar.passed for bar in verdicts] == [True, True, True, False]
-    assert verdicts[-1].line().startswith("UNMET")
-    assert "--peer fetch" in verdicts[-1].line()
+    operations = [f"{call}, {tokens}{ALONE}" for call in ("match", "acquire")]
+    operations += ["fork at 80 tokens", "fork at 8,000 tokens", INSERT, one_leaf_of(100_000)]
+    operations += [one_leaf_of(num_leaves, GROWTH) for num_leaves in GROWTH_LEAVES]
+    figures = {operation: {Ours.name: microsecond, LIMIT: microsecond} for operation in operations}
+    memory = {leaves_of(num_tokens): {"radixkv, traced": 4.5} for num_tokens in (64, 4096)}
+    verdicts = bars(figures, memory, peers)
+    unmet = [bar.line() for bar in verdicts if not bar.passed]
+    assert len(unmet) == 3
+    assert all(line.startswith("UNMET") and "--peer fetch" in line for line in unmet)
+    without_memory = [bar for bar in bars(figures, {}, peers) if bar.value is None]
+    assert len(without_memory) == 5

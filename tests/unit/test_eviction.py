@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from radixkv import InvalidArgumentError, PrefixCache
+from radixkv import InvalidArgumentError, PrefixCache, Retention
 from radixkv.core.eviction import DEFAULT_POLICY, POLICIES, HitDensityPolicy, SortedPolicy
 from radixkv.core.eviction.ghosts import Ghosts
 from radixkv.core.node import Node
@@ -116,10 +116,7 @@ def test_priority_goes_first_by_priority_and_then_by_age() -> None:
     cache = PrefixCache(16, 2, eviction="priority")
     for token in (1, 2, 3):
         stored(cache, [token] * 4)
-    nodes = {bytes(node.key)[0]: node for node in cache._forest.shares[0].policy.nodes()}
-    cache._forest.shares[0].policy.remove(nodes[2])
-    nodes[2].priority = 10
-    cache._forest.shares[0].policy.add(nodes[2])
+    cache.retain([2] * 4, [Retention(priority=10)])
     cache.evict(2)
     assert matched(cache, [1] * 4, [2] * 4, [3] * 4) == [4, 0, 4]
     cache.evict(2)
@@ -131,7 +128,8 @@ def test_both_halves_of_a_split_and_the_whole_of_a_merge_keep_uses_and_priority(
     for _ in range(3):
         stored(cache, [1, 1, 2, 2, 3, 3])
     (whole,) = cache._forest.shares[0].policy.nodes()
-    whole.priority = 80
+    cache.retain([1, 1, 2, 2, 3, 3], [Retention(priority=80)])
+    assert whole.priority == 80
     other = cache.acquire([1, 1, 9, 9])
     halves = list(cache._forest.nodes(cache._forest.roots["default"]))
     assert [(len(half.blocks), half.num_uses, half.priority) for half in halves] == [(1, 3, 80), (2, 3, 80)]

@@ -19,7 +19,7 @@ blocks_of_ids = st.lists(st.integers(0, 3), min_size=1, max_size=BLOCK_TOKENS)
 
 
 def children_of(heads: list[list[int]]) -> Children:
-    children, root = Children(), RootNode("default", Account(Share(8, LRUPolicy())))
+    children, root = Children(), RootNode("default", Account(Share(8, lambda _num_blocks: LRUPolicy())))
     for head in heads:
         packed = pack_tokens(head)
         children.add(Node(root, packed, packed, array("i", [0])))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from scheduler_bench import Bench, make_branch, no_growth, op_kinds
 
-from radixkv.core.api import AcquireOp
+from radixkv.core.api import AcquireOp, Retention
 from radixkv.worker.branch import Phase
 from radixkv.worker.growth import GrowthEstimate
 
@@ -28,6 +31,20 @@ def test_the_one_with_the_least_to_lose_is_preempted_and_all_finish() -> None:
     bench.say()
     bench.cache.check()
     assert bench.cache.stats().num_sequences == 0
+
+
+@pytest.mark.parametrize("limits", [{}, {"preemption": "swap", "swap_blocks": 8}], ids=["recompute", "swap"])
+def test_a_history_is_worth_what_was_said_of_it_though_its_branch_was_preempted(limits: dict[str, Any]) -> None:
+    bench = Bench(8, growth=no_growth(), **limits)
+    said = (Retention(0, 8, priority=90), Retention(8, None, priority=5))
+    branches = [make_branch(number, [number + 1] * 4, 20, retention=said) for number in range(3)]
+    for branch in branches:
+        bench.scheduler.add(branch)
+    while len(bench.finished) < 3:
+        bench.round()
+    bench.say()
+    assert bench.scheduler.preemption.num_preemptions > 0
+    assert {(node.position < 8, node.priority) for node in bench.cache.dump()} == {(True, 90), (False, 5)}
 
 
 def test_after_a_preemption_nobody_is_admitted_until_a_branch_has_finished() -> None:

@@ -46,7 +46,7 @@ def test_a_class_whose_nodes_come_back_is_worth_more_than_one_whose_nodes_do_not
         times.rests(1, 10)
         if tick >= 4:
             times.found(0, tick - 4, tick, 9)
-        times.tick()
+        times.advance(times.now_tick + 1)
     young = AGE_EDGES.index(1)
     assert times.densities[0][young] > 10 * times.densities[1][young]
 
@@ -57,5 +57,25 @@ def test_no_more_is_found_than_rested() -> None:
     times.found(0, 0, 0, 50)
     times.found(0, 0, 0, 50)
     for _ in range(50):
-        times.tick()
+        times.advance(times.now_tick + 1)
     assert all(0.0 <= density <= 2.0 for density in times.densities[0])  # at most one hit, half a tick after
+
+
+def test_a_leap_counts_what_rested_as_old_as_if_every_tick_had_passed() -> None:
+    stepping, leaping = ReuseTimes(2), ReuseTimes(2)
+    for times in (stepping, leaping):
+        times.rests(0, 500)
+        times.advance(3)
+        times.rests(1, 40)
+        times.found(0, 0, 3, 100)
+    for tick in range(4, 700):
+        stepping.advance(tick)
+    leaping.advance(699)
+    assert leaping.now_tick == stepping.now_tick == 699
+    for reuse_class in range(2):
+        assert leaping.densities[reuse_class] == pytest.approx(stepping.densities[reuse_class], rel=0.5, abs=1e-6)
+    for times in (stepping, leaping):
+        times.found(1, 3, 699, 40)  # further back than the horizon
+        times.rests(1, 7)
+        times.found(1, 699, 700, 7)
+        times.advance(701)

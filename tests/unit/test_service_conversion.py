@@ -17,18 +17,24 @@ from radixkv.core.api import (
     CacheStats,
     Copy,
     EventStats,
+    EvictedTokens,
+    EvictionReason,
+    Explanation,
     ExtendOp,
     ExtendResult,
     ForkOp,
     InsertOp,
     MatchOp,
     MatchResult,
+    MissCause,
+    NamespaceMatch,
     NodeInfo,
     Notice,
     Pending,
     PinInfo,
     PoolShape,
     ReleaseOp,
+    Retention,
     StepOp,
     StepResult,
     Tier,
@@ -50,6 +56,8 @@ from radixkv.service.reader_conversion import (
     event_from_proto,
     event_stats_from_proto,
     event_to_proto,
+    explanation_from_proto,
+    explanation_to_proto,
     match_from_proto,
     match_to_proto,
     node_from_proto,
@@ -60,6 +68,7 @@ from radixkv.service.reader_conversion import (
     stats_to_proto,
 )
 from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 
 integers = st.integers(-(2**63), 2**63 - 1)
@@ -69,6 +78,13 @@ copies = st.lists(
     st.builds(Copy, st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(1, 4096)), max_size=2
 ).map(tuple)
 acquired = st.builds(AcquireResult, integers, integers, integers, block_ids, copies)
+retentions = st.builds(
+    Retention,
+    integers,
+    st.none() | integers,
+    st.integers(-(2**31), 2**31 - 1),
+    st.none() | st.floats(allow_nan=False),
+)
 ops = st.one_of(
     st.builds(
         AcquireOp,
@@ -78,6 +94,7 @@ ops = st.one_of(
         st.none() | integers,
         st.booleans(),
         st.booleans(),
+        st.lists(retentions, max_size=3).map(tuple),
     ),
     st.builds(MatchOp, tokens.filter(lambda t: len(t) % 4 == 0), st.text()),
     st.builds(ExtendOp, integers, integers),
@@ -162,6 +179,11 @@ def test_a_failed_op_comes_back_as_its_error() -> None:
         (AcquireOp(b"", reserve=2**63), "reserve"),
         (AcquireOp(b"", namespace=7), "namespace"),  # type: ignore[arg-type]  # the wrong type is the case
         (AcquireOp(b"", namespace="\ud800"), "namespace"),
+        (AcquireOp(b"", retention=(Retention(), Retention(2**63))), "retention[1].start"),
+        (AcquireOp(b"", retention=(Retention(0, "9"),)), "retention[0].end"),  # type: ignore[arg-type]  # the wrong type is the case
+        (AcquireOp(b"", retention=(Retention(priority=2**31),)), "retention[0].priority"),
+        (AcquireOp(b"", retention=(Retention(duration_s="5m"),)), "retention[0].duration_s"),  # type: ignore[arg-type]  # the same
+        (AcquireOp(b"", retention=((0, 9),)), "retention[0]"),  # type: ignore[arg-type]  # the same
         (ExtendOp("1", 5), "seq_id"),  # type: ignore[arg-type]  # the wrong type is the case
         (ExtendOp(1, 5.5), "num_tokens"),  # type: ignore[arg-type]  # the wrong type is the case
         (InsertOp(1, -(2**63) - 1), "num_computed"),
@@ -183,6 +205,10 @@ def test_an_op_or_answer_of_a_later_version_is_refused() -> None:
         result_from_proto(workers.OpResult())
     with pytest.raises(InvalidArgumentError, match="published or gone"):
         notices_from_proto(workers.Notices(notices=[workers.Notice(kind=77)]))  # type: ignore[arg-type]  # of the future
+    future = readers.EvictedTokens(reason=77)  # type: ignore[arg-type]  # of the future
+    for unknown in (readers.Explanation(), readers.Explanation(cause=readers.MISS_CAUSE_EVICTED, evicted=future)):
+        with pytest.raises(InvalidArgumentError, match=r"cause|reason"):
+            explanation_from_proto(unknown)
     with pytest.raises(InvalidArgumentError, match="kind"):
         event_from_proto(readers.Event(kind=77, tier=readers.TIER_DEVICE))  # type: ignore[arg-type]  # of the future
 
@@ -201,10 +227,17 @@ def test_readers_values_come_back_as_they_were() -> None:
     )
     match = MatchResult(30, 20)
     assert match_from_proto(match_to_proto("left", match)) == match
-    node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5, 99.5)
+    node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5, 99.5, 80, 77.5)
     assert node_from_proto(node_to_proto(node)) == node
     pin = PinInfo("default", b"\1\0\0\0", 1, 1, 300.0, 12.5)
     assert pin_from_proto(pin_to_proto(pin)) == pin
+    causes: tuple[MissCause, ...] = ("cached", "empty", "ended", "parted", "evicted")
+    reasons: tuple[EvictionReason, ...] = ("pressure", "evict", "clear", "release", "quota")
+    for cause, reason in zip(causes, reasons, strict=True):
+        evicted, elsewhere = EvictedTokens(7, 1.5, reason), NamespaceMatch("other", 20)
+        explanation = Explanation(30, 9, cause, b"\1\0\0\0", b"\2\0\0\0", 3, evicted, elsewhere)
+        for sent in (explanation, explanation._replace(evicted=None), explanation._replace(elsewhere=None)):
+            assert explanation_from_proto(explanation_to_proto(sent)) == sent
     kinds: tuple[CacheEventKind, ...] = ("reset", "stored", "removed", "cleared", "synced")
     tiers: tuple[Tier, ...] = ("device", "host", "disk", "remote", "device")
     for kind, tier, parent_hash in zip(kinds, tiers, (None, 0, 5, 2**64 - 1, None), strict=True):
@@ -227,7 +260,11 @@ def test_the_messages_have_a_field_for_every_field_of_the_values() -> None:
     assert names(workers.Notice) == set(Notice._fields)
     assert names(workers.Pending) == set(Pending._fields)
     assert names(readers.PoolMatch) == {"pool", *MatchResult._fields}
+    assert names(readers.Explanation) == set(Explanation._fields)
+    assert names(readers.EvictedTokens) == set(EvictedTokens._fields)
+    assert names(readers.NamespaceMatch) == set(NamespaceMatch._fields)
     assert names(readers.Node) == set(NodeInfo._fields)
+    assert names(types.Retention) == set(Retention._fields)
     assert names(readers.Event) == set(CacheEvent._fields)
 
 

@@ -125,7 +125,7 @@ def screen(shown: View) -> str:
 def test_screen_text_and_json_tell_the_same() -> None:
     now = reading(
         2,
-        pool=cache(num_promised_blocks=7),
+        pool=cache(num_promised_blocks=7, num_missed_parted_tokens=1600, num_missed_evicted_tokens=320),
         num_running_branches=3,
         num_queued_branches=21,
         num_pending_branches=17,
@@ -146,6 +146,7 @@ def test_screen_text_and_json_tell_the_same() -> None:
             "p50 40 ms, p90 500 ms, p99 1.25 s",
             "11 (2.0/s)",
             "7 promised, of 100 in all",
+            "0 tokens new, 1,600 parted from others, 320 evicted before",
         ):
             assert part in written
     as_dict = shown.as_dict()

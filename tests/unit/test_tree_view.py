@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from radixkv import PrefixCache, unpack_tokens
+from radixkv import PrefixCache, Retention, unpack_tokens
 from radixkv.cli.tree_view import TreeView
 
 
@@ -49,6 +49,23 @@ def test_branches_are_drawn_with_sizes_ages_locks_and_pins() -> None:
         "other  2 nodes, 4 blocks",
         "└── 0 + 12 tokens, 3 blocks  1.5 min ago  'system: answ'",
         "    └── 12 + 2 tokens, 1 block  tail  1.5 min ago  'er'",
+    ]
+
+
+def test_what_is_worth_more_or_less_than_others_says_so_and_for_how_long() -> None:
+    bench = Bench()
+    bench.store("aaaabbbb")
+    bench.store("ccccdddd")
+    bench.cache.retain([ord(letter) for letter in "aaaabbbb"], [Retention(0, 4, 90, 600.0), Retention(4, 8, 5)])
+    bench.now_s = 30.0
+    bench.cache.retain([ord(letter) for letter in "cccc"], [Retention(0, 4, 60, 600.0)])
+    bench.cache.acquire([ord(letter) for letter in "cccc!"])
+    assert drawn(bench.cache, bench.now_s, spells=True) == [
+        "default  4 nodes, 4 blocks",
+        "├── 0 + 4 tokens, 1 block  priority 90 for 9.5 min  30 s ago  'aaaa'",
+        "│   └── 4 + 4 tokens, 1 block  priority 5  30 s ago  'bbbb'",
+        "└── 0 + 4 tokens, 1 block  priority 60  in use, 1  'cccc'",
+        "    └── 4 + 4 tokens, 1 block  30 s ago  'dddd'",
     ]
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction.hit_density import HitDensityPolicy
 from radixkv.core.eviction.policy import EvictionPolicy, SortedPolicy
+from radixkv.core.eviction.priorities import PriorityPolicy
 from radixkv.core.eviction.segmented import SLRUPolicy
-from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy, PriorityPolicy
+from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -36,7 +37,7 @@ POLICIES: dict[str, PolicyFactory] = {
     LRUPolicy.name: lambda _num_blocks, _block_size: LRUPolicy(),
     LFUPolicy.name: lambda _num_blocks, _block_size: LFUPolicy(),
     SLRUPolicy.name: lambda num_blocks, _block_size: SLRUPolicy(num_blocks),
-    PriorityPolicy.name: lambda _num_blocks, _block_size: PriorityPolicy(),
+    PriorityPolicy.name: lambda _num_blocks, _block_size: PriorityPolicy(LRUPolicy(), LRUPolicy),
 }
 """What makes a policy, by its name."""
 

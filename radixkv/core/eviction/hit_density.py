@@ -15,11 +15,12 @@ class and age is used again is learned while the cache runs, also from nodes tha
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left, bisect_right
 from itertools import chain
 from typing import ClassVar
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedKeyList
 
 from radixkv.core.eviction.ghosts import Ghosts
 from radixkv.core.eviction.policy import EvictionPolicy
@@ -59,6 +60,9 @@ MAX_USES = 255
 """Uses are counted up to here."""
 
 
+_access_number = operator.attrgetter("access_number")
+
+
 class HitDensityPolicy(EvictionPolicy):
     """Least hit density first; the order is worked out anew in every tick, a share of the time in which the pool fills once.
 
@@ -90,7 +94,7 @@ class HitDensityPolicy(EvictionPolicy):
         self._blocks_per_tick = max(MIN_BLOCKS_PER_TICK, num_blocks // TICKS_PER_TURNOVER)
         self._times = ReuseTimes(NUM_CLASSES)
         self._ghosts = Ghosts(num_blocks)
-        self._leaves = [SortedList() for _ in range(NUM_CLASSES)]
+        self._leaves = [SortedKeyList(key=_access_number) for _ in range(NUM_CLASSES)]
         self._num_leaves = 0
         self._last_number = 0
         self._first_tick = 0
@@ -115,16 +119,16 @@ class HitDensityPolicy(EvictionPolicy):
         self._times.rests(node.reuse_class, node.rested_blocks)
 
     def add(self, node: Node) -> None:
-        entry = (node.access_number, node)
-        node.queue_entry = entry
-        self._leaves[node.reuse_class].add(entry)
+        leaves = self._leaves[node.reuse_class]
+        leaves.add(node)
+        node.queue_entry = leaves
         self._num_leaves += 1
         density = self._density_of[node.reuse_class * NUM_AGES + self._age(node.access_number)]
         if density <= self._ranked_densities[self._cursor]:
             self._cursor = bisect_left(self._ranked_densities, density)
 
     def remove(self, node: Node) -> None:
-        self._leaves[node.reuse_class].remove(node.queue_entry)
+        node.queue_entry.remove(node)
         node.queue_entry = None
         self._num_leaves -= 1
 
@@ -135,9 +139,9 @@ class HitDensityPolicy(EvictionPolicy):
             leaves = self._leaves[reuse_class]
             if leaves:
                 first, end = self._runs[age]
-                index = leaves.bisect_left((first,))
-                if index < len(leaves) and leaves[index][0] < end:
-                    node: Node = leaves.pop(index)[1]
+                index = leaves.bisect_key_left(first)
+                if index < len(leaves) and leaves[index].access_number < end:
+                    node: Node = leaves.pop(index)
                     node.queue_entry = None
                     self._num_leaves -= 1
                     return node
@@ -151,7 +155,7 @@ class HitDensityPolicy(EvictionPolicy):
 
     def nodes(self) -> list[Node]:
         """All evictable leaves, class by class."""
-        return [entry[1] for leaves in self._leaves for entry in leaves]
+        return [node for leaves in self._leaves for node in leaves]
 
     def _next_class(self, node: Node) -> int:
         """The class of a node that comes to rest once more; counts the use."""
@@ -189,17 +193,15 @@ class HitDensityPolicy(EvictionPolicy):
         return bisect_right(AGE_EDGES, min(self._times.now_tick - self._tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
 
     def _advance(self, now: int) -> None:
-        """Let the ticks pass that have. After a leap of more than the horizon all ages are alike: that many suffice."""
+        """Let the ticks pass that have."""
         tick = now // self._blocks_per_tick
-        if tick == self._times.now_tick:
+        num_passed = tick - self._times.now_tick
+        if not num_passed:
             return
-        while self._times.now_tick < tick:
-            self._times.tick()
-            self._first_numbers.append(self._last_number + 1)
-        surplus = len(self._first_numbers) - AGE_EDGES[-1]
-        if surplus > 0:
-            del self._first_numbers[:surplus]
-            self._first_tick += surplus
+        self._times.advance(tick)
+        self._first_numbers += [self._last_number + 1] * min(num_passed, AGE_EDGES[-1])
+        del self._first_numbers[: -AGE_EDGES[-1]]
+        self._first_tick = tick + 1 - len(self._first_numbers)
         self._rank_cells()
 
     def _rank_cells(self) -> None:

@@ -46,11 +46,14 @@ KEPT_PER_TURNOVER = 0.98
 CLASSES_PER_TICK = 6
 """How many classes' densities are worked out anew in each tick, in turn: a share of the work each time, and no pause."""
 
+MAX_SINGLE_TICKS = 2 * TICKS_PER_TURNOVER
+"""Ticks that are passed one by one: more than one call takes blocks for. Only a policy that nobody has used leaps further."""
+
 
 class ReuseTimes:
     """Counts of blocks by class and age, and the hit densities that follow: `densities[reuse_class][age]`.
 
-    O(1) but for `tick`, which is O(classes * ages) once per tick.
+    O(1) but for `advance`.
     """
 
     __slots__ = ("_found", "_next_age", "_next_class", "_num_classes", "_resting", "_seen", "densities", "now_tick")
@@ -83,7 +86,32 @@ class ReuseTimes:
             row[reuse_class] -= num_found
             self._found[bisect_right(AGE_EDGES, age) - 1][reuse_class] += num_found
 
-    def tick(self) -> None:
+    def advance(self, tick: int) -> None:
+        """It is `tick` now. O(classes * ages) for each of a few ticks, and once for many, whatever lies between."""
+        if tick - self.now_tick > MAX_SINGLE_TICKS:
+            self._leap(tick)
+        while self.now_tick < tick:
+            self._tick()
+
+    def _leap(self, tick: int) -> None:
+        """Let many ticks pass in which nothing came to rest: each row goes through all ages that it reaches meanwhile."""
+        before, resting = self.now_tick, self._resting
+        self.now_tick = tick
+        for rest_tick, row in resting.items():
+            if any(row):
+                first, end = bisect_right(AGE_EDGES, before - rest_tick), bisect_right(AGE_EDGES, tick - rest_tick)
+                for age in range(first, min(end, NUM_AGES)):
+                    self._seen[age] = [seen + blocks for seen, blocks in zip(self._seen[age], row, strict=True)]
+        oldest = tick - AGE_EDGES[-1]
+        self._resting = {rest_tick: row for rest_tick, row in resting.items() if rest_tick > oldest}
+        self._resting[tick] = [0] * self._num_classes
+        kept = KEPT_PER_ROUND ** ((tick - before) // NUM_AGES)
+        for counts in (self._seen, self._found):
+            counts[:] = [[count * kept for count in row] for row in counts]
+        for _ in range(0, self._num_classes, CLASSES_PER_TICK):
+            self._learn()
+
+    def _tick(self) -> None:
         """A tick has passed: what is at rest is older by one. O(classes * ages)."""
         self.now_tick += 1
         now, resting = self.now_tick, self._resting

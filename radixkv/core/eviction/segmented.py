@@ -46,11 +46,11 @@ class SLRUPolicy(EvictionPolicy):
 
     def remove(self, node: Node) -> None:
         assert node.queue_entry is not None, "only what is queued is removed"
-        segment, entry = node.queue_entry
+        segment, entry, num_blocks = node.queue_entry
         segment.remove(entry)
         node.queue_entry = None
         if segment is self._protected:
-            self._num_protected_blocks -= len(node.blocks)
+            self._num_protected_blocks -= num_blocks
 
     def take(self, now: int) -> Node:  # noqa: ARG002  the order does not change with time
         node: Node = (self._probation or self._protected)[0][-1]
@@ -78,4 +78,4 @@ class SLRUPolicy(EvictionPolicy):
     def _add_to(segment: SortedList, key: int, node: Node) -> None:
         entry = (key, node.access_number, node)
         segment.add(entry)
-        node.queue_entry = (segment, entry)
+        node.queue_entry = (segment, entry, len(node.blocks))  # a leaf may be split or cut while it is queued

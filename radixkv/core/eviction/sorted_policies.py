@@ -7,7 +7,7 @@ from typing import ClassVar
 from radixkv.core.eviction.policy import SortedPolicy
 from radixkv.core.node import Node
 
-__all__ = ["LFUPolicy", "LRUPolicy", "PriorityPolicy"]
+__all__ = ["LFUPolicy", "LRUPolicy"]
 
 
 class LRUPolicy(SortedPolicy):
@@ -31,13 +31,3 @@ class LFUPolicy(SortedPolicy):
 
     def sort_key(self, node: Node) -> int:
         return node.num_uses
-
-
-class PriorityPolicy(SortedPolicy):
-    """Lowest retention priority first, the least recently used among equals."""
-
-    __slots__ = ()
-    name: ClassVar[str] = "priority"
-
-    def sort_key(self, node: Node) -> int:
-        return node.priority

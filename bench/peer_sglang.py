@@ -1,35 +1,31 @@
-"""The peer of the tree benchmark: SGLang's two prefix caches, each in this process and on the CPU.
+"""A peer of the tree benchmark: SGLang's two prefix caches, each in this process and on the CPU.
 
     classic    `RadixCache`, Python
     unified    `UnifiedRadixCache`, its default, over a Rust core
 
-Its wheel is fetched from the package index with no dependencies into a folder outside the project. Only the modules
-that make up its prefix caches are executed; whatever else they import becomes an inert stand-in, a module whose
-attributes are empty classes. No measured call goes through a stand-in. KV slots go to an allocator that only counts
-what is freed, so the peer pays nothing for its block pool.
+Its wheel is fetched from the package index with no dependencies into a folder outside the project, and only the modules
+that make up its prefix caches are executed (`peer_stand_ins`). KV slots go to an allocator that only counts what is freed, so
+the peer pays nothing for its block pool.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
-import sys
 import types
 from array import array
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.peer_wheel import PeerMissingError, fetch_wheels, wheel_folder
+from bench.peer_stand_ins import StandIns
+from bench.peer_wheel import PeerMissingError, fetch_wheels, require_wheel, wheel_folder
 
-__all__ = ["PEER_VERSION", "Peer", "default_peer_dir", "fetch_peer", "load_peers"]
+__all__ = ["SGLANG_VERSION", "SGLang", "fetch_sglang", "load_sglang"]
 
-PEER_VERSION = "0.5.23"
+SGLANG_VERSION = "0.5.23"
 # msgspec is small and sits in the measured path, so it is real.
-REQUIREMENTS = (f"sglang=={PEER_VERSION}", "msgspec>=0.20")
+REQUIREMENTS = (f"sglang=={SGLANG_VERSION}", "msgspec>=0.20")
 PAGE_SIZE = 16
-MAX_STAND_INS = 64
 
 EXECUTED = (
     "sglang.srt.disaggregation.kv_events",
@@ -53,87 +49,9 @@ INERT = (
 FORWARDED = {"sglang.srt.utils": "sglang.srt.utils.common"}
 
 
-def default_peer_dir() -> Path:
-    """Folder of the peer's wheel in the user's cache."""
-    return wheel_folder("sglang", PEER_VERSION)
-
-
-def fetch_peer(folder: Path) -> None:
-    """Download the peer's wheel (39 MB) into `folder`, unless it is there. Errors as of `fetch_wheels`."""
-    fetch_wheels(folder, "sglang", REQUIREMENTS)
-
-
-class _EmptyClass:
-    """Takes any call; as a decorator, with or without arguments, it changes nothing."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        pass
-
-    def __call__(self, *args: Any, **_kwargs: Any) -> Any:
-        return args[0] if args else None
-
-    def __class_getitem__(cls, _item: Any) -> type:
-        return cls
-
-    def __getattr__(self, _name: str) -> None:
-        return None
-
-
-class _StandIn(types.ModuleType):
-    """A module of which every attribute is an empty class."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if (real := FORWARDED.get(self.__name__)) is not None:
-            found = getattr(importlib.import_module(real), name, None)
-            if found is not None:
-                return found
-        stand_in = type(name, (_EmptyClass,), {})
-        setattr(self, name, stand_in)
-        return stand_in
-
-
-class _StandInFinder(MetaPathFinder, Loader):
-    """Finds stand-ins for the peer's modules that are not executed and for packages that are not installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.missing_packages: set[str] = set()
-
-    def find_spec(self, fullname: str, _path: Any, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        package = fullname.partition(".")[0]
-        if package == "sglang":
-            if _is_under(fullname, EXECUTED) and not _is_under(fullname, INERT):
-                return None
-        elif package not in self.missing_packages:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__path__ = [str(self.folder / module.__name__.replace(".", "/"))]
-
-
-def _is_under(name: str, prefixes: Sequence[str]) -> bool:
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
-
-
-def _import_with_stand_ins(names: Sequence[str], finder: _StandInFinder) -> list[types.ModuleType]:
-    """Import the modules; a package that is not installed becomes a stand-in and the import starts again."""
-    for _ in range(MAX_STAND_INS):
-        try:
-            return [importlib.import_module(name) for name in names]
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package in {"", "sglang", "torch", "msgspec"} or package in finder.missing_packages:
-                raise
-            finder.missing_packages.add(package)
-            for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
-                del sys.modules[name]
-    raise ImportError(f"more than {MAX_STAND_INS} packages are missing: {sorted(finder.missing_packages)}")
+def fetch_sglang(folder: Path) -> None:
+    """Download its wheel (39 MB) into a folder of `folder`, unless it is there. Errors as of `fetch_wheels`."""
+    fetch_wheels(wheel_folder("sglang", SGLANG_VERSION, folder), "sglang", REQUIREMENTS)
 
 
 class _CountingAllocator:
@@ -152,7 +70,7 @@ class _CountingAllocator:
         self.num_freed += len(slots)
 
 
-class Peer:
+class SGLang:
     """One of the peer's caches behind the calls that the benchmark times; see `bench.tree_systems.System`.
 
     Keys are arrays of 64-bit ids, the peer's own form, made before any clock runs: its callers pay for that elsewhere.
@@ -170,7 +88,7 @@ class Peer:
         self._torch = importlib.import_module("torch")
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self, num_blocks: int = 0) -> None:  # noqa: ARG002 - it has no pool of its own
         """Start on an empty tree."""
         self._cache = self._make_cache()
         self._num_slots = 0
@@ -216,33 +134,32 @@ class Peer:
     def finish_insert(self, prepared: tuple[array[int], Any]) -> None:
         """Nothing: an insert of the peer leaves nothing open."""
 
+    def fill(self) -> None:
+        """Nothing: it evicts when it is told to."""
+
     def evict(self, num_tokens: int) -> int:
         """Evict least recently used leaves; how many tokens went."""
         return int(self._cache.evict(self._evict_params(num_tokens=num_tokens)).num_tokens_evicted)
 
 
-def load_peers(folder: Path) -> list[Peer]:
-    """The peer's caches, classic first, each on an empty tree.
+def load_sglang(folder: Path) -> list[SGLang]:
+    """Its caches, classic first, each on an empty tree.
 
     Raises:
-        PeerMissingError: the wheel is not in `folder`, torch is missing, or the wheel does not load here.
+        PeerMissingError: the wheel is not below `folder`, torch is missing, or the wheel does not load here.
     """
-    if not (folder / "sglang").is_dir():
-        raise PeerMissingError(f"sglang {PEER_VERSION} is not in {folder}; run: python -m bench.tree --peer fetch")
-    finder = _StandInFinder(folder)
-    sys.meta_path.insert(0, finder)
-    sys.path.append(str(folder))
+    wheel = require_wheel("sglang", SGLANG_VERSION, folder)
+    stand_ins = StandIns(wheel, "sglang", EXECUTED, INERT, FORWARDED, needed=("torch", "msgspec"))
     memory = "sglang.srt.mem_cache"
     try:
-        classic, unified, init, params, component = _import_with_stand_ins(
+        classic, unified, init, params, component = stand_ins.load(
             [
                 f"{memory}.radix_cache",
                 f"{memory}.unified_radix_cache",
                 f"{memory}.cache_init_params",
                 f"{memory}.base_prefix_cache",
                 f"{memory}.unified_cache.component_type",
-            ],
-            finder,
+            ]
         )
 
         def make_classic() -> Any:
@@ -261,8 +178,10 @@ def load_peers(folder: Path) -> list[Peer]:
 
         core = "Rust" if type(make_unified().tree_core).__name__.startswith("Rust") else "Python"
         return [
-            Peer("SGLang classic (Python)", make_classic, params, classic.RadixKey),
-            Peer(f"SGLang unified ({core})", make_unified, params, classic.RadixKey),
+            SGLang("SGLang classic (Python)", make_classic, params, classic.RadixKey),
+            SGLang(f"SGLang unified ({core})", make_unified, params, classic.RadixKey),
         ]
     except Exception as error:
-        raise PeerMissingError(f"sglang {PEER_VERSION} does not load here: {type(error).__name__}: {error}") from error
+        raise PeerMissingError(
+            f"sglang {SGLANG_VERSION} does not load here: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,140 @@
+"""`radixkv explain`: why a prompt is cached, or is not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
+from radixkv.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from radixkv.worker.generation_client import GenerationClient
+
+__all__ = ["add"]
+
+EPILOG = """\
+PROMPT is one of:
+  token ids             as arguments
+  a JSON file, or -     a list of token ids, or of messages with role and content, which go through the chat template;
+                        - reads it from standard input
+and --text TEXT is a prompt as it stands. Texts and messages are encoded by a worker, the one that serves that model. Ask before
+the prompt is sent again: once it has been computed, it is cached.
+
+causes:
+  cached    all of it is
+  empty     nothing is cached in this namespace
+  ended     what it shares with others ends there, and nothing goes on
+  parted    others go on there with another token: make prompts the same up to that token, and they share it
+  evicted   it was cached and had to go; a larger pool or a pin would keep it. As far as is remembered: the latest evictions
+
+examples:
+  radixkv explain --text "Once upon a time" --worker 127.0.0.1:50052
+  radixkv explain chat.json --worker 127.0.0.1:50052 --namespace team-a --also team-b
+  radixkv explain 1 4093 198 2683 --pool default --json
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    explain = add_command(
+        commands,
+        "explain",
+        _run,
+        "explain why a prompt is cached or is not: where it parts, what was evicted there and why",
+    )
+    explain.formatter_class = argparse.RawDescriptionHelpFormatter
+    explain.epilog = EPILOG
+    explain.add_argument("prompt", nargs="*", metavar="PROMPT", help="token ids, a JSON file, or -; see below")
+    explain.add_argument("--text", metavar="TEXT", help="a prompt as it stands, in place of PROMPT")
+    add_service_flag(explain)
+    explain.add_argument("--pool", metavar="NAME", help="this one alone (default: all of that service)")
+    explain.add_argument(
+        "--namespace", default="default", metavar="NAME", help="the prompt's own (default %(default)s)"
+    )
+    explain.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another namespace to compare with, of another salt, adapter or model; may be given several times",
+    )
+    explain.add_argument(
+        "--worker",
+        metavar="ADDRESS",
+        help=f"a worker of that model, which tells the text of tokens (with a text or messages, default "
+        f"{DEFAULT_WORKER_ADDRESS}; else their ids are shown)",
+    )
+    explain.add_argument("--json", action="store_true", help="print a line of JSON for each pool instead")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from radixkv.cli.explain_view import as_dict, lines
+    from radixkv.client import connect
+
+    prompt = _read_prompt(options)
+    with ExitStack() as stack:
+        worker = None
+        if options.worker is not None or not _are_ids(prompt):
+            from radixkv.worker.generation_client import GenerationClient
+
+            worker = stack.enter_context(GenerationClient(options.worker or DEFAULT_WORKER_ADDRESS))
+        tokens = prompt if worker is None else _encode(prompt, worker)
+        reader = stack.enter_context(connect(options.service, pool_name=options.pool or "default"))
+        if options.pool is None:
+            pools = reader.explain_all(tokens, options.namespace, options.also)
+        else:
+            pools = {options.pool: reader.explain(tokens, options.namespace, options.also)}
+        for name, explanation in pools.items():
+            if options.json:
+                say(json.dumps({"pool": name, "namespace": options.namespace, **as_dict(explanation)}))
+            else:
+                say(f"pool {name}, namespace {options.namespace}")
+                say("\n".join(lines(explanation, worker.detokenize if worker is not None else None)))
+    if not pools:
+        say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
+    return 0
+
+
+def _read_prompt(options: argparse.Namespace) -> Any:
+    """A text, a list of ids, or a list of messages."""
+    words: list[str] = options.prompt
+    if (options.text is not None) == bool(words):
+        raise InvalidArgumentError("PROMPT", " ".join(words), "token ids, a JSON file or -, or else --text TEXT")
+    if options.text is not None:
+        return options.text
+    if all(word.isdecimal() for word in words):
+        return [int(word) for word in words]
+    if len(words) > 1:
+        raise InvalidArgumentError("PROMPT", next(word for word in words if not word.isdecimal()), "a token id")
+    return _read_json(words[0])
+
+
+def _read_json(name: str) -> Any:
+    try:
+        content = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgumentError("PROMPT", name, f"a file that can be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidArgumentError("PROMPT", name, f"JSON: {error}") from None
+    is_messages = isinstance(content, list) and all(isinstance(item, dict) for item in content)
+    if not content or not (_are_ids(content) or is_messages):
+        raise InvalidArgumentError("PROMPT", name, "a JSON list of token ids or of messages, not empty")
+    return content
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(type(item) is int for item in prompt)
+
+
+def _encode(prompt: Any, worker: GenerationClient) -> Any:
+    """The prompt's token ids, by the worker's tokenizer and chat template where it is a text or messages."""
+    from radixkv.worker.request import Prompt
+
+    if _are_ids(prompt):
+        return prompt
+    return worker.tokenize(Prompt(text=prompt) if isinstance(prompt, str) else Prompt(messages=prompt))

@@ -1,0 +1,139 @@
+"""The branches evicted last, remembered where they hung, so that a miss can be told from a first time.
+
+A *place* is a position of one history from which something was evicted: a number that the node there keeps and an evicted
+edge takes along, so that what hung below it is found through it. Edges are found by their place and their first block:
+
+    root ─┬─ [A] ── place 7          (7, first block of B) -> edge B, places 8 ── (8, first block of C) -> edge C
+          └─ [D]                     B and C were evicted, C first; A + B + C is cached up to A, and B and C were
+
+Nodes are split, merged and lengthened, and what was said of a place stays true: no history is ever taken for another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from radixkv.core.explanation import EvictionReason
+from radixkv.core.node import Node, Places, RootNode
+from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
+
+__all__ = ["EvictedBranches", "Recall"]
+
+MIN_EDGES = 64
+EDGES_PER_BLOCK = 1 / 16
+MIN_BYTES = 4096 * TOKEN_BYTES
+SHARE_OF_TOKENS = 1 / 8
+
+
+class _EvictedEdge(NamedTuple):
+    key: bytes | bytearray
+    time_s: float
+    reason: EvictionReason
+    places: Places
+
+
+class Recall(NamedTuple):
+    """A prompt was cached up to `end_bytes`; what followed its match went at `time_s`, for this reason."""
+
+    end_bytes: int
+    time_s: float
+    reason: EvictionReason
+
+
+class EvictedBranches:
+    """A record of bounded size: the latest edges evicted, up to an eighth as many as the pool has blocks, and of their tokens
+    up to a quarter of what the pool holds; of a small pool up to 128 edges and 8,192 tokens. The last edge of each generation
+    may pass the bound on tokens by its own length. Of a tail nothing is remembered.
+
+    Two generations make that cheap: when the young one has half of either, it becomes the old one, and the old is forgotten.
+    Of 16,384 blocks of 16 tokens, evicted in leaves of 64 tokens, it takes 1.8 bytes for each token that the pool holds.
+    """
+
+    __slots__ = ("_block_bytes", "_max_bytes", "_max_edges", "_num_places", "_old", "_room_bytes", "_young")
+
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._max_edges = max(MIN_EDGES, int(num_blocks * EDGES_PER_BLOCK))
+        self._max_bytes = max(MIN_BYTES, int(num_blocks * block_bytes * SHARE_OF_TOKENS))
+        self._room_bytes = self._max_bytes
+        self._num_places = 0
+        self._young: dict[int, _EvictedEdge] = {}
+        self._old: dict[int, _EvictedEdge] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def note(self, node: Node, reason: EvictionReason, now_s: float) -> None:
+        """The blocks of a node are about to match no more; those below it went before. O(1), or O(edge) of a locked one."""
+        key = node.key
+        if len(key) < self._block_bytes:
+            return
+        if len(self._young) >= self._max_edges or self._room_bytes <= 0:
+            self._old, self._young = self._young, {}
+            self._room_bytes = self._max_bytes
+        self._room_bytes -= len(key)
+        if node.lock_ref:
+            key = bytes(key)  # its sequence goes on lengthening it
+        name = hash((self._place_above(node), node.head))
+        self._young[name] = _EvictedEdge(key, now_s, reason, node.evicted_at)
+
+    def recall(self, namespace: str, tokens: bytes, node: Node, matched_bytes: int) -> Recall | None:
+        """How much further `tokens` were cached than the `matched_bytes` that match now, which end in `node`.
+
+        None where nothing of that is remembered. A pure read. O(path + edges that agree).
+        """
+        young, old, block_bytes = self._young, self._old, self._block_bytes
+        found: list[tuple[int, _EvictedEdge, _EvictedEdge | None]] = []
+        name = hash((namespace, tokens[:block_bytes]))
+        edge = young.get(name) or old.get(name)
+        if edge is not None:
+            found.append((0, edge, None))
+        above: Node | None = node
+        while above is not None:
+            for position, place in above.evicted_at:
+                if position <= matched_bytes:
+                    name = hash((place, tokens[position : position + block_bytes]))
+                    edge = young.get(name) or old.get(name)
+                    if edge is not None:
+                        found.append((position, edge, None))
+            above = above.parent
+        return self._follow(tokens, found, matched_bytes) if found else None
+
+    def _follow(
+        self, tokens: bytes, found: list[tuple[int, _EvictedEdge, _EvictedEdge | None]], matched_bytes: int
+    ) -> Recall | None:
+        """Follow edges that begin as `tokens` do at a position, each with the first above it that goes beyond the match."""
+        end, latest = matched_bytes, None
+        while found:
+            position, edge, first = found.pop()
+            common_end = position + len(edge.key)
+            if not tokens.startswith(edge.key, position):
+                common_end = position + common_prefix_bytes(tokens, position, edge.key, len(edge.key))
+            if first is None and common_end > matched_bytes:
+                first = edge
+                if latest is None or edge.time_s > latest.time_s:
+                    latest = edge
+            end = max(end, common_end)
+            for start, place in edge.places:
+                if start <= common_end:
+                    below = self._edge(place, tokens[start : start + self._block_bytes])
+                    if below is not None:
+                        found.append((start, below, first))
+        return None if latest is None else Recall(end, latest.time_s, latest.reason)
+
+    def _edge(self, place: int | str, head: bytes) -> _EvictedEdge | None:
+        name = hash((place, head))
+        return self._young.get(name) or self._old.get(name)
+
+    def _place_above(self, node: Node) -> int | str:
+        """The place from which a node goes: that of its parent's end."""
+        parent = node.parent
+        assert parent is not None, "a root is not evicted"
+        if isinstance(parent, RootNode):
+            return parent.namespace
+        places = parent.evicted_at
+        if places and places[-1][0] == parent.end_bytes:
+            return places[-1][1]
+        self._num_places += 1
+        parent.evicted_at = (*places, (parent.end_bytes, self._num_places))
+        return self._num_places

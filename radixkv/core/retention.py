@@ -1,0 +1,93 @@
+"""How long nodes are worth more or less than others: what was said of each, and when it is over."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from radixkv.core.node import Node
+
+__all__ = ["NodeRetention", "RetentionTimes"]
+
+_MIN_COMPACTED = 64
+
+
+class NodeRetention:
+    """What one node is worth: its `priority`, for `duration_s` from `since_s` on, which is its last use or when it was given.
+
+    `is_watched`: the node lies in the queue of those whose time will be over.
+    """
+
+    __slots__ = ("duration_s", "is_watched", "priority", "since_s")
+
+    def __init__(self, priority: int, duration_s: float, since_s: float) -> None:
+        self.priority = priority
+        self.duration_s = duration_s
+        self.since_s = since_s
+        self.is_watched = False
+
+    @property
+    def until_s(self) -> float:
+        """When it is over, unless the node is used before."""
+        return self.since_s + self.duration_s
+
+    def is_like(self, other: NodeRetention | None) -> bool:
+        """Whether it says the same, and ends at the same time."""
+        if other is None or (self.priority, self.duration_s) != (other.priority, other.duration_s):
+            return False
+        return self.since_s == other.since_s or self.duration_s == math.inf
+
+    def copy(self) -> NodeRetention:
+        """The same for another node, which is not watched yet."""
+        return NodeRetention(self.priority, self.duration_s, self.since_s)
+
+
+class RetentionTimes:
+    """Nodes at rest by the time at which their retention is over. A use puts it off, which is noticed when it would have been.
+
+    O(log n) amortised per call; nodes that were removed or given another retention are dropped when their turn comes, or
+    as soon as they are half of all.
+    """
+
+    __slots__ = ("_max_entries", "_num_added", "entries")
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[float, int, Node, NodeRetention]] = []
+        self._num_added = 0
+        self._max_entries = _MIN_COMPACTED
+
+    def watch(self, node: Node) -> None:
+        """A node with a retention is at rest."""
+        retention = node.retention
+        assert retention is not None, "only a node with a retention is watched"
+        if retention.is_watched or retention.duration_s == math.inf:
+            return
+        retention.is_watched = True
+        self._num_added += 1
+        heapq.heappush(self.entries, (retention.until_s, self._num_added, node, retention))
+        if len(self.entries) > self._max_entries:
+            self.entries = [entry for entry in self.entries if _is_current(entry)]
+            heapq.heapify(self.entries)
+            self._max_entries = max(_MIN_COMPACTED, 2 * len(self.entries))
+
+    def take_over(self, now_s: float) -> list[Node]:
+        """The nodes at rest whose retention is over, which are watched no more."""
+        over = []
+        while self.entries and self.entries[0][0] <= now_s:
+            entry = heapq.heappop(self.entries)
+            _, _, node, retention = entry
+            if not _is_current(entry):
+                continue
+            retention.is_watched = False
+            if node.lock_ref:
+                continue  # it is watched again when it comes to rest
+            if retention.until_s <= now_s:
+                over.append(node)
+            else:
+                self.watch(node)
+        return over
+
+
+def _is_current(entry: tuple[float, int, Node, NodeRetention]) -> bool:
+    _, _, node, retention = entry
+    return node.retention is retention and node.parent is not None

@@ -1,0 +1,94 @@
+"""Bugs to plant in explanations, in the record of what was evicted, and in the counters of what was missed."""
+
+from __future__ import annotations
+
+from .planted_bugs import PlantedBug
+
+__all__ = ["PLANTED_EXPLANATIONS"]
+
+PLANTED_EXPLANATIONS = (
+    PlantedBug(
+        "an evicted leaf that is not remembered",
+        "room.py",
+        "        forest.evicted.note(leaf, reason, now_s)\n",
+        "",
+    ),
+    PlantedBug(
+        "a call of evict told as pressure",
+        "management.py",
+        'room.evict(self._forest, num_blocks, "evict")',
+        "room.evict(self._forest, num_blocks)",
+    ),
+    PlantedBug(
+        "a cleared namespace of which only what nobody used is remembered",
+        "forest.py",
+        '            self.evicted.note(node, "clear", now_s)\n',
+        '            if not node.lock_ref:\n                self.evicted.note(node, "clear", now_s)\n',
+    ),
+    PlantedBug(
+        "an evicted edge whose key goes on growing with a sequence",
+        "evicted_branches.py",
+        "            key = bytes(key)  # its sequence goes on lengthening it\n",
+        "            pass\n",
+    ),
+    PlantedBug(
+        "a place that is known by its position alone",
+        "evicted_branches.py",
+        "        self._num_places += 1\n",
+        "        self._num_places = parent.end_bytes\n",
+    ),
+    PlantedBug(
+        "an edge taken as evicted to its end, whatever it shares with the prompt",
+        "evicted_branches.py",
+        "                common_end = position + common_prefix_bytes(tokens, position, edge.key, len(edge.key))\n",
+        "                common_end = min(common_end, len(tokens))\n",
+    ),
+    PlantedBug(
+        "one record of evictions for all namespaces",
+        "evicted_branches.py",
+        "            return parent.namespace\n",
+        '            return "default"\n',
+    ),
+    PlantedBug(
+        "what hung below an evicted edge forgotten with it",
+        "evicted_branches.py",
+        "            for start, place in edge.places:\n",
+        "            for start, place in ():\n",
+    ),
+    PlantedBug(
+        "what hung below a lengthened edge taken for cut off",
+        "evicted_branches.py",
+        "                if position <= matched_bytes:\n",
+        "                if position == matched_bytes:\n",
+    ),
+    PlantedBug(
+        "siblings counted that share less than the prompt matches",
+        "explaining.py",
+        "            if len(node.key) > common:\n                yield node\n",
+        "            yield node\n",
+    ),
+    PlantedBug(
+        "a sibling's tokens from the beginning of its edge",
+        "explaining.py",
+        "nearest.key[walk.common_bytes : walk.common_bytes + forest.block_bytes]",
+        "nearest.key[: forest.block_bytes]",
+    ),
+    PlantedBug(
+        "a look at another namespace that nobody named",
+        "explaining.py",
+        "    for name in also:\n",
+        "    for name in forest.roots:\n",
+    ),
+    PlantedBug(
+        "missed tokens counted of what shares nothing",
+        "cache.py",
+        "        if shares and len(packed) // forest.block_bytes >",
+        "        if len(packed) // forest.block_bytes >",
+    ),
+    PlantedBug(
+        "a prompt that parts counted as new where its sibling shares nothing of the block",
+        "explaining.py",
+        "        return bool(walk.node.children)\n",
+        "        return False\n",
+    ),
+)

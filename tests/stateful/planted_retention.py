@@ -1,0 +1,106 @@
+"""Bugs to plant in retention."""
+
+from __future__ import annotations
+
+from .planted_bugs import PlantedBug
+
+__all__ = ["PLANTED_RETENTION"]
+
+PLANTED_RETENTION = (
+    PlantedBug(
+        "the highest priority first",
+        "eviction/priorities.py",
+        "next(policy for policy in self._policies.values() if len(policy))",
+        "next(policy for policy in reversed(self._policies.values()) if len(policy))",
+    ),
+    PlantedBug(
+        "a release without keep that says what its history is worth all the same",
+        "cache.py",
+        "            publish_for_good(forest, seq)\n            if seq.retention and not seq.root.is_hidden:\n    ",
+        "            publish_for_good(forest, seq)\n        if seq.retention and not seq.root.is_hidden:\n",
+    ),
+    PlantedBug(
+        "forks that say nothing of what they are worth",
+        "opening.py",
+        "    child.retention = parent.retention\n",
+        "",
+    ),
+    PlantedBug(
+        "a range that begins at the block that holds its first token",
+        "retaining.py",
+        "forest.table_length(position) * forest.block_bytes)",
+        "position // forest.block_size * forest.block_bytes)",
+    ),
+    PlantedBug(
+        "of ranges that overlap the earlier",
+        "retaining.py",
+        "in reversed(self._spans)",
+        "in self._spans",
+    ),
+    PlantedBug(
+        "a range that is given to the whole edge in which it begins",
+        "retaining.py",
+        "if part.start_bytes < bound < part.end_bytes and given.changes_at(part, bound):",
+        "if part.start_bytes < bound < part.end_bytes and given.changes_at(part, bound) and bound == given.bounds[-1]:",
+    ),
+    PlantedBug(
+        "what is said again does not last anew",
+        "retaining.py",
+        "            has.since_s = self._now_s\n",
+        "            pass\n",
+    ),
+    PlantedBug(
+        "ranges said of what lies behind the prompt too",
+        "management.py",
+        "retain_path(self._forest, root, node, ranges, end_bytes=walk.matched_bytes)",
+        "retain_path(self._forest, root, node, ranges)",
+    ),
+    PlantedBug(
+        "a use that puts no end off",
+        "forest.py",
+        "            node.extras.retention.since_s = now_s\n",
+        "            pass\n",
+    ),
+    PlantedBug(
+        "a priority past its time that stays",
+        "retention.py",
+        "while self.entries and self.entries[0][0] <= now_s:",
+        "while self.entries and self.entries[0][0] <= 0:",
+    ),
+    PlantedBug(
+        "a priority that ends while its branch is in use",
+        "retention.py",
+        "            if node.lock_ref:\n",
+        "            if node.lock_ref > 9:\n",
+    ),
+    PlantedBug(
+        "a split whose upper half is ordinary",
+        "surgery.py",
+        "    if node.retention is not None:\n        upper.retention",
+        "    if node.retention is not None and node.lock_ref:\n        upper.retention",
+    ),
+    PlantedBug(
+        "a merge of what is worth different",
+        "surgery.py",
+        "    if not _retained_alike(node, child):\n        return\n",
+        "",
+    ),
+    PlantedBug(
+        "a retained edge that grows with what is published below it",
+        "publishing.py",
+        "node.lock_ref == 1 and not node.children and node.retention is None:",
+        "node.lock_ref == 1 and not node.children:",
+    ),
+    PlantedBug(
+        "a full tail that is worth something else than the edge that absorbs it",
+        "publishing.py",
+        "is_alone and parent.parent and parent.retention is tail.retention is None:",
+        "is_alone and parent.parent:",
+    ),
+    PlantedBug(
+        "a tail that takes another's place and not its priority",
+        "surgery.py",
+        "    heir.retention = None if node.retention is None else node.retention.copy()\n",
+        "",
+    ),
+)
