@@ -246,10 +246,9 @@ def _bundled_pip() -> str | None:
 
 
 def _tree_bytes(folder: Path) -> int:
+    """Bytes of all files below, as far as pip does not remove them, or their folders, meanwhile."""
     total = 0
-    for where, _folders, names in os.walk(
-        folder
-    ):  # which passes over folders that pip has removed meanwhile, as it does files
+    for where, _folders, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(where, name)).st_size
