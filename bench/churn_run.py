@@ -7,6 +7,7 @@ import random
 from array import array
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import monotonic, thread_time_ns
 from time import perf_counter_ns as clock
@@ -154,7 +155,7 @@ class _Traffic:
             self._take()
         if self._num_calls % PIN_EVERY == 0:
             prefix = self._source.choice(self._prefixes)
-            return self._timed("pin", lambda: self.cache.pin(prefix, PIN_TTL_S))
+            return self._timed("pin", partial(self.cache.pin, prefix, PIN_TTL_S))
         if not self._next:
             self._plan()
         return self._timed(*self._next.pop())
@@ -169,26 +170,24 @@ class _Traffic:
         if len(self._open) >= MAX_OPEN:
             ended, keep = self._open.popleft(), self._source.random() < 0.9
             self._histories.append(ended.tokens)
-            self._next.append(("release", lambda: self.cache.release(ended.seq_id, keep)))
+            self._next.append(("release", partial(self.cache.release, ended.seq_id, keep)))
             return
         prompt = self._prompt()
         num_tokens = len(prompt) // TOKEN_BYTES
         seq_id = self._source.getrandbits(60)
         new_tokens = [pack_tokens([self._source.randrange(1 << 16)]) for _ in range(DECODED_TOKENS)]
         calls: list[tuple[str, Callable[[], Any]]] = [
-            ("match", lambda: self.cache.match(prompt)),
-            ("acquire", lambda: self.cache.acquire(prompt, DECODED_TOKENS, seq_id=seq_id)),
-            ("insert", lambda: self.cache.insert(seq_id, num_tokens)),
+            ("match", partial(self.cache.match, prompt)),
+            ("acquire", partial(self.cache.acquire, prompt, DECODED_TOKENS, seq_id=seq_id)),
+            ("insert", partial(self.cache.insert, seq_id, num_tokens)),
         ]
         for number, token in enumerate(new_tokens, start=num_tokens + 1):
-            calls.append(("extend", lambda number=number: self.cache.extend(seq_id, number)))
-            calls.append(
-                ("insert a token", lambda number=number, token=token: self.cache.insert(seq_id, number, token))
-            )
+            calls.append(("extend", partial(self.cache.extend, seq_id, number)))
+            calls.append(("insert a token", partial(self.cache.insert, seq_id, number, token)))
         self._open.append(_Open(seq_id, prompt + b"".join(new_tokens)))
         if self._source.random() < 0.2:
             child_id, position = self._source.getrandbits(60), self._source.randint(1, num_tokens)
-            calls.append(("fork", lambda: self.cache.fork(seq_id, position, seq_ids=[child_id])))
+            calls.append(("fork", partial(self.cache.fork, seq_id, position, seq_ids=[child_id])))
             self._open.append(_Open(child_id, prompt[: position * TOKEN_BYTES]))
         self._next = calls[::-1]
 
@@ -254,8 +253,10 @@ def run(seed: int, num_leaves: int, seconds: float, *, is_service: bool) -> dict
     times = {kind: Times() for kind in times}
     every, idle = Times(), Times()
     rss_start_mib, evicted = _rss_mib(), traffic.cache.stats().num_evicted_blocks
-    end_s = monotonic() + seconds
-    while monotonic() < end_s:
+    start_s, rss_half_mib = monotonic(), 0.0
+    while (elapsed_s := monotonic() - start_s) < seconds:
+        if not rss_half_mib and elapsed_s > seconds / 2:
+            rss_half_mib = _rss_mib()
         for _ in range(200):
             kind, elapsed_ns = traffic.call()
             times[kind].add(elapsed_ns)
@@ -277,8 +278,10 @@ def run(seed: int, num_leaves: int, seconds: float, *, is_service: bool) -> dict
         "filled_s": filled_s,
         "num_nodes": stats.num_nodes,
         "num_evicted_blocks": stats.num_evicted_blocks - evicted,
+        "num_turnovers": traffic.num_turnovers,
         "num_events": traffic.num_events,
         "rss_start_mib": rss_start_mib,
+        "rss_half_mib": rss_half_mib,
         "rss_end_mib": rss_end_mib,
     }
 

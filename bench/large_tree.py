@@ -1,9 +1,10 @@
 """Ten million cached tokens in 100,000 branches behind a service: filling it, its memory, its listing, and its Steps.
 
-Two services run in processes of their own, one with the large tree and one with a tree that is nearly empty. A holder of each
-sends the same Steps in turns, at a steady rate: eight prompts opened, the eight before them inserted, the eight before those
-released, as a worker does whose requests last two rounds. Both pools are full, so every block that a Step takes is evicted, and
-what the size of the tree costs a Step is the difference. Then another process lists the large tree while the Steps go on.
+Two services run in processes of their own, with pools of one size: one is full of branches, the other holds nothing but a
+prefix. A holder of each sends the same Steps in turns, at a steady rate: eight prompts opened, the eight before them inserted,
+the eight before those released, as a worker does whose requests last two rounds. In the full pool every block that a Step
+takes is evicted; in the empty one releases keep nothing. So the difference is what a large tree costs a Step, evictions
+included. Then another process lists the large tree while its Steps go on.
 
     python -m bench.large_tree             two minutes
     python -m bench.large_tree --quick     a hundredth of the branches, seconds: a smoke test; figures not worth quoting
@@ -59,17 +60,16 @@ QUICK = Sizes(1_000, 50)
 
 
 class Service:
-    """A service in a process of its own, with one holder's pool that is filled with branches under shared prefixes."""
+    """A service in a process of its own and its one holder; its pool has room for `num_branches`, cached if it `keeps` them."""
 
-    def __init__(
-        self, process: subprocess.Popen[str], address: str, num_prefixes: int, num_branches: int, seed: int
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[str], address: str, num_branches: int, seed: int, keeps: bool) -> None:
         self.address = address
         self.num_branches = num_branches
         self._process = process
         self._source = random.Random(seed)
-        self._prefixes = [random_tokens(self._source, PREFIX_TOKENS) for _ in range(num_prefixes)]
-        num_blocks = num_prefixes * BLOCKS_PER_PREFIX + num_branches * BLOCKS_PER_BRANCH
+        self._keeps = keeps
+        self._prefixes = [random_tokens(self._source, PREFIX_TOKENS) for _ in range(NUM_PREFIXES if keeps else 1)]
+        num_blocks = NUM_PREFIXES * BLOCKS_PER_PREFIX + num_branches * BLOCKS_PER_BRANCH
         self.holder = connect(address, PoolShape(num_blocks, BLOCK_SIZE), timeout_s=TIMEOUT_S)
         self._running: deque[list[int]] = deque()
         self._next_id = 1
@@ -88,10 +88,11 @@ class Service:
         raise OSError("no VmRSS in its status")
 
     def fill(self) -> float:
-        """Publish the prefixes and all branches; how many seconds that takes."""
+        """Publish the prefixes, and all branches if it keeps them; how many seconds that takes."""
         start_s = time.monotonic()
         outstanding: deque[Any] = deque()
-        histories = [*self._prefixes, *(self._prompt(number) for number in range(self.num_branches))]
+        num_kept = self.num_branches if self._keeps else 0
+        histories = [*self._prefixes, *(self._prompt(number) for number in range(num_kept))]
         for first in range(0, len(histories), FILL_BATCH):
             ops: list[StepOp] = []
             for history in histories[first : first + FILL_BATCH]:
@@ -105,8 +106,8 @@ class Service:
             _require_good(future.result(TIMEOUT_S))
         elapsed_s = time.monotonic() - start_s
         stats = self.holder.stats()
-        if stats.num_free_blocks or stats.num_evicted_blocks:
-            raise AssertionError(f"the branches do not just fill the pool: {stats}")
+        if bool(stats.num_free_blocks) is self._keeps or stats.num_evicted_blocks:
+            raise AssertionError(f"the pool is not just filled: {stats}")
         return elapsed_s
 
     def step(self) -> int:
@@ -118,7 +119,7 @@ class Service:
             num_tokens = PREFIX_TOKENS + BRANCH_TOKENS
             ops = [InsertOp(seq_id, num_tokens, b"") for seq_id in self._running[-1]] + ops
         if len(self._running) > 1:
-            ops = [ReleaseOp(seq_id) for seq_id in self._running.popleft()] + ops
+            ops = [ReleaseOp(seq_id, self._keeps) for seq_id in self._running.popleft()] + ops
         self._running.append(opened)
         start_ns = time.perf_counter_ns()
         results = self.holder.step(ops)
@@ -144,12 +145,12 @@ def _require_good(results: Sequence[Any]) -> None:
 
 
 @contextmanager
-def served(num_prefixes: int, num_branches: int, seed: int) -> Iterator[Service]:
+def served(num_branches: int, seed: int, *, keeps: bool) -> Iterator[Service]:
     """A service and its holder."""
     command = [sys.executable, "-m", "bench.large_tree", "--serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "stdout is a pipe"
-        service = Service(process, process.stdout.readline().strip(), num_prefixes, num_branches, seed)
+        service = Service(process, process.stdout.readline().strip(), num_branches, seed, keeps)
         try:
             yield service
         finally:
@@ -172,12 +173,13 @@ def read_dump(address: str) -> None:
 
 
 def steady(services: dict[str, Service], num_steps: int) -> dict[str, list[int]]:
-    """Times of Steps in nanoseconds, the services taking turns at a steady rate; a tenth more to warm up."""
-    times: dict[str, list[int]] = {name: [] for name in services}
+    """Times of Steps in nanoseconds at a steady rate, now one service first, now the other; a tenth more to warm up."""
+    names = list(services)
+    times: dict[str, list[int]] = {name: [] for name in names}
     next_s = time.monotonic()
     for number in range(num_steps + num_steps // 10):
-        for name, service in services.items():
-            elapsed_ns = service.step()
+        for name in names if number % 2 else reversed(names):
+            elapsed_ns = services[name].step()
             if number >= num_steps // 10:
                 times[name].append(elapsed_ns)
         next_s = max(next_s + 1 / STEPS_PER_S, time.monotonic())
@@ -215,8 +217,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def measure(sizes: Sizes, seed: int) -> tuple[dict[str, Any], dict[str, Summary]]:
     """All figures but the times, and the times of Steps in milliseconds."""
     with ExitStack() as stack:
-        empty = stack.enter_context(served(1, 4 * BATCH, seed + 1))
-        large = stack.enter_context(served(NUM_PREFIXES, sizes.num_branches, seed))
+        empty = stack.enter_context(served(sizes.num_branches, seed + 1, keeps=False))
+        large = stack.enter_context(served(sizes.num_branches, seed, keeps=True))
         rss_before_mib = large.rss_mib
         empty.fill()
         fill_s = large.fill()

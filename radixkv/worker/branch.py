@@ -21,6 +21,7 @@ from radixkv.core.api import AcquireResult, ExtendResult
 from radixkv.core.tokens import pack_tokens
 
 if TYPE_CHECKING:
+    from radixkv.core.errors import QuotaError
     from radixkv.worker.generation import Generation
 
 __all__ = ["Branch", "Phase"]
@@ -57,6 +58,7 @@ class Branch:
         num_known: tokens of the history that the cache knows. num_reported: positions reported to it as computed.
         siblings: branches that advance with it, so that one batch is to run them all.
         starved: the last extend was refused for lack of blocks and has not been asked again.
+        over_quota: what it was refused with, if it was the quota of its namespace.
     """
 
     __slots__ = (
@@ -73,6 +75,7 @@ class Branch:
         "num_reported",
         "num_stored",
         "order",
+        "over_quota",
         "phase",
         "priority",
         "room",
@@ -109,6 +112,7 @@ class Branch:
         self.num_stored = self.num_computed = self.num_reported = self.num_known = 0
         self.room = self.room_asked = 0
         self.starved = False
+        self.over_quota: QuotaError | None = None
 
     @property
     def max_room(self) -> int:
@@ -168,6 +172,7 @@ class Branch:
         self.room = max(self.room, room)
         self.room_asked = max(self.room_asked, self.room)
         self.starved = False
+        self.over_quota = None
 
     def close(self, phase: Phase) -> None:
         """It gives up its sequence (the release is the caller's to send)."""

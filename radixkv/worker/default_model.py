@@ -246,10 +246,12 @@ def _bundled_pip() -> str | None:
 
 
 def _tree_bytes(folder: Path) -> int:
+    """Bytes of all files below, as far as pip does not remove them, or their folders, meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # pip moves it away meanwhile
-            total += path.stat().st_size if path.is_file() else 0
+    for where, _folders, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(where, name)).st_size
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -15,11 +16,14 @@ __all__ = ["Holders", "Sent"]
 
 
 class Sent(NamedTuple):
-    """An op and whom its answer concerns. `was_alone`: nobody else held a sequence. `num_freed`: as `Admission` told then."""
+    """An op and whom its answer concerns. `was_alone`: nobody else held a sequence; `was_only_tenant`: nobody else of its
+    namespace. `num_freed`: as `Admission` told then.
+    """
 
     op: StepOp
     branches: tuple[Branch, ...] = ()
     was_alone: bool = False
+    was_only_tenant: bool = False
     num_freed: int = 0
     parked: Parked | None = None
 
@@ -43,6 +47,7 @@ class Holders:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._by_seq_id: dict[int, Branch] = {}
+        self._num_of: Counter[str] = Counter()
         self._forks: list[_Fork] = []
         self._cuts: list[Cut] = []
         self._last_reports: list[InsertOp] = []
@@ -55,6 +60,14 @@ class Holders:
     def __iter__(self) -> Iterator[Branch]:
         return iter(list(self._by_seq_id.values()))
 
+    def of(self, namespace: str) -> list[Branch]:
+        """Those of one namespace. O(holders)."""
+        return [branch for branch in self if branch.generation.namespace == namespace]
+
+    def has_any_of(self, namespace: str) -> bool:
+        """Whether there are any. O(1)."""
+        return namespace in self._num_of
+
     def new_seq_id(self) -> int:
         """An id that no sequence of this pool has had."""
         self._last_seq_id += 1
@@ -64,6 +77,7 @@ class Holders:
         """An acquire or fork of `num_tokens` positions goes out for a branch."""
         branch.open(self.new_seq_id(), num_tokens)
         self._by_seq_id[branch.seq_id] = branch
+        self._num_of[branch.generation.namespace] += 1
 
     def fork(self, parent: Branch, position: int, children: Sequence[Branch]) -> None:
         """Open children on a parent's first `position` tokens."""
@@ -92,10 +106,14 @@ class Holders:
     def forget(self, branch: Branch) -> None:
         """A branch's sequence was never opened."""
         del self._by_seq_id[branch.seq_id]
+        namespace = branch.generation.namespace
+        self._num_of[namespace] -= 1
+        if not self._num_of[namespace]:
+            del self._num_of[namespace]
 
     def clear(self) -> None:
         """Every sequence is gone, and there is nothing to be said about any."""
-        for outstanding in (self._by_seq_id, self._forks, self._cuts, self._last_reports, self._releases):
+        for outstanding in (self._by_seq_id, self._num_of, self._forks, self._cuts, self._last_reports, self._releases):
             outstanding.clear()
 
     # -- what is to be said

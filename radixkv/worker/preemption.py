@@ -71,9 +71,9 @@ class Preemption:
         self.parked[branch] = parked
         return Cut(branch.seq_id, min(num_kept * self._block_size, branch.num_computed), parked)
 
-    def park_more(self, num_blocks: int) -> Cut | None:
-        """Save further blocks off what somebody has parked, the latest come first; None if there is nobody to take from."""
-        for branch in sorted(self.parked, key=lambda branch: branch.order, reverse=True):
+    def park_more(self, num_blocks: int, branches: Iterable[Branch]) -> Cut | None:
+        """Save further blocks off what one of these has parked, the latest come first; None if there is nobody to take from."""
+        for branch in sorted(branches, key=lambda branch: branch.order, reverse=True):
             parked = self.parked[branch]
             num_held = len(parked.block_table)
             num_kept = max(0, num_held - num_blocks)

@@ -14,7 +14,8 @@ Rules:
 - Who is refused for lack of blocks lets others try, until it is due; then nobody is admitted before it.
 - Single flight: an acquire whose next tokens another branch is computing waits for them, and lends that branch its priority.
 - Room is asked a block ahead, so that a decode rarely meets the end of its table before the answer is there.
-- Who cannot run another position for lack of blocks makes the least wanted holder give some up: see `preemption`. After that,
+- Who is refused for the quota of its namespace waits for that namespace alone: see `tenants`.
+- Who cannot run another position for lack of blocks makes the least wanted holder give some up: see `relief`. After that,
   nobody is admitted until a branch has finished, so that the rest can come to their end.
 - Decodes run in every batch. Prefill chunks share what is left of `max_batch_tokens`, and end at absolute multiples of the
   chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one batch of that size.
@@ -48,6 +49,7 @@ from radixkv.core.errors import (
     InvalidArgumentError,
     LeaseError,
     OutOfBlocksError,
+    QuotaError,
     RadixKVError,
     UnavailableError,
 )
@@ -58,7 +60,8 @@ from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.growth import GrowthEstimate
 from radixkv.worker.holders import Holders, Sent
 from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.preemption import Cut, Preemption
+from radixkv.worker.preemption import Preemption
+from radixkv.worker.relief import Relief
 from radixkv.worker.swap import BlockMove
 
 __all__ = ["Applied", "Scheduler"]
@@ -99,7 +102,7 @@ class Scheduler:
         self._sent: deque[list[Sent]] = deque()
         self._loads: list[BlockMove] = []
         self._newly_opened: list[Branch] = []
-        self._failures: list[tuple[Branch, RadixKVError]] = []
+        self._relief = Relief(self._holders, self._admission, self.preemption, block_size)
 
     # -- what the engine tells
 
@@ -113,7 +116,7 @@ class Scheduler:
 
     def finish(self, branch: Branch) -> None:
         """A branch has ended, however: it waits no longer, or its sequence is released with the next Step."""
-        self._unpark(branch)
+        self._relief.unpark(branch)
         if branch.phase in {Phase.QUEUED, Phase.PENDING}:
             self._admission.discard(branch)
         elif branch.phase in {Phase.OPENING, Phase.RUNNING}:
@@ -147,7 +150,7 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Branches that wait to be acquired."""
-        return len(self._admission.queue)
+        return self._admission.num_queued
 
     @property
     def num_pending(self) -> int:
@@ -160,8 +163,8 @@ class Scheduler:
         Before they are sent, the saves of `preemption` are to be carried out.
         """
         now_s = self._clock()
-        self._give_way()
-        self._relieve(now_s)
+        self._relief.give_way(is_answered=not self._sent)
+        self._relief.relieve(now_s)
         sent = self._holders.take_ops(self._admission.reserve)
         self._plan_admissions(sent, now_s)
         if sent:
@@ -207,7 +210,7 @@ class Scheduler:
 
     def take_failures(self) -> list[tuple[Branch, RadixKVError]]:
         """Branches that can go no further, with the reason; each is told once."""
-        failures, self._failures = self._failures, []
+        failures, self._relief.failures = self._relief.failures, []
         return failures
 
     def plan_batch(self) -> list[Row]:
@@ -223,65 +226,6 @@ class Scheduler:
 
     # -- planning
 
-    def _relieve(self, now_s: float) -> None:
-        """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
-        stuck = [branch for branch in self._holders if branch.is_stuck]
-        refused = self._admission.queue.find_refused() if self._holders else None
-        if stuck:
-            if len(self._holders) == 1:
-                self._free_for_the_last(stuck[0])
-            elif not self._cut(self.preemption.park_more(len(stuck))):
-                self._preempt(self._least_wanted(now_s), len(stuck))
-                self._admission.preempted()
-        elif refused is not None and refused.priority > min(b.priority for b in self._holders):
-            victim = self._least_wanted(now_s)
-            if self._admission.pending.urgency(victim).priority < refused.priority and victim.due_s > now_s:
-                self._preempt(victim, len(victim.block_table))
-                self._admission.freed()
-
-    def _free_for_the_last(self, stuck: Branch) -> None:
-        """Nobody else runs: free what others have parked and begin anew, since a COPY that must leave its source in place may
-        need the one block that an acquire does not; if that does not help, give up.
-        """
-        for branch in list(self.preemption.parked):
-            self._unpark(branch)
-        if stuck.num_computed_at_stall == stuck.num_computed:
-            num_needed = -(-(stuck.num_computed + 1) // self._block_size)
-            self._failures.append((stuck, OutOfBlocksError(num_needed, len(stuck.block_table))))
-            return
-        stuck.num_computed_at_stall = stuck.num_computed
-        self._requeue(stuck)
-
-    def _least_wanted(self, now_s: float) -> Branch:
-        return self.preemption.choose(self._holders, self._admission.pending, now_s)
-
-    def _preempt(self, victim: Branch, num_blocks: int) -> None:
-        self._cut(self.preemption.park(victim, num_blocks) if victim.phase is Phase.RUNNING else None)
-        self._requeue(victim)
-
-    def _requeue(self, branch: Branch) -> None:
-        is_idle = branch.is_idle
-        self._holders.release(branch)
-        if is_idle:  # it is added again once there is something to run
-            branch.close(Phase.RESTING)
-        else:
-            branch.close(Phase.QUEUED)
-            self.add(branch)
-
-    def _give_way(self) -> None:
-        """Where all holders only wait for branches that are not admitted, as beams do, the latest gives up its blocks."""
-        is_waited_for = self.num_queued or self.num_pending
-        if is_waited_for and not self._sent and all(branch.is_idle for branch in self._holders):
-            latest = max(self._holders, key=lambda branch: branch.order, default=None)
-            if latest is not None:
-                self._preempt(latest, len(latest.block_table))
-                self._admission.gave_way()
-
-    def _cut(self, cut: Cut | None) -> bool:
-        if cut is not None:
-            self._holders.cut(cut)
-        return cut is not None
-
     def _plan_admissions(self, sent: list[Sent], now_s: float) -> None:
         num_ahead = sum(len(b.tokens) - b.num_computed for b in self._holders if b.is_prefilling)
         while len(self._holders) < self.limits.max_running and num_ahead < self.limits.max_batch_tokens:
@@ -290,6 +234,7 @@ class Scheduler:
             if head is None:
                 return
             terms = head.generation.terms
+            is_only_tenant = not self._holders.has_any_of(head.generation.namespace)
             self._holders.open(head, len(head.tokens))
             head.num_computed = min(head.num_matched, len(head.tokens) - 1)
             num_ahead += len(head.tokens) - head.num_computed
@@ -302,7 +247,7 @@ class Scheduler:
                 shares=terms.shares_prefix,
                 retention=terms.retention,
             )
-            sent.append(Sent(op, (head,), was_alone, self._admission.num_freed))
+            sent.append(Sent(op, (head,), was_alone, is_only_tenant, self._admission.num_freed))
             sent += self._holders.ask_for_room(head)
 
     # -- answers
@@ -314,11 +259,12 @@ class Scheduler:
             if branch.seq_id != answer.seq_id:
                 continue  # it was cancelled meanwhile; its release is on the way
             branch.opened(answer)
+            self._admission.tenants.admitted(branch.generation.namespace)
             self._newly_opened.append(branch)
             load = self.preemption.bring_back(branch)
             if load is not None:
                 self._loads.append(load)
-            self._unpark(branch)
+            self._relief.unpark(branch)
 
     def _must_wait(self, entry: Sent, answer: Pending) -> None:
         [branch], op = entry.branches, entry.op
@@ -331,7 +277,7 @@ class Scheduler:
     def _matched(self, entry: Sent, answer: MatchResult) -> None:
         [branch] = entry.branches
         if branch.phase is Phase.QUEUED:
-            self._admission.queue.matched(branch, answer.num_tokens)
+            self._admission.matched(branch, answer.num_tokens)
 
     def _extended(self, entry: Sent, answer: ExtendResult) -> None:
         op, (branch,) = entry.op, entry.branches
@@ -354,35 +300,39 @@ class Scheduler:
                     self._refused_running(branch, op, error)
 
     def _refused_running(self, branch: Branch, op: ExtendOp | InsertOp, error: RadixKVError) -> None:
-        if isinstance(op, ExtendOp) and isinstance(error, OutOfBlocksError):
+        if isinstance(op, ExtendOp) and isinstance(error, (OutOfBlocksError, QuotaError)):
             branch.room_asked = branch.room
             branch.starved = True
+            branch.over_quota = error if isinstance(error, QuotaError) else None
         elif isinstance(op, ExtendOp) and isinstance(error, AbortedError):
             branch.room_asked = branch.room
         elif isinstance(error, InvalidArgumentError):
-            self._failures.append((branch, error))
+            self._relief.failures.append((branch, error))
         else:  # the cache does not know the sequence any more
-            self._requeue(branch)
+            self._relief.requeue(branch)
 
     def _not_acquired(self, entry: Sent, op: AcquireOp, error: RadixKVError) -> None:
         [branch] = entry.branches
         if branch.seq_id != op.seq_id:
             return
         self._holders.forget(branch)
-        branch.close(Phase.QUEUED)
-        if not isinstance(error, OutOfBlocksError):
-            self._failures.append((branch, error))
-        elif not entry.was_alone:
-            self._admission.refused(branch, entry.num_freed)
-        elif (
-            op.reserve or self.preemption.parked
-        ):  # nobody is to finish, so it asks for less, or gets what others parked
+        branch.close(Phase.RESTING)
+        if isinstance(error, QuotaError):
+            was_alone, parked = entry.was_only_tenant, self._relief.parked_of(op.namespace)
+        else:
+            was_alone, parked = entry.was_alone, list(self.preemption.parked)
+        if not isinstance(error, (OutOfBlocksError, QuotaError)):
+            self._relief.failures.append((branch, error))
+        elif not was_alone:
+            refused = self._admission.refused_by_quota if isinstance(error, QuotaError) else self._admission.refused
+            refused(branch, entry.num_freed)
+        elif op.reserve or parked:  # nobody is to finish, so it asks for less, or gets what others parked
             branch.is_reserving = False
-            for parked in list(self.preemption.parked):
-                self._unpark(parked)
+            for other in parked:
+                self._relief.unpark(other)
             self.add(branch)
         else:
-            self._failures.append((branch, error))
+            self._relief.failures.append((branch, error))
 
     def _not_forked(self, entry: Sent, op: ForkOp) -> None:
         """What cannot be forked is acquired as a history of its own."""
@@ -393,8 +343,3 @@ class Scheduler:
                 self._holders.forget(branch)
                 branch.close(Phase.QUEUED)
                 self.add(branch)
-
-    def _unpark(self, branch: Branch) -> None:
-        seq_id = self.preemption.unpark(branch)
-        if seq_id:
-            self._holders.release_sequence(seq_id)

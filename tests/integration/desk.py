@@ -83,14 +83,21 @@ class Desk:
         )
         self.generations: list[Generation] = []
 
-    def put(self, prompt: list[int], sampling: SamplingParams, origin: Origin | None = None) -> Generation:
+    def put(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        origin: Origin | None = None,
+        *,
+        namespace: str = "default",
+    ) -> Generation:
         items: SimpleQueue[StreamItem] = SimpleQueue()
         number = len(self.generations)
         generation = Generation(
             str(number),
             prompt=array("I", prompt),
             arrival=number,
-            namespace="default",
+            namespace=namespace,
             rules=ReplyRules(sampling, vocab_size=VOCAB_SIZE, stop_token_ids=() if sampling.ignore_eos else (EOS,)),
             items=items,
             submitted_s=self._clock(),

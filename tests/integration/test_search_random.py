@@ -89,16 +89,36 @@ def _comparable(answers: Answers) -> list[tuple[list[int], str, object, object, 
 def test_random_requests_of_every_kind_answer_what_each_answers_alone(
     folder: str, ample: Engine, seed: int, preemption: str
 ) -> None:
+    _run_at_random(folder, ample, random.Random(seed), preemption, quota=None)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_random_requests_of_a_tenant_at_its_quota_and_of_others_answer_what_each_answers_alone(
+    folder: str, ample: Engine, seed: int, preemption: str
+) -> None:
     rng = random.Random(seed)
+    _run_at_random(folder, ample, rng, preemption, quota=(rng.randint(9, 14), rng.choice([None, 1, 2, 4])))
+
+
+def _run_at_random(
+    folder: str, ample: Engine, rng: random.Random, preemption: str, quota: tuple[int, int | None] | None
+) -> None:
+    """`quota`: blocks and sequences of a namespace that most of the requests are in."""
     stems = [rng.choices(range(97, 123), k=rng.randint(3, 10)) for _ in range(3)]
     requests = [
         GenerateParams(
-            token_ids=rng.choice(stems) + rng.choices(range(97, 123), k=rng.randint(0, 5)), sampling=_sampling(rng)
+            token_ids=rng.choice(stems) + rng.choices(range(97, 123), k=rng.randint(0, 5)),
+            sampling=_sampling(rng),
+            namespace="default" if quota is None else rng.choice(["tenant", "tenant", "default"]),
         )
         for _ in range(NUM_REQUESTS)
     ]
     cancelled = {index for index in range(NUM_REQUESTS) if rng.random() < 0.2}
-    with _engine(folder, rng.choice([9, 12, 20, 40]), preemption) as engine:
+    num_blocks = rng.choice([9, 12, 20, 40]) + (quota[0] if quota else 0)
+    with _engine(folder, num_blocks, preemption) as engine:
+        if quota is not None:
+            engine.call(lambda cache: cache.set_quota("tenant", *quota))
         streams: list[GenerationStream] = []
         for index, params in enumerate(requests):
             streams.append(engine.generate(params))

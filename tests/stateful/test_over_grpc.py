@@ -19,13 +19,16 @@ __all__ = ["OverGrpc"]
 
 
 class OverGrpc:
-    """One pool of one service, attached anew, and so emptied, for each example."""
+    """One pool of one service, attached anew, and so emptied, for each example; quotas outlive it and are dropped."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def open(self, shape: PoolShape) -> CacheHolder:
-        return connect(self.address, shape)
+        holder = connect(self.address, shape)
+        for use in holder.usage():
+            holder.set_quota(use.namespace)
+        return holder
 
     def interrupt(self, holder: CacheHolder) -> None:
         assert isinstance(holder, RemoteHolder)

@@ -36,10 +36,11 @@ def make_branch(
     due_s: float = math.inf,
     shares_prefix: bool = True,
     retention: tuple[Retention, ...] = (),
+    namespace: str = "default",
 ) -> Branch:
     generation = SimpleNamespace(
         arrival=arrival,
-        namespace="default",
+        namespace=namespace,
         prompt=prompt,
         terms=Terms(priority, due_s, shares_prefix=shares_prefix, retention=retention),
     )

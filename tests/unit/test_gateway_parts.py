@@ -14,6 +14,7 @@ from radixkv.core.errors import (
     InvalidArgumentError,
     LimitError,
     OutOfBlocksError,
+    QuotaError,
     RadixKVError,
     UnavailableError,
 )
@@ -48,6 +49,7 @@ def digest(key: str) -> str:
     [
         (InvalidArgumentError("top_p", 2, "at most 1"), 400, "invalid_request_error"),
         (OutOfBlocksError(5, 3), 429, "rate_limit_error"),
+        (QuotaError("tenant", "blocks", 5, 3, 8), 429, "rate_limit_error"),
         (LimitError("too many"), 429, "rate_limit_error"),
         (UnavailableError("gone"), 503, "server_error"),
         (DeadlineExceededError("late"), 504, "timeout_error"),

@@ -259,3 +259,5 @@ def test_who_cannot_be_acquired_though_nobody_holds_anything_fails_with_the_reas
     ((failed, error),) = applied.failures
     assert failed is branch
     assert isinstance(error, OutOfBlocksError)
+    bench.scheduler.finish(branch)
+    assert (bench.scheduler.num_queued, bench.scheduler.num_running) == (0, 0)

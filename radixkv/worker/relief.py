@@ -1,0 +1,131 @@
+"""How running branches come by blocks when they can go no further: somebody gives up its own.
+
+- Where the pool is short, the least wanted holder of all gives way; where a namespace is at its quota, the least wanted of that
+  namespace, since blocks of others would not help it.
+- Who is left alone and still stuck begins anew once, and then fails with the reason.
+- Where all who could go on wait for branches that are not admitted, as beams do, the latest of them gives way.
+"""
+
+from __future__ import annotations
+
+from radixkv.core.errors import OutOfBlocksError, RadixKVError
+from radixkv.worker.admission import Admission
+from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.holders import Holders
+from radixkv.worker.preemption import Cut, Preemption
+
+__all__ = ["Relief"]
+
+
+class Relief:
+    """Acts upon the holders of a scheduler. O(holders + waiters) per call.
+
+    `failures`: branches that can go no further, with the reason, until they are taken.
+    """
+
+    def __init__(self, holders: Holders, admission: Admission, preemption: Preemption, block_size: int) -> None:
+        self.failures: list[tuple[Branch, RadixKVError]] = []
+        self._holders = holders
+        self._admission = admission
+        self._preemption = preemption
+        self._block_size = block_size
+
+    def relieve(self, now_s: float) -> None:
+        """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
+        stuck = [branch for branch in self._holders if branch.is_stuck]
+        short = [branch for branch in stuck if branch.over_quota is None]
+        for namespace in dict.fromkeys(
+            branch.generation.namespace for branch in stuck if branch.over_quota is not None
+        ):
+            own = [branch for branch in stuck if branch.over_quota and branch.generation.namespace == namespace]
+            self._relieve_tenant(namespace, own, now_s)
+        refused = self._admission.queue.find_refused() if self._holders else None
+        if short:
+            if len(self._holders) == 1:
+                self._free_for_the_last(short[0], list(self._preemption.parked))
+            elif not self._cut(self._preemption.park_more(len(short), self._preemption.parked)):
+                self._preempt(self._least_wanted(list(self._holders), now_s), len(short))
+                self._admission.preempted()
+        elif refused is not None and refused.priority > min(b.priority for b in self._holders):
+            victim = self._least_wanted(list(self._holders), now_s)
+            if self._admission.pending.urgency(victim).priority < refused.priority and victim.due_s > now_s:
+                self._preempt(victim, len(victim.block_table))
+                self._admission.freed()
+
+    def _relieve_tenant(self, namespace: str, stuck: list[Branch], now_s: float) -> None:
+        """The same among the branches of one namespace, which is at its quota."""
+        own, parked = self._holders.of(namespace), self.parked_of(namespace)
+        if len(own) == 1:
+            self._free_for_the_last(stuck[0], parked)
+        elif not self._cut(self._preemption.park_more(len(stuck), parked)):
+            self._preempt(self._least_wanted(own, now_s), len(stuck))
+            self._admission.tenants.gave_way(namespace)
+
+    def _free_for_the_last(self, stuck: Branch, parked: list[Branch]) -> None:
+        """Nobody else is left to give way: free what others have parked and begin anew, since a COPY that must leave its source
+        in place may need the one block that an acquire does not; if that does not help, give up.
+        """
+        for branch in parked:
+            self.unpark(branch)
+        if stuck.num_computed_at_stall == stuck.num_computed:
+            num_needed = -(-(stuck.num_computed + 1) // self._block_size)
+            reason = stuck.over_quota or OutOfBlocksError(num_needed, len(stuck.block_table))
+            self.failures.append((stuck, reason))
+            return
+        stuck.num_computed_at_stall = stuck.num_computed
+        self.requeue(stuck)
+
+    def give_way(self, *, is_answered: bool) -> None:
+        """Where all holders only wait for branches that are not admitted, the latest gives up its blocks; `is_answered`: no
+        Step is under way. Where those of one namespace wait for its quota, the latest of these, whatever the others do.
+        """
+        if (self._admission.num_queued or self._admission.pending) and is_answered:
+            latest = _latest_of_idle(list(self._holders))
+            if latest is not None:
+                self._preempt(latest, len(latest.block_table))
+                self._admission.gave_way(latest)
+        for namespace in self._admission.tenants.namespaces():
+            latest = _latest_of_idle(self._holders.of(namespace))
+            if latest is not None:
+                self._preempt(latest, len(latest.block_table))
+            if latest is not None or not self._holders.has_any_of(namespace):
+                self._admission.tenants.freed(namespace)
+
+    def parked_of(self, namespace: str) -> list[Branch]:
+        """The branches of a namespace that have parked something."""
+        return [branch for branch in self._preemption.parked if branch.generation.namespace == namespace]
+
+    def unpark(self, branch: Branch) -> None:
+        """Forget what a branch has parked, if it has."""
+        seq_id = self._preemption.unpark(branch)
+        if seq_id:
+            self._holders.release_sequence(seq_id)
+
+    def requeue(self, branch: Branch) -> None:
+        """A branch gives up its sequence and is acquired again later."""
+        is_idle = branch.is_idle
+        self._holders.release(branch)
+        if is_idle:  # it is added again once there is something to run
+            branch.close(Phase.RESTING)
+        else:
+            branch.close(Phase.QUEUED)
+            self._admission.queue.add(branch)
+
+    def _least_wanted(self, branches: list[Branch], now_s: float) -> Branch:
+        return self._preemption.choose(branches, self._admission.pending, now_s)
+
+    def _preempt(self, victim: Branch, num_blocks: int) -> None:
+        self._cut(self._preemption.park(victim, num_blocks) if victim.phase is Phase.RUNNING else None)
+        self.requeue(victim)
+
+    def _cut(self, cut: Cut | None) -> bool:
+        if cut is not None:
+            self._holders.cut(cut)
+        return cut is not None
+
+
+def _latest_of_idle(branches: list[Branch]) -> Branch | None:
+    """The latest come, where all of them are idle."""
+    if not all(branch.is_idle for branch in branches):
+        return None
+    return max(branches, key=lambda branch: branch.order, default=None)
