@@ -1,10 +1,12 @@
-"""A linear layer on a CPU with int8 weights, a scale per output and 64 inputs; activations keep their dtype.
+"""A linear layer on a CPU with int8 weights, a scale per output and 64 inputs, and activations of 16 bits, a scale per row and 64.
 
     w[n, k] ~ q[n, k] * scale[n, k // 64]       q = round(w / scale), scale = max |w| of the group / 127
-    y = x w^T + bias                            products of whole numbers, scaled per group, summed in fp32
+    x[m, k] ~ p[m, k] * scale[m, k // 64]       p = round(x * (32512 / max)), scale = max |x| of the group / 32512
+    y = x w^T + bias                            products of whole numbers, exact per group; scaled and summed in fp32
 
 A byte per weight is read once per call, in place of two: few rows are bound by that. Rounding moves a weight by at most 1/254
-of the largest of its group.
+of the largest of its group, and an activation by 1/65024, less than bfloat16 does. A row's sums are made alike whatever other
+rows there are.
 
 Dtypes: x float32 or bfloat16. Limits: the inputs are a multiple of 64. There is no torch path: it needs the native kernels.
 """
@@ -20,10 +22,12 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
+from radixkv.kernels.huge_pages import HugePages
 from radixkv.kernels.native_build import native_library
 
 __all__ = [
     "GROUP_SIZE",
+    "ROUNDED_GROUP_BYTES",
     "Int8Weight",
     "NativeInt8Weight",
     "can_multiply_int8",
@@ -34,7 +38,11 @@ __all__ = [
 ]
 
 GROUP_SIZE = 64
+ROUNDED_GROUP_BYTES = 2 * GROUP_SIZE + 8
+"""What 64 inputs of a row take as the kernels round them: the numbers, their scale and their offset."""
+
 _PANEL = 32
+_MOST_WEIGHT, _MOST_ACTIVATION = 127, 127 * 256
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -84,38 +92,41 @@ def quantise_int8(weight: Tensor) -> Int8Weight:
     num_outputs, num_inputs = weight.shape
     if num_inputs % GROUP_SIZE:
         raise InvalidArgumentError("weight.shape[1]", num_inputs, f"a multiple of {GROUP_SIZE}")
-    q, scales = _round(torch.nn.functional.pad(weight.detach().float(), (0, 0, 0, -num_outputs % _PANEL)))
+    padded = torch.nn.functional.pad(weight.detach().float(), (0, 0, 0, -num_outputs % _PANEL))
+    q, scales = _round(padded)
     packed = torch.empty_like(q, dtype=torch.uint8)
     q = q.to(torch.int8).contiguous()
-    pack = _library()[f"radixkv_pack_int8_{_NAMES[weight.dtype]}"]
-    pack(*map(ctypes.c_void_p, (q.data_ptr(),)), *map(ctypes.c_int64, q.shape), ctypes.c_void_p(packed.data_ptr()))
+    _library()["radixkv_pack_int8"](
+        ctypes.c_void_p(q.data_ptr()), *map(ctypes.c_int64, q.shape), ctypes.c_void_p(packed.data_ptr())
+    )
     by_panel = scales.view(-1, _PANEL, num_inputs // GROUP_SIZE).transpose(1, 2).contiguous()
     return Int8Weight(packed, by_panel, num_outputs, weight.dtype)
 
 
-def concatenate_int8(weights: Sequence[Int8Weight]) -> tuple[Int8Weight, list[Int8Weight]]:
-    """One weight with the outputs of all of them, and each anew as a part of its memory.
+def concatenate_int8(weights: Sequence[Int8Weight], pages: HugePages) -> tuple[Int8Weight, list[Int8Weight]]:
+    """One weight with the outputs of all of them, in memory of `pages`, and each anew as a part of it.
 
     Raises:
-        InvalidArgumentError: not of the same inputs and dtype, or one whose outputs are no multiple of 32.
+        InvalidArgumentError: not of the same inputs and dtype, one but the last whose outputs are no multiple of 32, or pages
+            that have no room for them.
     """
     first = weights[0]
     for index, weight in enumerate(weights):
-        if weight.num_outputs % _PANEL:
+        if index < len(weights) - 1 and weight.num_outputs % _PANEL:
             raise InvalidArgumentError(f"weights[{index}].num_outputs", weight.num_outputs, f"a multiple of {_PANEL}")
         if weight.packed.shape[1] != first.packed.shape[1] or weight.dtype != first.dtype:
             raise InvalidArgumentError(
                 f"weights[{index}]", (weight.packed.shape[1], weight.dtype), "of the inputs and dtype of weights[0]"
             )
-    num_outputs = [weight.num_outputs for weight in weights]
-    packed = torch.cat([weight.packed for weight in weights])
-    scales = torch.cat([weight.scales for weight in weights])
-    rows, groups = torch.split(packed, num_outputs), torch.split(scales, [n // _PANEL for n in num_outputs])
-    parts = zip(rows, groups, weights, strict=True)
-    return (
-        Int8Weight(packed, scales, sum(num_outputs), first.dtype),
-        [weight._replace(packed=own_rows, scales=own_groups) for own_rows, own_groups, weight in parts],
-    )
+    rows = [weight.packed.shape[0] for weight in weights]
+    packed = pages.take((sum(rows), first.packed.shape[1]), torch.uint8)
+    scales = pages.take((sum(rows) // _PANEL, *first.scales.shape[1:]), torch.float32)
+    own_packed, own_scales = torch.split(packed, rows), torch.split(scales, [count // _PANEL for count in rows])
+    parts = [
+        weight._replace(packed=own_rows.copy_(weight.packed), scales=own_groups.copy_(weight.scales))
+        for weight, own_rows, own_groups in zip(weights, own_packed, own_scales, strict=True)
+    ]
+    return Int8Weight(packed, scales, sum(weight.num_outputs for weight in weights), first.dtype), parts
 
 
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
@@ -134,11 +145,14 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Te
         check_tensor("bias", bias, (weight.num_outputs,), (torch.float32,), weight.packed.device)
         bias = bias.contiguous()
     out = x.new_empty(*x.shape[:-1], weight.num_outputs)
+    num_rows = x.numel() // num_inputs
+    rounded = torch.empty(num_rows * num_inputs // GROUP_SIZE * ROUNDED_GROUP_BYTES, dtype=torch.uint8)
     multiply = _library()[f"radixkv_linear_int8_{_NAMES[weight.dtype]}"]
     multiply(
         ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_int64(x.numel() // num_inputs),
+        ctypes.c_int64(num_rows),
         ctypes.byref(NativeInt8Weight.of(weight, bias)),
+        ctypes.c_void_p(rounded.data_ptr()),
         ctypes.c_void_p(out.data_ptr()),
         ctypes.c_int32(torch.get_num_threads()),
     )
@@ -147,16 +161,30 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Te
 
 def linear_int8_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The definition, in float64, from the weight [n, k] that was quantised."""
-    q, scales = _round(weight.float())
-    restored = q.double() * scales.double().repeat_interleave(GROUP_SIZE, dim=1)
-    return torch.nn.functional.linear(x.double(), restored, None if bias is None else bias.double())
+    restored, rounded = _restored(weight), _rounded(x)
+    return torch.nn.functional.linear(rounded, restored, None if bias is None else bias.double())
+
+
+def _restored(weight: Tensor) -> Tensor:
+    """A weight [n, k] as rounded, float64."""
+    whole, scales = _round(weight.float())
+    return whole.double() * scales.double().repeat_interleave(GROUP_SIZE, dim=1)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Activations [m, k] as rounded, float64."""
+    groups = x.float().unflatten(1, (-1, GROUP_SIZE))
+    largest = groups.abs().amax(dim=2, keepdim=True)
+    factors = torch.where(largest > 0, torch.full_like(largest, _MOST_ACTIVATION) / largest, 0.0)
+    whole = (groups * factors).round()
+    return (whole.double() * (largest / _MOST_ACTIVATION).double()).flatten(1)
 
 
 def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers [n, k] from -127 to 127 and scales [n, k / 64], of a float32 weight."""
     groups = weight.view(weight.shape[0], -1, GROUP_SIZE)
-    scales = (groups.abs().amax(dim=2) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-    return (groups / scales[..., None]).round().clamp(-127, 127).view_as(weight), scales
+    scales = (groups.abs().amax(dim=2) / _MOST_WEIGHT).clamp_min(torch.finfo(torch.float32).tiny)
+    return (groups / scales[..., None]).round().clamp(-_MOST_WEIGHT, _MOST_WEIGHT).view_as(weight), scales
 
 
 def _library() -> ctypes.CDLL:

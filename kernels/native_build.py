@@ -35,7 +35,8 @@ CHOICE_VARIABLE = "RADIXKV_CPU_KERNELS"
 
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512_bf16": (*_AVX512, "avx512bf16", "avx512vbmi", "fma"),
+    "avx512_bf16": (*_AVX512, "avx512bf16", "avx512vnni", "fma"),
+    "avx512_vnni": (*_AVX512, "avx512vnni", "fma"),
     "avx512": (*_AVX512, "fma"),
     "avx2": ("avx2", "fma"),
     "portable": (),

@@ -10,7 +10,9 @@
 What lies between the kernels costs more than a third of a small model's step where Python calls them one by one, and holds the
 interpreter's lock. Here one call runs them all, over the same caches and plans, and other threads run meanwhile.
 
-Dtypes: int8 weights for activations and caches of float32 or bfloat16; hidden, sums and logits fp32. Needs the native kernels.
+Dtypes: int8 weights; queries and caches float32 or bfloat16; hidden, sums and logits fp32; what a matrix multiplies is rounded
+to 16 bits (`int8_linear`). A token's logits do not depend on the others of the step, but for blocks that attention reads once for
+several (`plan_attention(shares=...)`). Needs the native kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch, Scratch
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.int8_linear import Int8Weight, NativeInt8Weight
+from radixkv.kernels.int8_linear import GROUP_SIZE, ROUNDED_GROUP_BYTES, Int8Weight, NativeInt8Weight
 from radixkv.kernels.kv_cache import KVCache, Layout
 from radixkv.kernels.native_attention import plan_native_call
 from radixkv.kernels.native_build import native_library
@@ -116,7 +118,7 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("hidden", "cosines", "sines", "slots", "kept")),
         *((name, _Pointer) for name in ("attention", "works", "caches", "logits", "seconds")),
-        *((name, _Pointer) for name in ("x", "q", "attended", "gated", "qkv", "gate_up")),
+        *((name, _Pointer) for name in ("rounded", "q", "attended", "qkv", "gate_up")),
         ("num_tokens", ctypes.c_int64),
         ("num_kept", ctypes.c_int64),
         ("num_threads", ctypes.c_int32),
@@ -227,15 +229,17 @@ class NativeDecoder:
         return logits
 
     def _buffers(self, num_tokens: int, num_kept: int, scratch: Scratch) -> tuple[Tensor, ...]:
-        """What lies between the kernels of a layer: x, q, attended and gated in `dtype`, qkv and gate_up in float32."""
+        """What lies between the kernels of a layer: what the matrices multiply, q and attended in `dtype`, qkv and gate_up in
+        float32.
+        """
         weights, intermediate_size = self._weights, self._decoder.intermediate_size
         q_size, kv_size = weights.num_heads * weights.head_dim, weights.num_kv_heads * weights.head_dim
-        like = weights.last_norm
+        like, most_inputs = weights.last_norm, max(self._hidden_size, q_size, intermediate_size)
+        rounded_bytes = most_inputs // GROUP_SIZE * ROUNDED_GROUP_BYTES
         return (
-            scratch.take("x", (max(num_tokens, num_kept), self._hidden_size), like, self.dtype),
+            scratch.take("rounded", (max(num_tokens, num_kept), rounded_bytes), like, torch.uint8),
             scratch.take("q", (num_tokens, q_size), like, self.dtype),
             scratch.take("attended", (num_tokens, q_size), like, self.dtype),
-            scratch.take("gated", (num_tokens, intermediate_size), like, self.dtype),
             scratch.take("qkv", (num_tokens, q_size + 2 * kv_size), like),
             scratch.take("gate_up", (num_tokens, 2 * intermediate_size), like),
         )

@@ -9,6 +9,8 @@
 // Panels end at absolute positions, and so do items, but for the end of what a row shares: its rounding depends on who shares it.
 // Keys past a sequence's end enter neither score nor sum, whatever they hold.
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -150,23 +152,21 @@ class Attention {
         num_kv_heads_(int(cache.num_kv_heads)), group_(layer.num_heads / num_kv_heads_), head_dim_(int(cache.head_dim)),
         head_words_(head_dim_ / kPerWord), v_head_dim_(int(cache.v_head_dim)), out_stride_(round_up(v_head_dim_, kLanes)) {}
 
+  // All threads of a team run it.
   void run() const {
     const int num_tasks = work_.num_items * num_kv_heads_;
-    const int num_merges = work_.num_merges;
-    const int num_threads = std::max(1, std::min(work_.num_threads, num_tasks));
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-    {
-      static thread_local Memory scratch;
+    const int num_threads = omp_get_num_threads();
+    static thread_local Memory scratch;
 #pragma omp for schedule(dynamic, 1)
-      for (int task = 0; task < num_tasks; ++task) {
-        const Item& item = work_.items[task / num_kv_heads_];
-        const int kv_head = task % num_kv_heads_;
-        const bool takes_all = takes_all_heads(item, num_threads);
-        if (kv_head == 0 || !takes_all) attend(item, kv_head, takes_all ? num_kv_heads_ : 1, scratch);
-      }
-#pragma omp for schedule(static)
-      for (int merge = 0; merge < num_merges; ++merge) merge_parts(work_.merges + 3 * merge);
+    for (int task = 0; task < num_tasks; ++task) {
+      const Item& item = work_.items[task / num_kv_heads_];
+      const int kv_head = task % num_kv_heads_;
+      const bool takes_all = takes_all_heads(item, num_threads);
+      if (kv_head == 0 || !takes_all) attend(item, kv_head, takes_all ? num_kv_heads_ : 1, scratch);
     }
+    if (work_.num_merges == 0) return;
+#pragma omp for schedule(static)
+    for (int merge = 0; merge < work_.num_merges; ++merge) merge_parts(work_.merges + 3 * merge);
   }
 
  private:
@@ -365,16 +365,28 @@ void attend(const Layer& layer, const Work& work, const KvCache& cache, const T*
 template void attend(const Layer&, const Work&, const KvCache&, const float*, int64_t, int64_t, float*);
 template void attend(const Layer&, const Work&, const KvCache&, const Bfloat16*, int64_t, int64_t, Bfloat16*);
 
+namespace {
+
+template <class T>
+void attend_with_team(const Layer& layer, const Work& work, const KvCache& cache, const T* q, int64_t q_token, int64_t q_head,
+                      T* out) {
+  const int num_threads = int(std::min<int64_t>(work.num_threads, work.num_items * cache.num_kv_heads));
+#pragma omp parallel num_threads(std::max(1, num_threads)) if (num_threads > 1)
+  attend(layer, work, cache, q, q_token, q_head, out);
+}
+
+}  // namespace
+
 extern "C" {
 
 void radixkv_attend_float32(const Layer* layer, const Work* work, const KvCache* cache, const float* q, int64_t q_token,
                             int64_t q_head, float* out) {
-  attend(*layer, *work, *cache, q, q_token, q_head, out);
+  attend_with_team(*layer, *work, *cache, q, q_token, q_head, out);
 }
 
 void radixkv_attend_bfloat16(const Layer* layer, const Work* work, const KvCache* cache, const Bfloat16* q, int64_t q_token,
                              int64_t q_head, Bfloat16* out) {
-  attend(*layer, *work, *cache, q, q_token, q_head, out);
+  attend_with_team(*layer, *work, *cache, q, q_token, q_head, out);
 }
 
 }  // extern "C"

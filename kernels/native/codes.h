@@ -8,7 +8,6 @@
 namespace radixkv {
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
 
 // The first `count` of kLanes bytes, then zeros.
 inline Bytes load_bytes(const uint8_t* from, int count) {

@@ -5,7 +5,8 @@
 //                x = norm(hidden);  hidden += (silu(x Wgate) * (x Wup)) Wdown
 //   at the end   logits = norm(hidden) Whead, of the tokens asked for
 //
-// `hidden`, sums and what lies between two matrices are fp32; what is multiplied and what the caches hold has the type T.
+// `hidden`, sums and what lies between two matrices are fp32; what a matrix multiplies is rounded to 16 bits as in int8_linear.cpp;
+// queries and what the caches hold have the type T. One team of threads runs it all and waits for itself between two kernels.
 
 #include <omp.h>
 
@@ -43,9 +44,10 @@ struct DecoderStep {
   const KvCache* caches;      // per layer, of numbers of type T
   float* logits;              // [num_kept, vocabulary]
   double* seconds;            // [3] of matrices, attention, the rest: what they take is added; or null
-  // Between the kernels of a layer, a row per token. Of type T: x [hidden_size], also a row per kept token; q and attended
-  // [num_heads * D]; gated [intermediate_size]. Then fp32.
-  void *x, *q, *attended, *gated;
+  // Between the kernels of a layer, a row per token. `rounded` is what the next matrix multiplies, of its inputs, and has a row per
+  // kept token as well; q and attended [num_heads * D] are of type T; then fp32.
+  RoundedGroup* rounded;
+  void *q, *attended;
   float *qkv, *gate_up;
   int64_t num_tokens, num_kept;
   int32_t num_threads;
@@ -57,8 +59,6 @@ namespace {
 
 enum Part { kMatrices, kAttention, kRest };
 
-constexpr int64_t kShared = 1 << 15;  // numbers from which on a loop over tokens is worth dividing among threads
-
 template <class T>
 void put_row(const float* from, int64_t count, T* to) {
   int64_t i = 0;
@@ -66,16 +66,15 @@ void put_row(const float* from, int64_t count, T* to) {
   for (; i < count; ++i) put(to + i, from[i]);
 }
 
-template <class T>
-void norm_row(const float* from, const float* weight, int64_t count, float epsilon, T* to) {
+void norm_row(const float* from, const float* weight, int64_t count, float epsilon, float* to) {
   Floats squares{};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) squares += load<Floats>(from + i) * load<Floats>(from + i);
   float total = sum(squares);
   for (; i < count; ++i) total += from[i] * from[i];
   const float factor = 1.0f / std::sqrt(total / count + epsilon);
-  for (i = 0; i + kLanes <= count; i += kLanes) put(to + i, load<Floats>(from + i) * factor * load<Floats>(weight + i));
-  for (; i < count; ++i) put(to + i, from[i] * factor * weight[i]);
+  for (i = 0; i + kLanes <= count; i += kLanes) store(to + i, load<Floats>(from + i) * factor * load<Floats>(weight + i));
+  for (; i < count; ++i) to[i] = from[i] * factor * weight[i];
 }
 
 // The pairs (i, i + size / 2) turned by the token's angles.
@@ -88,81 +87,99 @@ void rotate(float* head, int size, const float* cosines, const float* sines) {
   }
 }
 
-template <class T>
-void gate_row(const float* gates, const float* values, int64_t count, T* to) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Floats gate = load<Floats>(gates + i);
-    const Floats decay = exp2((gate > 0.0f ? -gate : gate) * kLog2E);
-    const Floats sigmoid = (gate > 0.0f ? splat(1.0f) : decay) / (decay + 1.0f);
-    put(to + i, gate * sigmoid * load<Floats>(values + i));
+// silu(gates) * values, rounded.
+void gate_row(const float* gates, const float* values, int64_t count, RoundedGroup* to) {
+  for (int64_t first = 0; first < count; first += kRoundedInputs, ++to) {
+    float gated[kRoundedInputs];
+    for (int i = 0; i < kRoundedInputs; i += kLanes) {
+      const Floats gate = load<Floats>(gates + first + i);
+      const Floats decay = exp2((gate > 0.0f ? -gate : gate) * kLog2E);
+      const Floats sigmoid = (gate > 0.0f ? splat(1.0f) : decay) / (decay + 1.0f);
+      store(gated + i, gate * sigmoid * load<Floats>(values + first + i));
+    }
+    round_row(gated, kRoundedInputs, to);
   }
-  for (; i < count; ++i) put(to + i, gates[i] / (1.0f + std::exp(-gates[i])) * values[i]);
 }
 
 template <class T>
 class Step {
  public:
   Step(const Decoder& decoder, const DecoderStep& step)
-      : decoder_(decoder), step_(step), num_tokens_(step.num_tokens), x_(static_cast<T*>(step.x)), q_(static_cast<T*>(step.q)),
-        attended_(static_cast<T*>(step.attended)), gated_(static_cast<T*>(step.gated)) {}
+      : decoder_(decoder), step_(step), num_tokens_(step.num_tokens), rounded_(step.rounded), q_(static_cast<T*>(step.q)),
+        attended_(static_cast<T*>(step.attended)) {}
 
-  void run() {
-    for (int number = 0; number < decoder_.num_layers; ++number) {
-      const DecoderLayer& layer = decoder_.layers[number];
-      const KvCache& cache = step_.caches[number];
-      timed(kRest, [&] { norm(layer.attention_norm); });
-      linear(x_, layer.qkv, step_.qkv, false);
-      timed(kRest, [&] { take_heads(layer, cache); });
-      timed(kAttention, [&] {
-        attend(*step_.attention[number], *step_.works[number], cache, q_, int64_t(decoder_.num_heads) * decoder_.head_dim,
-               decoder_.head_dim, attended_);
-      });
-      linear(attended_, layer.attention_out, step_.hidden, true);
-      timed(kRest, [&] { norm(layer.mlp_norm); });
-      linear(x_, layer.gate_up, step_.gate_up, false);
-      timed(kRest, [&] { gate(); });
-      linear(gated_, layer.down, step_.hidden, true);
-    }
-    const int64_t size = decoder_.hidden_size;
-    for (int64_t i = 0; i < step_.num_kept; ++i)
-      norm_row(step_.hidden + step_.kept[i] * size, decoder_.last_norm, size, decoder_.norm_epsilon, x_ + i * size);
-    timed(kMatrices, [&] {
-      linear_int8(x_, step_.num_kept, decoder_.head, step_.logits, false, step_.num_threads);
-    });
+  void run() const {
+#pragma omp parallel num_threads(step_.num_threads) if (step_.num_threads > 1)
+    run_in_team();
   }
 
  private:
-  template <class Do>
-  void timed(Part part, Do run) const {
-    const double start = step_.seconds ? omp_get_wtime() : 0.0;
-    run();
-    if (step_.seconds) step_.seconds[part] += omp_get_wtime() - start;
+  void run_in_team() const {
+    for (int number = 0; number < decoder_.num_layers; ++number) {
+      const DecoderLayer& layer = decoder_.layers[number];
+      const KvCache& cache = step_.caches[number];
+      const int64_t q_size = int64_t(decoder_.num_heads) * decoder_.head_dim;
+      timed(kRest, [&] { norm(layer.attention_norm); });
+      linear(layer.qkv, step_.qkv, false);
+      timed(kRest, [&] { take_heads(layer, cache); });
+      timed(kAttention, [&] {
+        attend(*step_.attention[number], *step_.works[number], cache, q_, q_size, decoder_.head_dim, attended_);
+      });
+      timed(kRest, [&] {
+        each_token([&](int64_t token) { round_row(attended_ + token * q_size, q_size, rounded_ + token * groups_of(q_size)); });
+      });
+      linear(layer.attention_out, step_.hidden, true);
+      timed(kRest, [&] { norm(layer.mlp_norm); });
+      linear(layer.gate_up, step_.gate_up, false);
+      timed(kRest, [&] { gate(); });
+      linear(layer.down, step_.hidden, true);
+    }
+    timed(kRest, [&] {
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < step_.num_kept; ++i) norm(step_.kept[i], decoder_.last_norm, i);
+    });
+    timed(kMatrices, [&] { linear_int8(rounded_, step_.num_kept, decoder_.head, step_.logits, false); });
   }
 
-  void linear(const T* x, const Int8Weight& weight, float* out, bool adds) const {
-    timed(kMatrices, [&] { linear_int8(x, num_tokens_, weight, out, adds, step_.num_threads); });
+  static int64_t groups_of(int64_t size) { return size / kRoundedInputs; }
+
+  // The first thread's time, with what it waits for the others.
+  template <class Do>
+  void timed(Part part, Do run) const {
+    const bool counts = step_.seconds && omp_get_thread_num() == 0;
+    const double start = counts ? omp_get_wtime() : 0.0;
+    run();
+    if (counts) step_.seconds[part] += omp_get_wtime() - start;
+  }
+
+  void linear(const Int8Weight& weight, float* out, bool adds) const {
+    timed(kMatrices, [&] { linear_int8(rounded_, num_tokens_, weight, out, adds); });
   }
 
   template <class Visit>
-  void each_token(int64_t numbers_per_token, Visit visit) const {
-    const bool is_shared = step_.num_threads > 1 && num_tokens_ * numbers_per_token >= kShared;
-#pragma omp parallel for num_threads(step_.num_threads) if (is_shared)
+  void each_token(Visit visit) const {
+#pragma omp for schedule(static)
     for (int64_t token = 0; token < num_tokens_; ++token) visit(token);
   }
 
-  void norm(const float* weight) {
+  void norm(const float* weight) const {
+    each_token([&](int64_t token) { norm(token, weight, token); });
+  }
+
+  // A token's norm to row `to` of what is multiplied next.
+  void norm(int64_t token, const float* weight, int64_t to) const {
+    static thread_local std::vector<float> normed;
     const int64_t size = decoder_.hidden_size;
-    each_token(size, [&](int64_t token) {
-      norm_row(step_.hidden + token * size, weight, size, decoder_.norm_epsilon, x_ + token * size);
-    });
+    normed.resize(size);
+    norm_row(step_.hidden + token * size, weight, size, decoder_.norm_epsilon, normed.data());
+    round_row(normed.data(), size, rounded_ + to * groups_of(size));
   }
 
   // From the products with Wqkv to q, and to the slots of K and V.
-  void take_heads(const DecoderLayer& layer, const KvCache& cache) {
+  void take_heads(const DecoderLayer& layer, const KvCache& cache) const {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
     const CacheView<T> view(cache);
-    each_token((num_heads + 2 * num_kv_heads) * dim, [&](int64_t token) {
+    each_token([&](int64_t token) {
       float* from = step_.qkv + token * (num_heads + 2 * num_kv_heads) * dim;
       const float *cosines = step_.cosines + token * dim, *sines = step_.sines + token * dim;
       for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
@@ -184,17 +201,19 @@ class Step {
     });
   }
 
-  void gate() {
+  void gate() const {
     const int64_t size = decoder_.intermediate_size;
-    each_token(size, [&](int64_t token) {
-      gate_row(step_.gate_up + token * 2 * size, step_.gate_up + (token * 2 + 1) * size, size, gated_ + token * size);
+    each_token([&](int64_t token) {
+      const float* gates = step_.gate_up + token * 2 * size;
+      gate_row(gates, gates + size, size, rounded_ + token * groups_of(size));
     });
   }
 
   const Decoder& decoder_;
   const DecoderStep& step_;
   const int64_t num_tokens_;
-  T *const x_, *const q_, *const attended_, *const gated_;
+  RoundedGroup* const rounded_;
+  T *const q_, *const attended_;
 };
 
 }  // namespace

@@ -1,13 +1,15 @@
-// A linear layer whose weights are int8 with a scale per output and 64 inputs: int8_linear.py tells it.
+// A linear layer whose weights are int8 and whose activations are whole numbers of 16 bits, a scale each per 64 inputs:
+// int8_linear.py tells it.
 //
-//   one task      = 32 outputs, for all rows of x
-//   for 64 inputs:  their 64 x 32 weights become words in a panel, still whole numbers, which every format here holds exactly
-//     for 12 rows:  sums [12, 32] = x x panel;  total += sums * scales
+//   one task   = 32 outputs, for all rows of x, a few rows at a time
+//     for 64 inputs:  sums = the exact whole number of their products;  totals += sums * (scale of the weights * scale of the row)
 //
-// Weights are read once per call, at one byte each; that bounds calls of few rows. Every sum is cut alike whatever the rows.
+// Weights are read once per call, at one byte each; that bounds calls of few rows. Every total is made alike whatever the rows.
+// With AVX512_VNNI a weight is a byte, q + 128, and an activation two: 256 * high + low. So two instructions take 64 products
+// of weights where they lie, beginning with -128 * (sum of the activations). Elsewhere words of two 16-bit numbers are multiplied.
 
 #include <algorithm>
-#include <vector>
+#include <cstring>
 
 #include "operations.h"
 
@@ -15,82 +17,109 @@ namespace radixkv {
 namespace {
 
 constexpr int kOutputs = 32;  // of a panel
-constexpr int kInputs = 64;   // of a group
+constexpr int kInputs = kRoundedInputs;  // of a group
 constexpr int kVectors = kOutputs / kLanes;
-constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 1;  // with kVectors: up to 24 accumulators
-constexpr int kAheadBytes = 4096;
+constexpr float kMost = 127 * 256;  // the largest activation: its bytes are -127 to 127 and -128 to 127
 
-// The 64 x 32 weights of a group in the order in which `unpack` reads them. `q` [32][k] from its first input on.
-template <class C>
-void pack(const int8_t* q, int64_t k, uint8_t* to) {
-  for (int input = 0; input < kInputs; ++input)
-    for (int output = 0; output < kOutputs; ++output) {
-      const int8_t value = q[output * k + input];
-      if constexpr (C::kPerWord == 2) {
-        // 64 bytes hold two inputs of each output, ordered so that interleaving the halves of every 16 bytes yields words;
-        // sign and magnitude apart, since a table looks the magnitude up.
-        const int byte = output % 16 / 4 * 16 + output / 16 * 8 + output % 4 * 2 + input % 2;
-        to[input / 2 * 64 + byte] = uint8_t(value < 0 ? -value | 0x80 : value);
-      } else {
-        to[input * kOutputs + output] = uint8_t(value);
-      }
-    }
+#if defined(__AVX512VNNI__)
+constexpr int kPerWord = 4;  // inputs of an output that lie together
+constexpr int kTileRows = 4;
+constexpr int kAheadBytes = 6144;
+
+void put_digits(Ints value, int first, RoundedGroup& to) {
+  const Ints high = (value + 128) >> 8, low = value - (high << 8);
+  auto* bytes = reinterpret_cast<int8_t*>(to.digits);
+  store(bytes + first, __builtin_convertvector(high, SignedBytes));
+  store(bytes + kInputs + first, __builtin_convertvector(low, SignedBytes));
 }
 
-#if defined(__AVX512BF16__)
-// Bytes of the bfloat16 of 0 to 127, by magnitude.
-struct Table {
-  alignas(64) uint8_t low[128], high[128];
-  Table() {
-    for (int i = 0; i < 128; ++i) {
-      low[i] = uint8_t(to_half(float(i)));
-      high[i] = uint8_t(to_half(float(i)) >> 8);
+inline __m512i splat_word(const void* from) { return _mm512_set1_epi32(load<int32_t>(from)); }
+
+// R rows' products with one panel of all groups; with `asks` the memory behind it is asked for, as the first rows do.
+template <int R, bool asks>
+void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (&totals)[R][kVectors]) {
+  static_assert(kVectors == 2);
+  for (int group = 0; group < num_groups; ++group, scales += kOutputs) {
+    __m512i highs[R][2], lows[R][2];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < 2; ++v) {
+        highs[r][v] = _mm512_setzero_si512();
+        lows[r][v] = _mm512_set1_epi32(x[r * num_groups + group].offset);
+      }
+    for (int word = 0; word < kInputs / kPerWord; ++word, weights += 128) {
+      if constexpr (asks) {
+        __builtin_prefetch(weights + kAheadBytes, 0, 2);  // into the second-level cache: more lines may be under way
+        __builtin_prefetch(weights + kAheadBytes + 64, 0, 2);
+      }
+      const __m512i bytes[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
+      for (int r = 0; r < R; ++r) {
+        const auto* digits = reinterpret_cast<const int8_t*>(x[r * num_groups + group].digits) + word * kPerWord;
+        const __m512i high = splat_word(digits), low = splat_word(digits + kInputs);
+        for (int v = 0; v < 2; ++v) {
+          highs[r][v] = _mm512_dpbusd_epi32(highs[r][v], bytes[v], high);
+          lows[r][v] = _mm512_dpbusd_epi32(lows[r][v], bytes[v], low);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const RoundedGroup& rounded = x[r * num_groups + group];
+      for (int v = 0; v < 2; ++v) {
+        const Ints sums = ((Ints)highs[r][v] << 8) + (Ints)lows[r][v];
+        const Floats scale = load<Floats>(scales + v * kLanes) * rounded.scale;
+        totals[r][v] = multiply_add(__builtin_convertvector(sums, Floats), scale, totals[r][v]);
+      }
     }
   }
-};
+}
+#else
+constexpr int kPerWord = 2;
+constexpr int kTileRows = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1;
 
-void unpack(const uint8_t* from, float* panel, ByPair) {
-  static const Table table;
-  const __m512i low[2] = {_mm512_load_si512(table.low), _mm512_load_si512(table.low + 64)};
-  const __m512i high[2] = {_mm512_load_si512(table.high), _mm512_load_si512(table.high + 64)};
-  const __m512i sign = _mm512_set1_epi8(-128);
-  for (int word = 0; word < kInputs / 2; ++word, from += 64, panel += kOutputs) {
-    __builtin_prefetch(from + kAheadBytes, 0, 2);  // into the second-level cache: more lines may be under way
-    const __m512i bytes = _mm512_loadu_si512(from);
-    const __m512i lows = _mm512_permutex2var_epi8(low[0], bytes, low[1]);
-    const __m512i highs =
-        _mm512_or_si512(_mm512_permutex2var_epi8(high[0], bytes, high[1]), _mm512_and_si512(bytes, sign));
-    _mm512_storeu_si512(panel, _mm512_unpacklo_epi8(lows, highs));
-    _mm512_storeu_si512(panel + kLanes, _mm512_unpackhi_epi8(lows, highs));
+void put_digits(Ints value, int first, RoundedGroup& to) {
+  for (int lane = 0; lane < kLanes; ++lane) to.digits[first + lane] = int16_t(value[lane]);
+}
+
+// Products of the two numbers in each word, added.
+inline Ints multiply_pairs(Ints a, Ints b) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+template <int R, bool asks>
+void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (&totals)[R][kVectors]) {
+  for (int group = 0; group < num_groups; ++group, scales += kOutputs) {
+    Ints sums[R][kVectors]{};
+    for (int word = 0; word < kInputs / kPerWord; ++word) {
+      Ints words[kVectors];
+      for (int v = 0; v < kVectors; ++v, weights += sizeof(Halves)) {
+        typedef uint8_t Bytes __attribute__((vector_size(sizeof(Halves))));
+        typedef int16_t Wide __attribute__((vector_size(2 * sizeof(Halves))));
+        words[v] = (Ints)(__builtin_convertvector(load<Bytes>(weights), Wide) - int16_t(128));
+      }
+      for (int r = 0; r < R; ++r) {
+        const Ints digits = load<int32_t>(x[r * num_groups + group].digits + word * kPerWord) - Ints{};
+        for (int v = 0; v < kVectors; ++v) sums[r][v] += multiply_pairs(words[v], digits);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) {
+        const Floats scale = load<Floats>(scales + v * kLanes) * x[r * num_groups + group].scale;
+        totals[r][v] = multiply_add(__builtin_convertvector(sums[r][v], Floats), scale, totals[r][v]);
+      }
   }
 }
 #endif
 
-void unpack(const uint8_t* from, float* panel, ByFloat) {
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-  for (int i = 0; i < kInputs * kOutputs; i += kLanes)
-    store(panel + i, __builtin_convertvector(load<Bytes>(from + i), Floats));
-}
-
-template <class C, int R>
-void add_group(const typename C::Word* x, int x_stride, const float* panel, const float* scales, float* totals, bool adds) {
-  Floats sums[R][kVectors]{};
-  multiply_add<C, R, kVectors>(x, x_stride, panel, kOutputs, kInputs / C::kPerWord, sums);
-  for (int v = 0; v < kVectors; ++v) {
-    const Floats scale = load<Floats>(scales + v * kLanes);
-    for (int r = 0; r < R; ++r) {
-      float* total = totals + r * kOutputs + v * kLanes;
-      store(total, multiply_add(sums[r][v], scale, adds ? load<Floats>(total) : Floats{}));
-    }
-  }
-}
-
-template <class C, int R = kTileRows>
-void add_group_of(int num_rows, const typename C::Word* x, int x_stride, const float* panel, const float* scales, float* totals,
-                  bool adds) {
-  if constexpr (R > 1)
-    if (num_rows < R) return add_group_of<C, R - 1>(num_rows, x, x_stride, panel, scales, totals, adds);
-  add_group<C, R>(x, x_stride, panel, scales, totals, adds);
+// The 64 x 32 weights of a group in the order in which they are multiplied. `q` [32][k] from its first input on.
+void pack(const int8_t* q, int64_t k, uint8_t* to) {
+  for (int word = 0; word < kInputs; word += kPerWord)
+    for (int output = 0; output < kOutputs; ++output)
+      for (int input = word; input < word + kPerWord; ++input) *to++ = uint8_t(q[output * k + input] + 128);
 }
 
 // One row's 32 sums, or those of them that there are.
@@ -104,75 +133,104 @@ void write(const float* totals, int count, Out* to, bool adds) {
   for (; i < count; ++i) put(to + i, adds ? as_float(to[i]) + totals[i] : totals[i]);
 }
 
+// The next rows' products with one panel, at most kTileRows; how many they were.
+template <bool asks, class Out, int R = kTileRows>
+int multiply_rows(const RoundedGroup* x, int64_t num_rows, int panel, const Int8Weight& weight, Out* out, bool adds) {
+  if constexpr (R > 1)
+    if (num_rows < R) return multiply_rows<asks, Out, R - 1>(x, num_rows, panel, weight, out, adds);
+  const int num_groups = int(weight.num_inputs / kInputs), first = panel * kOutputs;
+  const int count = int(std::min<int64_t>(kOutputs, weight.num_outputs - first));
+  Floats totals[R][kVectors]{};
+  multiply_tile<R, asks>(x, num_groups, weight.packed + int64_t(panel) * num_groups * kInputs * kOutputs,
+                   weight.scales + int64_t(panel) * num_groups * kOutputs, totals);
+  for (int r = 0; r < R; ++r) {
+    float row[kOutputs];
+    for (int v = 0; v < kVectors; ++v) store(row + v * kLanes, totals[r][v]);
+    if (weight.bias)
+      for (int i = 0; i < count; ++i) row[i] += weight.bias[first + i];
+    write(row, count, out + r * weight.num_outputs + first, adds);
+  }
+  return R;
+}
+
 }  // namespace
 
-template <class T, class Out>
-void linear_int8(const T* x, int64_t num_rows, const Int8Weight& weight, Out* out, bool adds, int num_threads) {
-  using C = Compute<T>;
-  using Word = typename C::Word;
-  if (num_rows == 0) return;
-  const int64_t k = weight.num_inputs, n = weight.num_outputs;
-  const int num_groups = int(k / kInputs), num_panels = int((n + kOutputs - 1) / kOutputs);
-  const int x_stride = int(k) / C::kPerWord;
-  std::vector<Word> widened;
-  const Word* words = reinterpret_cast<const Word*>(x);
-  if constexpr (C::kPerWord * sizeof(T) != sizeof(Word)) {
-    widened.resize(num_rows * k);
-    for (int64_t i = 0; i < num_rows * k; ++i) widened[i] = as_float(x[i]);
-    words = widened.data();
-  }
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-  {
-    static thread_local std::vector<float> totals;
-    if (totals.size() < size_t(num_rows) * kOutputs) totals.resize(num_rows * kOutputs);
-    float panel[kInputs / C::kPerWord * kOutputs];
-#pragma omp for schedule(static)
-    for (int p = 0; p < num_panels; ++p) {
-      for (int group = 0; group < num_groups; ++group) {
-        const int64_t number = int64_t(p) * num_groups + group;
-        unpack(weight.packed + number * kInputs * kOutputs, panel, C());
-        for (int64_t row = 0; row < num_rows; row += kTileRows)
-          add_group_of<C>(int(std::min<int64_t>(kTileRows, num_rows - row)),
-                          words + row * x_stride + group * (kInputs / C::kPerWord), x_stride, panel,
-                          weight.scales + number * kOutputs, totals.data() + row * kOutputs, group > 0);
-      }
-      const int first = p * kOutputs, count = int(std::min<int64_t>(kOutputs, n - first));
-      for (int64_t row = 0; row < num_rows; ++row) {
-        float* total = totals.data() + row * kOutputs;
-        if (weight.bias)
-          for (int i = 0; i < count; ++i) total[i] += weight.bias[first + i];
-        write(total, count, out + row * n + first, adds);
-      }
+template <class T>
+void round_row(const T* from, int64_t count, RoundedGroup* to) {
+  for (const T* end = from + count; from < end; from += kInputs, ++to) {
+    Floats most{}, none{};
+    for (int i = 0; i < kInputs; i += kLanes) {
+      const Floats values = load_floats(from + i);
+      most = max(most, values < 0.0f ? -values : values);
+      none += values - values;  // not 0 where one is infinite or NaN
     }
+    const float largest = highest(most);
+    to->offset = 0;
+    to->scale = largest / kMost + sum(none);
+    if (!(largest > 0.0f) || to->scale != to->scale) {
+      std::memset(to->digits, 0, sizeof to->digits);
+      continue;
+    }
+    const float factor = kMost / largest;
+    Ints total{};
+    for (int i = 0; i < kInputs; i += kLanes) {
+      const Ints value = round_to_ints(load_floats(from + i) * factor);
+      put_digits(value, i, *to);
+      total += value;
+    }
+    for (int lane = 0; lane < kLanes; ++lane) to->offset -= 128 * total[lane];
   }
 }
 
-template void linear_int8(const float*, int64_t, const Int8Weight&, float*, bool, int);
-template void linear_int8(const Bfloat16*, int64_t, const Int8Weight&, float*, bool, int);
+template <class Out>
+void linear_int8(const RoundedGroup* x, int64_t num_rows, const Int8Weight& weight, Out* out, bool adds) {
+  const int num_panels = int((weight.num_outputs + kOutputs - 1) / kOutputs);
+  const int64_t num_groups = weight.num_inputs / kInputs;
+#pragma omp for schedule(static)
+  for (int panel = 0; panel < num_panels; ++panel) {
+    int64_t row = num_rows ? multiply_rows<true>(x, num_rows, panel, weight, out, adds) : 0;
+    while (row < num_rows)
+      row += multiply_rows<false>(x + row * num_groups, num_rows - row, panel, weight, out + row * weight.num_outputs, adds);
+  }
+}
+
+template void round_row(const float*, int64_t, RoundedGroup*);
+template void round_row(const Bfloat16*, int64_t, RoundedGroup*);
+template void linear_int8(const RoundedGroup*, int64_t, const Int8Weight&, float*, bool);
+
+namespace {
+
+template <class T>
+void round_and_multiply(const T* x, int64_t num_rows, const Int8Weight& weight, RoundedGroup* rounded, T* out, int num_threads) {
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row)
+      round_row(x + row * weight.num_inputs, weight.num_inputs, rounded + row * (weight.num_inputs / kInputs));
+    linear_int8(rounded, num_rows, weight, out, false);
+  }
+}
+
+}  // namespace
 
 extern "C" {
 
-// `q` [n, k] with n a multiple of 32 and k of 64, into `packed` [n * k]; for activations of this type.
-void radixkv_pack_int8_float32(const int8_t* q, int64_t n, int64_t k, uint8_t* packed) {
+// `q` [n, k] with n a multiple of 32 and k of 64, into `packed` [n * k].
+void radixkv_pack_int8(const int8_t* q, int64_t n, int64_t k, uint8_t* packed) {
   for (int64_t output = 0; output < n; output += kOutputs)
     for (int64_t input = 0; input < k; input += kInputs, packed += kInputs * kOutputs)
-      pack<Compute<float>>(q + output * k + input, k, packed);
+      pack(q + output * k + input, k, packed);
 }
 
-void radixkv_pack_int8_bfloat16(const int8_t* q, int64_t n, int64_t k, uint8_t* packed) {
-  for (int64_t output = 0; output < n; output += kOutputs)
-    for (int64_t input = 0; input < k; input += kInputs, packed += kInputs * kOutputs)
-      pack<Compute<Bfloat16>>(q + output * k + input, k, packed);
+// out [num_rows, num_outputs] of x [num_rows, num_inputs]. `rounded`: [num_rows, num_inputs / 64].
+void radixkv_linear_int8_float32(const float* x, int64_t num_rows, const Int8Weight* weight, RoundedGroup* rounded, float* out,
+                                 int32_t num_threads) {
+  round_and_multiply(x, num_rows, *weight, rounded, out, num_threads);
 }
 
-// out [num_rows, num_outputs] of x [num_rows, num_inputs].
-void radixkv_linear_int8_float32(const float* x, int64_t num_rows, const Int8Weight* weight, float* out, int32_t num_threads) {
-  linear_int8(x, num_rows, *weight, out, false, num_threads);
-}
-
-void radixkv_linear_int8_bfloat16(const Bfloat16* x, int64_t num_rows, const Int8Weight* weight, Bfloat16* out,
-                                  int32_t num_threads) {
-  linear_int8(x, num_rows, *weight, out, false, num_threads);
+void radixkv_linear_int8_bfloat16(const Bfloat16* x, int64_t num_rows, const Int8Weight* weight, RoundedGroup* rounded,
+                                  Bfloat16* out, int32_t num_threads) {
+  round_and_multiply(x, num_rows, *weight, rounded, out, num_threads);
 }
 
 }  // extern "C"

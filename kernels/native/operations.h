@@ -16,9 +16,23 @@ struct Int8Weight {
   int64_t num_inputs, num_outputs;
 };
 
-// out [num_rows, num_outputs] = x [num_rows, num_inputs] x weight + bias; with `adds`, that is added to what `out` holds.
-template <class T, class Out>
-void linear_int8(const T* x, int64_t num_rows, const Int8Weight& weight, Out* out, bool adds, int num_threads);
+constexpr int kRoundedInputs = 64;
+
+// 64 activations as whole numbers times a scale: x ~ digits * scale. How `digits` holds them is int8_linear.cpp's matter.
+struct RoundedGroup {
+  int16_t digits[kRoundedInputs];
+  float scale;
+  int32_t offset;  // -128 times their sum
+};
+
+// `from` [count], a multiple of 64, to [count / 64] groups. What is infinite or NaN makes its whole group NaN.
+template <class T>
+void round_row(const T* from, int64_t count, RoundedGroup* to);
+
+// out [num_rows, num_outputs] = x [num_rows, num_inputs] x weight + bias; with `adds`, that is added to what `out` holds. All
+// threads of a team call it, and it is done when they return.
+template <class Out>
+void linear_int8(const RoundedGroup* x, int64_t num_rows, const Int8Weight& weight, Out* out, bool adds);
 
 // What the attention of one layer computes. `softcap` 0: none. `sinks`: [Hq] or null.
 struct Layer {
@@ -47,7 +61,7 @@ struct Work {
   int32_t num_items, num_merges, num_threads, table_stride;
 };
 
-// out [tokens, Hq, Dv] from q [tokens, Hq, D] with strides in elements.
+// out [tokens, Hq, Dv] from q [tokens, Hq, D] with strides in elements. All threads of a team call it, as `linear_int8`.
 template <class T>
 void attend(const Layer& layer, const Work& work, const KvCache& cache, const T* q, int64_t q_token, int64_t q_head, T* out);
 

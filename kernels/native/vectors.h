@@ -25,6 +25,7 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
 
 template <class V>
 inline V load(const void* from) {
@@ -48,6 +49,17 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
+#endif
+}
+
+// To the nearest whole numbers, and of two to the even one; of numbers below 2^22 in size.
+inline Ints round_to_ints(Floats x) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtps_epi32((__m256)x);
+#else
+  return __builtin_convertvector((x + 12582912.0f) - 12582912.0f, Ints);  // 1.5 * 2^23: the fraction rounds away
 #endif
 }
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, plan_attention
+from radixkv.kernels.huge_pages import HugePages
 from radixkv.kernels.int8_linear import concatenate_int8
 from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, Linear, NativeDecoder
 from radixkv.kernels.spec import AttentionSpec
@@ -92,9 +93,10 @@ class _NotRoundedError(Exception):
 def _weights(model: Any, layers: Sequence[LayerShape], specs: Sequence[AttentionSpec]) -> DecoderWeights:
     config = model.config
     shape = layers[0]
+    pages = _pages_for(model)
     return DecoderWeights(
-        layers=[_layer(layer, spec) for layer, spec in zip(model.model.layers, specs, strict=True)],
-        head=_linear(model.lm_head),
+        layers=[_layer(layer, spec, pages) for layer, spec in zip(model.model.layers, specs, strict=True)],
+        head=_linear(model.lm_head, pages),
         last_norm=model.model.norm.weight.detach().float(),
         num_heads=config.num_attention_heads,
         num_kv_heads=shape.num_kv_heads,
@@ -103,14 +105,21 @@ def _weights(model: Any, layers: Sequence[LayerShape], specs: Sequence[Attention
     )
 
 
-def _layer(layer: Any, spec: AttentionSpec) -> DecoderLayer:
+def _pages_for(model: Any) -> HugePages:
+    """Room for all matrices, in the order in which a step reads them."""
+    weights = [module.quantised for module in model.modules() if isinstance(module, Int8Linear)]
+    tensors = [tensor for weight in weights for tensor in (weight.packed, weight.scales)]
+    return HugePages(sum(HugePages.aligned(tensor.nbytes) for tensor in tensors))
+
+
+def _layer(layer: Any, spec: AttentionSpec, pages: HugePages) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
     q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
     return DecoderLayer(
-        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
-        attention_out=_linear(attention.o_proj),
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
-        down=_linear(mlp.down_proj),
+        qkv=_joined(pages, attention.q_proj, attention.k_proj, attention.v_proj),
+        attention_out=_linear(attention.o_proj, pages),
+        gate_up=_joined(pages, mlp.gate_proj, mlp.up_proj),
+        down=_linear(mlp.down_proj, pages),
         attention_norm=layer.input_layernorm.weight.detach().float(),
         mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
         q_norm=None if q_norm is None else q_norm.weight.detach().float(),
@@ -119,24 +128,23 @@ def _layer(layer: Any, spec: AttentionSpec) -> DecoderLayer:
     )
 
 
-def _linear(module: Any) -> Linear:
-    if not isinstance(module, Int8Linear):
-        raise _NotRoundedError(f"a matrix is a {type(module).__name__}")
-    return Linear(module.quantised, module.float_bias)
+def _linear(module: Any, pages: HugePages) -> Linear:
+    return _joined(pages, module)
 
 
-def _joined(*modules: Any) -> Linear:
-    """Several matrices of the same inputs as one; the modules go on with their parts of its memory."""
-    linears = [_linear(module) for module in modules]
-    whole, parts = concatenate_int8([linear.weight for linear in linears])
+def _joined(pages: HugePages, *modules: Any) -> Linear:
+    """Matrices of the same inputs as one; the modules go on with their parts of its memory."""
+    for module in modules:
+        if not isinstance(module, Int8Linear):
+            raise _NotRoundedError(f"a matrix is a {type(module).__name__}")
+    whole, parts = concatenate_int8([module.quantised for module in modules], pages)
     for module, part in zip(modules, parts, strict=True):
         module.quantised = part
-    if all(linear.bias is None for linear in linears):
+    biases = [module.float_bias for module in modules]
+    if all(bias is None for bias in biases):
         return Linear(whole)
-    biases = [
-        torch.zeros(one.weight.num_outputs, dtype=torch.float32) if one.bias is None else one.bias for one in linears
-    ]
-    return Linear(whole, torch.cat(biases))
+    filled = [torch.zeros(part.num_outputs) if bias is None else bias for bias, part in zip(biases, parts, strict=True)]
+    return Linear(whole, torch.cat(filled))
 
 
 def _compare(

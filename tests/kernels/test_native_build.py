@@ -42,7 +42,10 @@ def test_the_best_level_that_the_machine_can_run_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("flags", "levels"),
     [
-        ("fma avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512vbmi", "avx512_bf16 avx512 avx2 portable"),
+        (
+            "fma avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512_vnni",
+            "avx512_bf16 avx512_vnni avx512 avx2 portable",
+        ),
         ("fma avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16", "avx512 avx2 portable"),
         ("fma avx2", "avx2 portable"),
         ("avx2", "portable"),

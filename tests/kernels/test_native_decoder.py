@@ -15,12 +15,14 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import allocate_kv, int8_linear, native_decoder, plan_attention
+from radixkv.kernels.huge_pages import HugePages
 from radixkv.kernels.int8_linear import concatenate_int8, linear_int8_reference, quantise_int8
 from radixkv.kernels.native_build import build_native, usable_levels
 from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, Linear, NativeDecoder
 from radixkv.kernels.spec import AttentionSpec
 
-RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+RELATIVE_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
+"""In fp32 what the matrices multiply has 15 bits, and a number next to a half is rounded the one way or the other."""
 NUM_BLOCKS, BLOCK_SIZE = 24, 4
 EPSILON = 1e-5
 
@@ -136,7 +138,7 @@ class Toy:
 
 def _joined(*linears: tuple[Tensor, Tensor | None]) -> Linear:
     quantised = [quantise_int8(weight) for weight, _ in linears]
-    whole = quantised[0] if len(linears) == 1 else concatenate_int8(quantised)[0]
+    whole, _ = concatenate_int8(quantised, HugePages(1 << 20))
     biases = [bias for _, bias in linears if bias is not None]
     return Linear(whole, torch.cat(biases) if biases else None)
 
@@ -335,12 +337,13 @@ def test_weights_are_joined_in_whole_panels_and_keep_their_answers() -> None:
     plain, x = [torch.randn(n, 64) for n in (32, 96, 64)], torch.randn(3, 64)
     weights = [quantise_int8(weight) for weight in plain]
     expected = [int8_linear.linear_int8(x, weight) for weight in weights]
-    whole, parts = concatenate_int8(weights)
+    pages = HugePages(1 << 20)
+    whole, parts = concatenate_int8(weights, pages)
     assert torch.equal(int8_linear.linear_int8(x, whole), torch.cat(expected, dim=1))
     for part, answer in zip(parts, expected, strict=True):
         assert torch.equal(int8_linear.linear_int8(x, part), answer)
         assert part.packed.untyped_storage().data_ptr() == whole.packed.untyped_storage().data_ptr()
     with pytest.raises(InvalidArgumentError, match=r"^weights\[1\]\.num_outputs is 33; it must be a multiple of 32"):
-        concatenate_int8([weights[0], quantise_int8(torch.randn(33, 64))])
+        concatenate_int8([weights[0], quantise_int8(torch.randn(33, 64)), weights[0]], pages)
     with pytest.raises(InvalidArgumentError, match=r"^weights\[1\] is "):
-        concatenate_int8([weights[0], quantise_int8(torch.randn(32, 128))])
+        concatenate_int8([weights[0], quantise_int8(torch.randn(32, 128))], pages)
