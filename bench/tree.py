@@ -4,8 +4,8 @@ Workload: 1,000 prompts of 8,192 tokens (2,048 of system prompt, 2,048 of one of
 blocks of 16 tokens; 100,000 leaves for eviction; one few-shot parent with 5,000 siblings. The peers are SGLang's two cores and
 vLLM's block pool. Every system runs in this process, one call of each in turn (ten of eviction), with the garbage collector on
 as a user has it; the time of reading the clock is subtracted. The limit is the time of comparing a prompt with its own copy,
-`a == b`, over all prompts; radixkv's ratio to it is taken where only the two take turns, and shown with the peers' calls in
-between as well.
+`a == b`, over all prompts; radixkv's ratio to it, and to each peer's match, is taken where only the two take turns, and shown
+with all of their calls in between as well.
 
     python -m bench.tree --peer fetch        fetch the peers' wheels once (375 MB, no dependencies), then measure
     python -m bench.tree                     the same with the wheels fetched before

@@ -32,6 +32,7 @@ __all__ = [
     "INSERT",
     "LIMIT",
     "Samples",
+    "beside",
     "check_histories",
     "expect",
     "measure_decode_steps",
@@ -49,6 +50,11 @@ FORK_POSITIONS = (80, 8000)
 FEW_SHOT_TOKENS, SIBLING_TOKENS = 1024, 64
 
 Samples = dict[str, dict[str, list[int]]]
+
+
+def beside(peer: str) -> str:
+    """What names the measures in which a peer and radixkv take turns, and nobody else."""
+    return f", {peer} alone beside"
 
 
 def expect(found: object, expected: object, what: str) -> None:
@@ -91,9 +97,10 @@ def _check_tables(ours: Ours, prompts: Sequence[bytes], num_probes: int) -> None
 
 
 def measure_requests(systems: Sequence[System], prompts: Sequence[bytes], num_rounds: int) -> Samples:
-    """Match, acquire and release on full hits: radixkv and the limit taking turns, then the peer as well.
+    """Match, acquire and release on full hits: radixkv and the limit taking turns, then with each peer, then with all of them.
 
-    A call of the peer evicts more from the processor's caches than a compare does, so the two answer different questions.
+    What runs in between decides how much of a system's own memory is left in the processor's caches, so these answer
+    different questions: with one peer, which of the two a program would be better off with; with all, what a call costs cold.
     """
     compare = _compare_timer(prompts)
     timers = {system.name: _request_timers(system, [system.key(prompt) for prompt in prompts]) for system in systems}
@@ -110,9 +117,11 @@ def measure_requests(systems: Sequence[System], prompts: Sequence[bytes], num_ro
             for op in operations
         }
 
-    names = list(timers)
-    alone = run(names[:1], ALONE)
-    return alone | run(names, "") if len(names) > 1 else alone
+    ours, *peers = timers
+    samples = run([ours], ALONE)
+    for peer in peers:
+        samples |= run([ours, peer], beside(peer))
+    return samples | run([ours, *peers], "") if peers else samples
 
 
 def _compare_timer(prompts: Sequence[bytes]) -> Contender:

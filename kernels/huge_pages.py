@@ -1,7 +1,7 @@
-"""Host memory in pages of two megabytes, where the system gives them: what is read from end to end in every step goes there.
+"""Host memory in pages of two megabytes, where the system has them: what every step reads from end to end goes there.
 
-A processor reads ahead within a page, and looks up a page before it reads it. One core of a shared EPYC read 143 MB of weights in
-7.5 ms from pages of 4 KiB and in 4.9 ms from these.
+A processor reads ahead within a page, and looks up a page before it reads it. One core of a shared EPYC read 143 MB of weights
+in 7.5 ms from pages of 4 KiB and in 4.9 ms from these.
 """
 
 from __future__ import annotations

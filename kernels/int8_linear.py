@@ -1,4 +1,4 @@
-"""A linear layer on a CPU with int8 weights, a scale per output and 64 inputs, and activations of 16 bits, a scale per row and 64.
+"""A linear layer on a CPU with weights in int8 and activations in 16 bits, with a scale per output or row and 64 inputs.
 
     w[n, k] ~ q[n, k] * scale[n, k // 64]       q = round(w / scale), scale = max |w| of the group / 127
     x[m, k] ~ p[m, k] * scale[m, k // 64]       p = round(x * (32512 / max)), scale = max |x| of the group / 32512
@@ -173,11 +173,11 @@ def _restored(weight: Tensor) -> Tensor:
 
 def _rounded(x: Tensor) -> Tensor:
     """Activations [m, k] as rounded, float64."""
-    groups = x.float().unflatten(1, (-1, GROUP_SIZE))
+    groups = x.float().view(x.shape[0], x.shape[1] // GROUP_SIZE, GROUP_SIZE)
     largest = groups.abs().amax(dim=2, keepdim=True)
     factors = torch.where(largest > 0, torch.full_like(largest, _MOST_ACTIVATION) / largest, 0.0)
     whole = (groups * factors).round()
-    return (whole.double() * (largest / _MOST_ACTIVATION).double()).flatten(1)
+    return (whole.double() * (largest / _MOST_ACTIVATION).double()).view_as(x)
 
 
 def _round(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ What lies between the kernels costs more than a third of a small model's step wh
 interpreter's lock. Here one call runs them all, over the same caches and plans, and other threads run meanwhile.
 
 Dtypes: int8 weights; queries and caches float32 or bfloat16; hidden, sums and logits fp32; what a matrix multiplies is rounded
-to 16 bits (`int8_linear`). A token's logits do not depend on the others of the step, but for blocks that attention reads once for
+to 16 bits (`int8_linear`). A token's logits do not depend on the others of the step, but where attention reads blocks once for
 several (`plan_attention(shares=...)`). Needs the native kernels.
 """
 
