@@ -165,6 +165,12 @@ class NativeDecoder:
             norm_epsilon=weights.norm_epsilon,
         )
         self._layers = layers  # what the structure points to
+        specs = [layer.attention for layer in weights.layers]
+        kinds = {(spec.scale, spec.sliding_window, spec.softcap): spec for spec in specs}
+        self._attention_kinds = list(kinds.values())
+        self._kind_of_layer = [[*kinds].index((spec.scale, spec.sliding_window, spec.softcap)) for spec in specs]
+        self._caches: Sequence[KVCache] = ()
+        self._native_caches = (NativeKVCache * 0)()
         linears = [weights.head, *chain.from_iterable(map(_linears, weights.layers))]
         self.linear_bytes = sum(linear.weight.packed.nbytes + linear.weight.scales.nbytes for linear in linears)
 
@@ -185,7 +191,7 @@ class NativeDecoder:
             cosines, sines: [T, D] float32, of the tokens' rotary angles.
             slots: [T] int64, where K and V go; below 0: nowhere.
             kept: [K] int64, tokens.
-            caches: per layer, from `allocate_kv`, in `dtype`.
+            caches: per layer, from `allocate_kv`, in `dtype`; kept until others are given, and not to be changed.
             batch: the step's sequences, T rows.
 
         Returns:
@@ -202,19 +208,17 @@ class NativeDecoder:
         check_tensor("slots", slots, (num_tokens,), (torch.int64,), cpu)
         check_tensor("kept", kept, (None,), (torch.int64,), cpu)
         hidden, cosines, sines, slots, kept = (tensor.contiguous() for tensor in (hidden, cosines, sines, slots, kept))
-        num_blocks = self._check_caches(caches, batch)
-        _check_range("slots", slots, None, num_blocks * batch.block_size)
+        native_caches = self._native_caches_of(caches, batch)
+        _check_range("slots", slots, None, caches[0].num_blocks * batch.block_size)
         _check_range("kept", kept, 0, num_tokens)
         logits = torch.empty(kept.shape[0], weights.head.weight.num_outputs, dtype=torch.float32)
         if not num_tokens:
             return logits
-        num_heads = weights.num_heads
         calls = [
-            plan_native_call(self._library, num_heads, cache, batch, layer.attention)
-            for cache, layer in zip(caches, weights.layers, strict=True)
+            plan_native_call(self._library, weights.num_heads, caches[0], batch, spec) for spec in self._attention_kinds
         ]
-        attention, works = _pointers([call.layer for call in calls]), _pointers([call.work for call in calls])
-        native_caches = (NativeKVCache * len(caches))(*map(NativeKVCache.of, caches))
+        attention = _pointers([calls[kind].layer for kind in self._kind_of_layer])
+        works = _pointers([calls[kind].work for kind in self._kind_of_layer])
         step = _Step(
             *(tensor.data_ptr() for tensor in (hidden, cosines, sines, slots, kept)),
             *map(ctypes.addressof, (attention, works, native_caches)),
@@ -244,22 +248,33 @@ class NativeDecoder:
             scratch.take("gate_up", (num_tokens, 2 * intermediate_size), like),
         )
 
-    def _check_caches(self, caches: Sequence[KVCache], batch: AttentionBatch) -> int:
-        """How many blocks the caches have."""
+    def _native_caches_of(self, caches: Sequence[KVCache], batch: AttentionBatch) -> ctypes.Array[NativeKVCache]:
+        """The structures of the caches, those of the run before where they are the same."""
+        if caches is not self._caches:
+            self._check_caches(caches)
+            self._native_caches = (NativeKVCache * len(caches))(*map(NativeKVCache.of, caches))
+            self._caches = caches
+        if batch.block_size != caches[0].block_size:
+            raise InvalidArgumentError(
+                "batch.block_size", batch.block_size, f"{caches[0].block_size}, as of the caches"
+            )
+        if batch.highest_block >= caches[0].num_blocks:
+            raise InvalidArgumentError(
+                "batch.highest_block", batch.highest_block, f"below {caches[0].num_blocks}, the pool"
+            )
+        return self._native_caches
+
+    def _check_caches(self, caches: Sequence[KVCache]) -> None:
         weights = self._weights
         if len(caches) != len(weights.layers):
             raise InvalidArgumentError("len(caches)", len(caches), f"{len(weights.layers)}, one per layer")
-        wanted = (Layout.TRANSPOSED, caches[0].num_blocks, batch.block_size, weights.num_kv_heads, weights.head_dim)
+        first = caches[0]
+        wanted = (Layout.TRANSPOSED, first.num_blocks, first.block_size, weights.num_kv_heads, weights.head_dim)
         for cache in caches:
             found = (cache.layout, cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_dim)
             kind = (cache.v_head_dim, cache.dtype, cache.format)
             if (found, kind) != (wanted, (weights.head_dim, self.dtype, None)):
                 raise InvalidArgumentError("caches", (*found, cache.dtype), f"{(*wanted, self.dtype)}")
-        if batch.highest_block >= caches[0].num_blocks:
-            raise InvalidArgumentError(
-                "batch.highest_block", batch.highest_block, f"below {caches[0].num_blocks}, the pool"
-            )
-        return caches[0].num_blocks
 
 
 def _check(weights: DecoderWeights, hidden_size: int, intermediate_size: int) -> None:

@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -157,15 +155,19 @@ class ModelRunner:
         """
         query_lens = [len(row.token_ids) for row in rows]
         context_lens = [row.start + length for row, length in zip(rows, query_lens, strict=True)]
-        lasts = np.cumsum(query_lens) - 1
-        token_ids, positions, slots, kept = (
-            torch.from_numpy(values).to(self.device)
-            for values in (
-                np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows]),
-                np.concatenate([np.arange(row.start, end) for row, end in zip(rows, context_lens, strict=True)]),
-                np.concatenate([self._slots(row) for row in rows]),
-                np.array([last for last, row in zip(lasts, rows, strict=True) if row.wants_logits], dtype=np.int64),
-            )
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        kept: list[int] = []
+        for row, end in zip(rows, context_lens, strict=True):
+            token_ids += row.token_ids
+            positions += range(row.start, end)
+            slots += self._slots(row, end)
+            if row.wants_logits:
+                kept.append(len(token_ids) - 1)
+        ids, at, wanted, written = (
+            torch.tensor(values, dtype=torch.int64, device=self.device)
+            for values in (token_ids, positions, kept, slots)
         )
         batch = plan_attention(
             query_lens,
@@ -178,16 +180,15 @@ class ModelRunner:
         )
         self._batch = batch
         if self._native is not None:
-            return self._native.forward(token_ids, positions, kept, slots, self.pool, batch)
-        return self._run(token_ids, positions, kept, StepAttention(self.pool, batch, slots))
+            return self._native.forward(ids, at, wanted, written, self.pool, batch)
+        return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
 
-    def _slots(self, row: ForwardRow) -> npt.NDArray[np.int64]:
-        block_size = self.pool.block_size
-        positions = np.arange(row.start, row.start + len(row.token_ids))
-        table = np.frombuffer(row.block_table, dtype=np.int32).astype(np.int64)
-        slots: npt.NDArray[np.int64] = table[positions // block_size] * block_size + positions % block_size
-        slots[positions < row.num_stored] = -1
-        return slots
+    def _slots(self, row: ForwardRow, end: int) -> list[int]:
+        """Where K and V of a row's positions go, -1 for those that are stored."""
+        size, table = self.pool.block_size, row.block_table
+        num_stored = min(max(row.num_stored - row.start, 0), end - row.start)
+        slots = [table[position // size] * size + position % size for position in range(row.start + num_stored, end)]
+        return [-1] * num_stored + slots
 
     def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
         """By the model's own code."""

@@ -44,8 +44,8 @@ class NativeModel:
     """Embeds tokens and runs the decoder on them."""
 
     def __init__(self, model: Any, decoder: NativeDecoder) -> None:
-        self._embed = model.get_input_embeddings()
-        self._rotary = model.model.rotary_emb
+        self._embeddings = model.get_input_embeddings().weight.detach()
+        self._angles = _Angles(model.model.rotary_emb)
         self._decoder = decoder
         self.dtype = decoder.dtype
 
@@ -54,9 +54,25 @@ class NativeModel:
     ) -> Tensor:
         """[T] ids at [T] positions, K and V of which go to [T] slots of the pool: float32 logits of the tokens in `kept`."""
         with torch.inference_mode():
-            hidden = self._embed(token_ids).float()
-            cosines, sines = self._rotary(hidden[None], positions[None])
-            return self._decoder.run(hidden, cosines[0], sines[0], slots, kept, pool.caches, batch)
+            hidden = self._embeddings[token_ids].float()
+            cosines, sines = self._angles.of(positions, max(batch.host_context_lens, default=0))
+            return self._decoder.run(hidden, cosines, sines, slots, kept, pool.caches, batch)
+
+
+class _Angles:
+    """Cosines and sines of all positions so far, by the model's own code, which takes longer than looking them up."""
+
+    def __init__(self, rotary: Any) -> None:
+        self._rotary = rotary
+        self._cosines = self._sines = torch.empty(0)
+
+    def of(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """[T, D] each, float32, of [T] positions below `end`."""
+        if end > len(self._cosines):
+            all_positions = torch.arange(1 << (end - 1).bit_length())
+            cosines, sines = self._rotary(torch.empty(0), all_positions[None])
+            self._cosines, self._sines = cosines[0], sines[0]
+        return self._cosines[positions], self._sines[positions]
 
 
 def find_native_model(
