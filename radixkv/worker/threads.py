@@ -17,10 +17,10 @@ from typing import NamedTuple, TypeVar
 
 __all__ = ["ThreadSettings", "configure_threads", "count_free_cores", "run_on_passing_thread"]
 
-_SPIN_COUNT = 20_000
-"""Turns of the wait loop before a thread sleeps. With two free cores, a decode step of one sequence took 49 ms with 20,000 and
-74 ms with 2,000, against 65 ms on one thread. Where others keep the cores busy it takes several times that, and one thread is
-best: 55 to 90 ms against 310 to 550 ms.
+_SPIN_COUNT = 200_000
+"""Turns of the wait loop before a thread sleeps, some two milliseconds: longer than what lies between two forwards. With two free
+cores a token of one user took 8.0 ms, with 20,000 turns 9.1; beside a process that keeps one of the cores busy 15 ms, 61, and
+with 2,000 turns 29.
 """
 _SAMPLE_S = 0.1
 _Result = TypeVar("_Result")
