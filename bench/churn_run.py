@@ -32,6 +32,8 @@ PIN_TTL_S = 5.0
 WARM_UP_TURNOVERS = 2
 CALIBRATION_CALLS = 301
 SUB_BUCKETS = 64
+CALLS_PER_LOOK = 2_000
+NUM_QUARTERS = 4
 
 
 class Times:
@@ -253,16 +255,15 @@ def run(seed: int, num_leaves: int, seconds: float, *, is_service: bool) -> dict
     times = {kind: Times() for kind in times}
     every, idle = Times(), Times()
     rss_start_mib, evicted = _rss_mib(), traffic.cache.stats().num_evicted_blocks
-    start_s, rss_half_mib = monotonic(), 0.0
+    start_s, peaks_mib = monotonic(), [0.0] * NUM_QUARTERS
     while (elapsed_s := monotonic() - start_s) < seconds:
-        if not rss_half_mib and elapsed_s > seconds / 2:
-            rss_half_mib = _rss_mib()
-        for _ in range(200):
+        quarter = int(elapsed_s / seconds * NUM_QUARTERS)
+        peaks_mib[quarter] = max(peaks_mib[quarter], _rss_mib())
+        for _ in range(CALLS_PER_LOOK):
             kind, elapsed_ns = traffic.call()
             times[kind].add(elapsed_ns)
             every.add(elapsed_ns)
             idle.add(control.call(kind))
-    rss_end_mib = _rss_mib()
     stats = traffic.cache.stats()
     collections = pauses.by_generation
     pauses.clear()
@@ -281,8 +282,7 @@ def run(seed: int, num_leaves: int, seconds: float, *, is_service: bool) -> dict
         "num_turnovers": traffic.num_turnovers,
         "num_events": traffic.num_events,
         "rss_start_mib": rss_start_mib,
-        "rss_half_mib": rss_half_mib,
-        "rss_end_mib": rss_end_mib,
+        "rss_peaks_mib": peaks_mib,
     }
 
 

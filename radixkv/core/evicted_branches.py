@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from radixkv.core.explanation import EvictionReason
 from radixkv.core.node import Node, Places, RootNode
+from radixkv.core.recent import Recent
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 __all__ = ["EvictedBranches", "Recall"]
@@ -42,50 +43,41 @@ class Recall(NamedTuple):
 
 class EvictedBranches:
     """A record of bounded size: the latest edges evicted, up to an eighth as many as the pool has blocks, and of their tokens
-    up to a quarter of what the pool holds; of a small pool up to 128 edges and 8,192 tokens. The last edge of each generation
-    may pass the bound on tokens by its own length. Of a tail nothing is remembered.
-
-    Two generations make that cheap: when the young one has half of either, it becomes the old one, and the old is forgotten.
-    Of 16,384 blocks of 16 tokens, evicted in leaves of 64 tokens, it takes 1.8 bytes for each token that the pool holds.
+    up to a quarter of what the pool holds; of a small pool up to 128 edges and 8,192 tokens; see `Recent`. Of a tail nothing is
+    remembered. Of 16,384 blocks of 16 tokens, evicted in leaves of 64 tokens, it takes 1.8 bytes for each token that the pool
+    holds.
     """
 
-    __slots__ = ("_block_bytes", "_max_bytes", "_max_edges", "_num_places", "_old", "_room_bytes", "_young")
+    __slots__ = ("_block_bytes", "_edges", "_num_places")
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         self._block_bytes = block_bytes
-        self._max_edges = max(MIN_EDGES, int(num_blocks * EDGES_PER_BLOCK))
-        self._max_bytes = max(MIN_BYTES, int(num_blocks * block_bytes * SHARE_OF_TOKENS))
-        self._room_bytes = self._max_bytes
+        max_bytes = max(MIN_BYTES, int(num_blocks * block_bytes * SHARE_OF_TOKENS))
+        self._edges: Recent[_EvictedEdge] = Recent(max(MIN_EDGES, int(num_blocks * EDGES_PER_BLOCK)), max_bytes)
         self._num_places = 0
-        self._young: dict[int, _EvictedEdge] = {}
-        self._old: dict[int, _EvictedEdge] = {}
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._edges)
 
     def note(self, node: Node, reason: EvictionReason, now_s: float) -> None:
         """The blocks of a node are about to match no more; those below it went before. O(1), or O(edge) of a locked one."""
         key = node.key
         if len(key) < self._block_bytes:
             return
-        if len(self._young) >= self._max_edges or self._room_bytes <= 0:
-            self._old, self._young = self._young, {}
-            self._room_bytes = self._max_bytes
-        self._room_bytes -= len(key)
         if node.lock_ref:
             key = bytes(key)  # its sequence goes on lengthening it
         name = hash((self._place_above(node), node.head))
-        self._young[name] = _EvictedEdge(key, now_s, reason, node.evicted_at)
+        self._edges.put(name, _EvictedEdge(key, now_s, reason, node.evicted_at), len(key))
 
     def recall(self, namespace: str, tokens: bytes, node: Node, matched_bytes: int) -> Recall | None:
         """How much further `tokens` were cached than the `matched_bytes` that match now, which end in `node`.
 
         None where nothing of that is remembered. A pure read. O(path + edges that agree).
         """
-        young, old, block_bytes = self._young, self._old, self._block_bytes
+        edges, block_bytes = self._edges, self._block_bytes
         found: list[tuple[int, _EvictedEdge, _EvictedEdge | None]] = []
         name = hash((namespace, tokens[:block_bytes]))
-        edge = young.get(name) or old.get(name)
+        edge = edges.get(name)
         if edge is not None:
             found.append((0, edge, None))
         above: Node | None = node
@@ -93,7 +85,7 @@ class EvictedBranches:
             for position, place in above.evicted_at:
                 if position <= matched_bytes:
                     name = hash((place, tokens[position : position + block_bytes]))
-                    edge = young.get(name) or old.get(name)
+                    edge = edges.get(name)
                     if edge is not None:
                         found.append((position, edge, None))
             above = above.parent
@@ -122,8 +114,7 @@ class EvictedBranches:
         return None if latest is None else Recall(end, latest.time_s, latest.reason)
 
     def _edge(self, place: int | str, head: bytes) -> _EvictedEdge | None:
-        name = hash((place, head))
-        return self._young.get(name) or self._old.get(name)
+        return self._edges.get(hash((place, head)))
 
     def _place_above(self, node: Node) -> int | str:
         """The place from which a node goes: that of its parent's end."""

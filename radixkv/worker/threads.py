@@ -18,9 +18,9 @@ from typing import NamedTuple, TypeVar
 __all__ = ["ThreadSettings", "configure_threads", "count_free_cores", "run_on_passing_thread"]
 
 _SPIN_COUNT = 200_000
-"""Turns of the wait loop before a thread sleeps, some two milliseconds: longer than what lies between two forwards. With two free
-cores a token of one user took 8.0 ms, with 20,000 turns 9.1; beside a process that keeps one of the cores busy 15 ms, 61, and
-with 2,000 turns 29.
+"""Turns of the wait loop before a thread sleeps, some two milliseconds: longer than what lies between two forwards. With two
+free cores a token of one user took 8.0 ms, with 20,000 turns 9.1; beside a process that keeps one of the cores busy 15 ms, 61,
+and with 2,000 turns 29.
 """
 _SAMPLE_S = 0.1
 _Result = TypeVar("_Result")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -374,13 +374,17 @@ def test_the_record_of_what_was_evicted_is_bounded_and_the_latest_is_in_it() -> 
 def test_the_record_is_small_beside_what_it_remembers() -> None:
     record, block_bytes = EvictedBranches(16_384, 64), 64
     root = RootNode("default", Account(Share(8, lambda _num_blocks: LRUPolicy())))
-    for number in range(40_000):
-        key = number.to_bytes(4, "little") * 64
-        record.note(Node(root, key, key[:block_bytes], root.blocks), "pressure", 0.0)
-    assert len(record) <= 16_384 / 8
-    edges = [*record._young.values(), *record._old.values()]
-    assert sum(len(edge.key) for edge in edges) <= 16_384 * 64 / 4
-    assert sys.getsizeof(record._young) + sys.getsizeof(record._old) + sum(map(sys.getsizeof, edges)) < 16_384 * 32
+    keys = [number.to_bytes(4, "little") * 64 for number in range(40_000)]
+    nodes = [Node(root, key, key[:block_bytes], root.blocks) for key in keys]
+    tracemalloc.start()
+    for evicted in nodes:
+        record.note(evicted, "pressure", 0.0)
+    taken_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    num_kept = len(record)
+    assert num_kept <= 16_384 / 8
+    assert num_kept * len(keys[0]) <= 16_384 * 64 / 4
+    assert taken_bytes < 16_384 * 32
 
 
 def test_what_a_quota_cost_is_told_as_such() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from radixkv.core.node import Node
+from radixkv.core.recent import Recent
 
 __all__ = ["Ghost", "Ghosts"]
 
@@ -24,22 +25,18 @@ class Ghosts:
     Two young histories that agree in all three are taken for one; that can cost a hit and never an answer.
     """
 
-    __slots__ = ("_capacity", "_old", "_young")
+    __slots__ = ("_recent",)
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = max(1, capacity)
-        self._young: dict[int, Ghost] = {}
-        self._old: dict[int, Ghost] = {}
+        self._recent: Recent[Ghost] = Recent(max(1, capacity), 1)
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._recent)
 
     def remember(self, node: Node, namespace: str) -> None:
         """O(1)."""
-        if len(self._young) >= self._capacity:
-            self._old, self._young = self._young, {}
         ghost = Ghost(node.num_uses, node.reuse_class, node.access_number, len(node.blocks))
-        self._young[_name(node, namespace)] = ghost
+        self._recent.put(_name(node, namespace), ghost)
 
     def recall(self, node: Node, namespace: str) -> list[Ghost]:
         """The histories of the nodes that were evicted where this one now lies, from its start on as far as one follows the
@@ -48,8 +45,7 @@ class Ghosts:
         ghosts: list[Ghost] = []
         block_bytes, offset = len(node.head), 0
         while offset < len(node.key):
-            name = _name(node, namespace, offset)
-            ghost = self._young.pop(name, None) or self._old.pop(name, None)
+            ghost = self._recent.pop(_name(node, namespace, offset))
             if ghost is None:
                 break
             ghosts.append(ghost)
