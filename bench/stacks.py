@@ -16,13 +16,16 @@ from radixkv.worker.threads import configure_threads, run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.client.reader import RemoteReader
+    from radixkv.worker.engine import Engine
     from radixkv.worker.generation_client import GenerationClient
+    from radixkv.worker.model import ModelRunner
     from radixkv.worker.request import Generator, Usage
 
 __all__ = [
     "BLOCK_SIZE",
     "Reply",
     "Stack",
+    "engine_beside_service",
     "engine_in_process",
     "generate_greedy",
     "separate_processes",
@@ -74,6 +77,28 @@ def engine_in_process(model: str, num_blocks: int, dtype: str) -> Iterator[Stack
     )
     with Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), text=ChatText(model), model_name=model) as engine:
         yield Stack(engine, lambda: engine.call(lambda holder: holder.stats().num_evicted_blocks))
+
+
+@contextmanager
+def engine_beside_service(model: str, num_blocks: int, dtype: str) -> Iterator[tuple[Engine, ModelRunner]]:
+    """`radixkv serve` in a process of its own, and a worker's engine and model in this one."""
+    configure_threads()
+    from radixkv.worker.run import Worker, WorkerConfig
+
+    with (
+        tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder,
+        _running("serve", "--listen", f"unix:{folder}/service"),
+    ):
+        config = WorkerConfig(
+            model=model,
+            service=f"unix:{folder}/service",
+            listen=None,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            dtype=dtype,
+        )
+        with Worker(config) as worker:
+            yield worker.engine, worker.runner
 
 
 @contextmanager

@@ -1,0 +1,342 @@
+"""Where the time of a decode step goes, with 1, 8 and 32 chats at once, beside what the machine allows.
+
+The parts of a step, one after the other on the engine's thread; the cache service is a process of its own:
+
+    linear                the matrices
+    attention             over the blocks, and the writing of K and V
+    glue                  norms, rotation and activations; planning the forward, embedding
+    sampling              a token of each chat from its logits
+    service               what is said to the cache and applied of its answers; waiting for them
+    scheduler             who runs, whose reply ends; telling the streams
+    between               from one round to the next: messages; other threads that hold the interpreter's lock
+
+The floor is the longer of two: reading the weights and the KV of all chats at the best rate at which this run reads memory, and
+the matrices' operations at the best rate of torch's bfloat16 product. `a step` is what the parts add up to, `a token` what one
+chat waits for its next one through gRPC, with the worker in a process of its own too.
+
+    python -m bench.step_time            3 replies of 128 tokens for each number of chats (2 minutes on two cores)
+    python -m bench.step_time --quick    one of 16: a smoke test; figures not worth quoting
+
+Milliseconds; means over the steps in which all chats decode. Exit code of a full run: 0 when the bar is met, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.stacks import engine_beside_service, separate_processes
+from radixkv.worker.default_model import resolve_model
+
+if TYPE_CHECKING:
+    from radixkv.kernels.native_decoder import NativeDecoder
+    from radixkv.worker.model import ForwardRow, ModelRunner
+    from radixkv.worker.request import Generator
+
+__all__ = ["main"]
+
+LINEAR, ATTENTION, GLUE, SAMPLING = "linear", "attention", "glue", "sampling"
+SERVICE, SCHEDULER, BETWEEN = "service", "scheduler", "between"
+PARTS = (LINEAR, ATTENTION, GLUE, SAMPLING, SERVICE, SCHEDULER, BETWEEN)
+NUM_CHATS = (1, 8, 32)
+FULL_REPLIES, QUICK_REPLIES = 3, 1
+FULL_TOKENS, QUICK_TOKENS = 128, 16
+PROMPT_TOKENS = 40
+NUM_BLOCKS = 2048
+NUM_PROBES = 10
+FLOOR_BOUND = 1.5
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.step_time", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
+    parser.add_argument("--model", default="default", help="Hugging Face id or folder (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--dtype", default="auto", help="as of radixkv worker (default: auto)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the token ids (default: 0)")
+    parser.add_argument(
+        "--json", type=Path, help="where to write (default: bench/results/step_time.json on a full run)"
+    )
+    return parser.parse_args(arguments)
+
+
+@dataclass
+class Stopwatch:
+    """Seconds of each part in the rounds whose forward decodes a token for every one of `num_chats`."""
+
+    num_chats: int
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    num_steps: int = 0
+    num_context_tokens: int = 0
+    linear_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._within = [0.0]  # per call under way, what its inner calls took
+        self._round = dict.fromkeys(PARTS, 0.0)
+        self._is_counted = self._was_counted = False
+        self._ended_s = 0.0
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, its own time counted under `part`."""
+
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            self._within.append(0.0)
+            started_s = perf_counter()
+            try:
+                return call(*arguments, **keywords)
+            finally:
+                taken_s = perf_counter() - started_s
+                self._round[part] += taken_s - self._within.pop()
+                self._within[-1] += taken_s
+
+        return run
+
+    def _of_round(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self.timed(SCHEDULER, call)
+
+        def run(*arguments: Any) -> Any:
+            self._round = dict.fromkeys(PARTS, 0.0)
+            self._is_counted = False
+            started_s = perf_counter()
+            answer = timed(*arguments)
+            if self._is_counted and self._was_counted:
+                self._round[BETWEEN] = started_s - self._ended_s
+                self.seconds = {part: self.seconds[part] + taken_s for part, taken_s in self._round.items()}
+                self.num_steps += 1
+            self._was_counted = self._is_counted
+            self._ended_s = perf_counter()
+            return answer
+
+        return run
+
+    def _of_forward(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self.timed(GLUE, call)
+
+        def run(runner: ModelRunner, rows: Sequence[ForwardRow]) -> Any:
+            self._is_counted = len(rows) == self.num_chats and all(len(row.token_ids) == 1 for row in rows)
+            if self._is_counted and self._was_counted:
+                self.num_context_tokens += sum(row.start + 1 for row in rows)
+            return timed(runner, rows)
+
+        return run
+
+    def _of_decoder(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The native decoder tells its parts by itself."""
+        import numpy as np
+
+        def run(decoder: NativeDecoder, *arguments: Any) -> Any:
+            decoder.seconds = np.zeros(3)
+            answer = call(decoder, *arguments)
+            self.linear_bytes = decoder.linear_bytes
+            for part, taken_s in zip((LINEAR, ATTENTION, GLUE), decoder.seconds.tolist(), strict=True):
+                self._round[part] += taken_s
+                self._within[-1] += taken_s
+            decoder.seconds = None
+            return answer
+
+        return run
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within it, rounds are timed."""
+        import torch
+
+        from radixkv.kernels.native_decoder import NativeDecoder
+        from radixkv.worker.attention import StepAttention
+        from radixkv.worker.model import ModelRunner
+        from radixkv.worker.packed_linear import Int8Linear, PackedLinear
+        from radixkv.worker.rounds import Rounds
+        from radixkv.worker.sampler import Sampler
+
+        linear_kinds = (Int8Linear, PackedLinear, torch.nn.Linear)
+        plain_call = torch.nn.Module.__call__
+        linear_call = self.timed(LINEAR, plain_call)
+
+        def call_module(module: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
+            return (linear_call if isinstance(module, linear_kinds) else plain_call)(module, *arguments, **keywords)
+
+        with ExitStack() as stack:
+            for owner, name, call in (
+                (torch.nn.Module, "__call__", call_module),
+                (StepAttention, "attend", self.timed(ATTENTION, StepAttention.attend)),
+                (NativeDecoder, "run", self._of_decoder(NativeDecoder.run)),
+                (ModelRunner, "forward", self._of_forward(ModelRunner.forward)),
+                (Sampler, "sample", self.timed(SAMPLING, Sampler.sample)),
+                (Rounds, "run", self._of_round(Rounds.run)),
+                *(
+                    (Rounds, name, self.timed(SERVICE, getattr(Rounds, name)))
+                    for name in ("_submit", "_take_notices", "_take_answers", "_wait_for_beginners")
+                ),
+            ):
+                stack.enter_context(_replaced(owner, name, call))
+            yield
+
+    def parts_ms(self) -> dict[str, float]:
+        return {part: seconds / self.num_steps * 1e3 for part, seconds in self.seconds.items()}
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class Chats:
+    """Users who each ask for a reply at the same moment."""
+
+    def __init__(self, generator: Generator, options: argparse.Namespace) -> None:
+        self._generator = generator
+        self._source = random.Random(options.seed)
+        self._num_tokens = QUICK_TOKENS if options.quick else FULL_TOKENS
+
+    def reply(self, num_chats: int) -> float:
+        """Milliseconds from one token of a chat to its next, on average over all of them."""
+        prompts = [self._source.choices(range(1_000, 40_000), k=PROMPT_TOKENS) for _ in range(num_chats)]
+        with ThreadPoolExecutor(num_chats) as users:
+            return statistics.mean(users.map(self._reply, prompts))
+
+    def _reply(self, prompt: list[int]) -> float:
+        from radixkv.worker.request import Delta, GenerateParams
+        from radixkv.worker.sampling import SamplingParams
+
+        sampling = SamplingParams(max_tokens=self._num_tokens, temperature=1.0, seed=0, ignore_eos=True)
+        stream = self._generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        arrivals_s = [perf_counter() for event in stream if isinstance(event, Delta)]
+        if stream.usage is None or stream.usage.num_generated_tokens != self._num_tokens:
+            raise AssertionError(f"{stream.usage}: {self._num_tokens} tokens were asked for")
+        return (arrivals_s[-1] - arrivals_s[0]) / (len(arrivals_s) - 1) * 1e3
+
+
+class Machine:
+    """What this machine can do at best, with all threads; looked at again and again, since it is shared."""
+
+    def __init__(self, num_bytes: int) -> None:
+        import torch
+
+        from radixkv.kernels.huge_pages import HugePages
+
+        self._memory = HugePages(num_bytes).take((num_bytes // 8,), torch.int64)
+        self._memory.fill_(1)
+        self._factors = [torch.randn(1024, 1024).bfloat16() for _ in range(2)]
+        self.bytes_per_s = self.flops_per_s = 0.0
+
+    def look(self) -> None:
+        import torch
+
+        for _ in range(NUM_PROBES):
+            started_s = perf_counter()
+            self._memory.sum()
+            self.bytes_per_s = max(self.bytes_per_s, self._memory.nbytes / (perf_counter() - started_s))
+            started_s = perf_counter()
+            torch.mm(*self._factors)
+            self.flops_per_s = max(self.flops_per_s, 2 * 1024**3 / (perf_counter() - started_s))
+
+
+class Timed(NamedTuple):
+    """Of one number of chats, in milliseconds; `floor_ms` is the longer of `read_ms` and `multiply_ms`."""
+
+    parts: dict[str, float]
+    token_ms: float
+    read_ms: float
+    multiply_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def floor_ms(self) -> float:
+        return max(self.read_ms, self.multiply_ms)
+
+
+def measure(options: argparse.Namespace, model: str) -> dict[int, Timed]:
+    num_replies = QUICK_REPLIES if options.quick else FULL_REPLIES
+    progress = Progress("replies", 2 * num_replies * len(NUM_CHATS))
+    watches = {num_chats: Stopwatch(num_chats) for num_chats in NUM_CHATS}
+    tokens_ms: dict[int, float] = {}
+    with engine_beside_service(model, NUM_BLOCKS, options.dtype) as (engine, runner):
+        chats, token_bytes, weight_bytes = Chats(engine, options), runner.token_bytes, runner.weight_bytes
+        machine = Machine(weight_bytes)
+        chats.reply(1)
+        for num_chats, watch in watches.items():
+            for _ in range(num_replies):
+                machine.look()
+                with watch.watching():
+                    chats.reply(num_chats)
+                progress.advance()
+    with separate_processes(model, NUM_BLOCKS, options.dtype) as stack:
+        chats = Chats(stack.generator, options)
+        chats.reply(1)
+        for num_chats in NUM_CHATS:
+            replies_ms = []
+            for _ in range(num_replies):
+                replies_ms.append(chats.reply(num_chats))
+                progress.advance()
+            tokens_ms[num_chats] = statistics.median(replies_ms)
+    found = {}
+    for num_chats, watch in watches.items():
+        linear_bytes = watch.linear_bytes or weight_bytes
+        kv_bytes = watch.num_context_tokens / watch.num_steps * token_bytes
+        read_ms = (linear_bytes + kv_bytes) / machine.bytes_per_s * 1e3
+        multiply_ms = 2 * linear_bytes * num_chats / machine.flops_per_s * 1e3
+        found[num_chats] = Timed(watch.parts_ms(), tokens_ms[num_chats], read_ms, multiply_ms)
+    return found
+
+
+def make_report(found: dict[int, Timed], options: argparse.Namespace, model: str) -> Report:
+    columns = ("chats", *PARTS, "a step", "floor", "over floor", "a token, processes apart", "tokens/s")
+    rows = [
+        (
+            f"{num_chats}",
+            *(f"{timed.parts[part]:.2f}" for part in PARTS),
+            f"{timed.step_ms:.2f}",
+            f"{timed.floor_ms:.2f}",
+            f"{timed.step_ms / timed.floor_ms:.2f}x",
+            f"{timed.token_ms:.2f}",
+            f"{num_chats / timed.token_ms * 1e3:,.0f}",
+        )
+        for num_chats, timed in found.items()
+    ]
+    one = found[1]
+    report = Report("step_time", options.seed)
+    report.tables = [Table(f"{Path(model).name}, milliseconds", columns, rows)]
+    report.bars = [
+        Bar("one chat: a step / its floor", one.step_ms / one.floor_ms, FLOOR_BOUND, "x"),
+    ]
+    report.figures = {
+        "unit": "milliseconds",
+        "model": Path(model).name,
+        "dtype": options.dtype,
+        "steps": {
+            str(num_chats): timed._asdict() | {"step_ms": timed.step_ms, "floor_ms": timed.floor_ms}
+            for num_chats, timed in found.items()
+        },
+    }
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    model = str(resolve_model(options.model))
+    path = options.json or (None if options.quick else RESULTS_DIR / "step_time.json")
+    return make_report(measure(options, model), options, model).finish(path, is_quick=options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
