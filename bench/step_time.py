@@ -10,9 +10,9 @@ The parts of a step, one after the other on the engine's thread; the cache servi
     scheduler             who runs, whose reply ends; telling the streams
     between               from one round to the next: messages; other threads that hold the interpreter's lock
 
-The floor is the longer of two: reading the weights and the KV of all chats at the best rate at which this run reads memory, and
-the matrices' operations at the best rate of torch's bfloat16 product. `a step` is what the parts add up to, `a token` what one
-chat waits for its next one through gRPC, with the worker in a process of its own too.
+The floor is the longer of two: reading the weights and the KV of all chats at the rate at which this run reads memory, and the
+matrices' operations at the rate of torch's bfloat16 product, both on median and with all threads. `a step` is what the parts
+add up to, `a token` what one chat waits for its next one through gRPC, with the worker in a process of its own too.
 
     python -m bench.step_time            3 replies of 128 tokens for each number of chats (2 minutes on two cores)
     python -m bench.step_time --quick    one of 16: a smoke test; figures not worth quoting
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.stacks import engine_beside_service, separate_processes
 from radixkv.worker.default_model import resolve_model
+from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.kernels.native_decoder import NativeDecoder
@@ -223,7 +224,7 @@ class Chats:
 
 
 class Machine:
-    """What this machine can do at best, with all threads; looked at again and again, since it is shared."""
+    """What this machine can do with all threads, on median of many looks between the replies: it is shared."""
 
     def __init__(self, num_bytes: int) -> None:
         import torch
@@ -233,7 +234,8 @@ class Machine:
         self._memory = HugePages(num_bytes).take((num_bytes // 8,), torch.int64)
         self._memory.fill_(1)
         self._factors = [torch.randn(1024, 1024).bfloat16() for _ in range(2)]
-        self.bytes_per_s = self.flops_per_s = 0.0
+        self._bytes_per_s: list[float] = []
+        self._flops_per_s: list[float] = []
 
     def look(self) -> None:
         import torch
@@ -241,10 +243,18 @@ class Machine:
         for _ in range(NUM_PROBES):
             started_s = perf_counter()
             self._memory.sum()
-            self.bytes_per_s = max(self.bytes_per_s, self._memory.nbytes / (perf_counter() - started_s))
+            self._bytes_per_s.append(self._memory.nbytes / (perf_counter() - started_s))
             started_s = perf_counter()
             torch.mm(*self._factors)
-            self.flops_per_s = max(self.flops_per_s, 2 * 1024**3 / (perf_counter() - started_s))
+            self._flops_per_s.append(2 * 1024**3 / (perf_counter() - started_s))
+
+    @property
+    def bytes_per_s(self) -> float:
+        return statistics.median(self._bytes_per_s)
+
+    @property
+    def flops_per_s(self) -> float:
+        return statistics.median(self._flops_per_s)
 
 
 class Timed(NamedTuple):
@@ -271,11 +281,11 @@ def measure(options: argparse.Namespace, model: str) -> dict[int, Timed]:
     tokens_ms: dict[int, float] = {}
     with engine_beside_service(model, NUM_BLOCKS, options.dtype) as (engine, runner):
         chats, token_bytes, weight_bytes = Chats(engine, options), runner.token_bytes, runner.weight_bytes
-        machine = Machine(weight_bytes)
+        machine = run_on_passing_thread(lambda: Machine(weight_bytes))
         chats.reply(1)
         for num_chats, watch in watches.items():
             for _ in range(num_replies):
-                machine.look()
+                run_on_passing_thread(machine.look)
                 with watch.watching():
                     chats.reply(num_chats)
                 progress.advance()
