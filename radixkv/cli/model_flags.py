@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.planner.dtypes import KV_DTYPES
 from radixkv.planner.fit import BLOCK_SIZES
 from radixkv.planner.sizes import parse_bytes
 
@@ -38,7 +39,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],
-        help="of weights and KV; auto takes what is fast here (default %(default)s)",
+        help="of weights and activations; auto takes what is fast here (default %(default)s)",
     )
     flags.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="default %(default)s")
     flags.add_argument(
@@ -78,6 +79,13 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         default=16,
         choices=BLOCK_SIZES,
         help="tokens per block: small ones waste less at the end of a branch, large ones move faster (default %(default)s)",
+    )
+    flags.add_argument(
+        "--kv-dtype",
+        default=_AUTO,
+        choices=[_AUTO, *KV_DTYPES],
+        help="of KV: auto, or what the model computes in, rounds nothing; int8 and fp8 take about half of bfloat16's memory, "
+        "int4 less, at some cost in quality (the README has figures); latents stay as they are (default %(default)s)",
     )
     flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
     flags.add_argument(
@@ -167,6 +175,7 @@ def worker_config(options: argparse.Namespace, service: str | None, listen: str 
         dtype=options.dtype,
         device=options.device,
         quantization=options.quantization,
+        kv_dtype=options.kv_dtype,
         max_model_len=options.max_model_len,
         pool_name=options.pool,
         limits=_limits(options),
@@ -202,6 +211,8 @@ def describe(worker: Worker) -> str:
     """What a worker serves, and where its memory goes, in a line each."""
     model, pool = worker.engine.model(), worker.runner.pool
     rounded = ", weights in int8" if worker.runner.quantization == "int8" else ""
+    if worker.runner.kv_format is not None:
+        rounded += f", KV in {worker.runner.kv_dtype}"
     return (
         f"{model.name} on {worker.runner.device} in {worker.runner.dtype}{rounded}: {model.max_length:,} tokens of context, "
         f"{pool.num_blocks:,} blocks of {pool.block_size} tokens\n  memory         {worker.plan}"

@@ -74,8 +74,8 @@ def _add_load_flags(plan: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--kv-dtype",
         default="auto",
-        help="of KV: auto (as the weights), float32, bfloat16, float16, fp8, int8, int4; for comparison, as this version's "
-        "worker keeps KV in the weights' dtype",
+        help="of KV: auto (as the weights), float32, bfloat16, float16, fp8, int8, int4; a worker's --kv-dtype takes the same, "
+        "but of plain dtypes only the one that it computes in",
     )
     flags.add_argument(
         "--kv-layout",
@@ -152,13 +152,18 @@ def _in_short(count: int) -> str:
 
 
 def _notes(shape: ModelShape, plan: MemoryPlan) -> list[str]:
-    if plan.layout == "stored" or shape.layers == shape.stored_layers:
+    if plan.layout == "stored":
         return []
     from radixkv.planner import plan_memory
 
     stored = plan_memory(shape, dtype=plan.dtype, kv_dtype=plan.kv_dtype, tp=plan.tp, layout="stored")
-    if stored.token_bytes != plan.token_bytes:
+    differs = stored.token_bytes != plan.token_bytes
+    if differs and any(layer.is_latent for layer in shape.stored_layers):
+        kept = f"unrounded where it is latents, {stored.token_bytes:,} bytes a token"
+    elif differs:
         kept = f"expanded to every head, {stored.token_bytes:,} bytes a token"
-    else:
+    elif shape.layers != shape.stored_layers:
         kept = "for all tokens, also where a layer looks back through a window only"
+    else:
+        return []
     return [f"this version's worker keeps KV {kept}; --kv-layout stored plans for that"]

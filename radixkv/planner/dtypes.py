@@ -1,7 +1,8 @@
-"""Element types of weights and of KV, by their size. A quantised KV element shares a scale with its token's head."""
+"""Element types of weights and of KV, by their size. Quantised elements share scales with others of their token and head."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 __all__ = ["DTYPES", "KV_DTYPES", "KVDtype"]
@@ -13,14 +14,29 @@ _SCALE_BYTES = 2
 
 
 class KVDtype(NamedTuple):
-    """`bits` of an element; `scale_bytes` that a vector (one token's K or V of one head) takes besides."""
+    """`bits` of an element, and what a vector (one token's K or V of one head) has besides: one scale of `scale_bytes`, or
+    two for each group of up to `group` channels.
+    """
 
     bits: int
     scale_bytes: int
+    group: int = 0
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether elements are codes."""
+        return self.scale_bytes > 0
+
+    def takes(self, width: int) -> bool:
+        """Whether vectors of `width` elements can be stored: what is in groups packs pairs into bytes."""
+        return not (self.group and width % 2)
 
     def vector_bytes(self, width: int) -> int:
-        """Bytes of a vector of `width` elements, its scale included; 0 for width 0."""
-        return -(-width * self.bits // 8) + self.scale_bytes if width else 0
+        """Bytes of a vector of `width` elements, which `takes` allows, its scales included; 0 for width 0."""
+        if not width:
+            return 0
+        num_scales = 2 * width // math.gcd(width // 2, self.group) if self.group else 1
+        return -(-width * self.bits // 8) + num_scales * self.scale_bytes
 
 
 KV_DTYPES = {
@@ -29,6 +45,6 @@ KV_DTYPES = {
     "float16": KVDtype(16, 0),
     "fp8": KVDtype(8, _SCALE_BYTES),
     "int8": KVDtype(8, _SCALE_BYTES),
-    "int4": KVDtype(4, _SCALE_BYTES),
+    "int4": KVDtype(4, _SCALE_BYTES, group=16),
 }
-"""With scales per token and head, so that appending a token rescales nothing that is stored."""
+"""With scales per token and head, so that appending a token rescales nothing that is stored. Names and sizes are a worker's."""

@@ -7,10 +7,10 @@ memory x utilisation
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.planner.dtypes import DTYPES, KV_DTYPES
+from radixkv.planner.dtypes import DTYPES, KV_DTYPES, KVDtype
 from radixkv.planner.errors import PlanError
 from radixkv.planner.fit import check_block_size, check_fit, count_blocks
 from radixkv.planner.shape import LayerKV, ModelShape
@@ -93,7 +93,8 @@ class MemoryPlan:
 
     def bytes_at(self, num_tokens: int) -> int:
         """Bytes of KV of one sequence of so many tokens, to the token, windows honoured."""
-        return _sequence_bytes(_layers(self.shape, self.layout, self.tp), self.kv_dtype, num_tokens, 1)
+        stored_as = _StoredAs.of(self.kv_dtype, self.dtype, self.layout)
+        return _sequence_bytes(_layers(self.shape, self.layout, self.tp), stored_as, num_tokens, 1)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: flat, sizes in bytes."""
@@ -158,14 +159,16 @@ def plan_memory(
     if dtype not in DTYPES:
         raise InvalidArgumentError("dtype", dtype, f"auto, {', '.join(DTYPES)}")
     if kv_dtype == "auto":
-        kv_dtype = dtype if DTYPES[dtype] > 1 else "bfloat16"
+        kv_dtype = _own_kv_dtype(dtype)
     if kv_dtype not in KV_DTYPES:
         raise InvalidArgumentError("kv_dtype", kv_dtype, f"auto, {', '.join(KV_DTYPES)}")
     check_block_size(block_size)
     _check(shape, load, tp, layout)
     max_model_len = load.max_model_len or shape.max_length or _LENGTH_WITHOUT_CONFIG
     layers = _layers(shape, layout, tp)
-    token_bytes = sum(layer.token_bytes(KV_DTYPES[kv_dtype]) for layer in layers)
+    stored_as = _StoredAs.of(kv_dtype, dtype, layout)
+    stored_as.check(layers, kv_dtype)
+    token_bytes = sum(map(stored_as.token_bytes, layers))
     if not token_bytes:
         raise PlanError(f"{shape.name} keeps nothing per token, so it needs no blocks")
     plan = MemoryPlan(
@@ -181,7 +184,7 @@ def plan_memory(
         activation_bytes=estimate_activations(shape, dtype, load, tp),
         token_bytes=token_bytes,
         block_bytes=token_bytes * block_size,
-        sequence_bytes=_sequence_bytes(layers, kv_dtype, max_model_len, block_size),
+        sequence_bytes=_sequence_bytes(layers, stored_as, max_model_len, block_size),
     )
     return plan if device is None else _fill(plan, device)
 
@@ -262,14 +265,47 @@ def _layers(shape: ModelShape, layout: str, tp: int) -> list[LayerKV]:
     return [layer._replace(num_heads=-(-layer.num_heads // tp)) for layer in layers]
 
 
-def _sequence_bytes(layers: list[LayerKV], kv_dtype: str, num_tokens: int, block_size: int) -> int:
+def _own_kv_dtype(dtype: str) -> str:
+    """Of KV that nobody asked to be stored otherwise."""
+    return dtype if DTYPES[dtype] > 1 else "bfloat16"
+
+
+class _StoredAs(NamedTuple):
+    """What K and V are stored in, and what latents are."""
+
+    heads: KVDtype
+    latents: KVDtype
+
+    @classmethod
+    def of(cls, kv_dtype: str, dtype: str, layout: str) -> _StoredAs:
+        """This worker's pool quantises no latents."""
+        heads = KV_DTYPES[kv_dtype]
+        rounds_latents = layout == "least" or not heads.is_quantised
+        return cls(heads, heads if rounds_latents else KV_DTYPES[_own_kv_dtype(dtype)])
+
+    def of_layer(self, layer: LayerKV) -> KVDtype:
+        return self.latents if layer.is_latent else self.heads
+
+    def token_bytes(self, layer: LayerKV) -> int:
+        return layer.token_bytes(self.of_layer(layer))
+
+    def check(self, layers: list[LayerKV], kv_dtype: str) -> None:
+        for layer in layers:
+            for width in (layer.key_dim, layer.value_dim):
+                if not self.of_layer(layer).takes(width):
+                    raise InvalidArgumentError(
+                        "kv_dtype", kv_dtype, f"another one for heads of {width} channels: it packs two into a byte"
+                    )
+
+
+def _sequence_bytes(layers: list[LayerKV], stored_as: _StoredAs, num_tokens: int, block_size: int) -> int:
     """Of one sequence in whole blocks. A window that begins inside a block keeps all of it."""
-    dtype, total = KV_DTYPES[kv_dtype], 0
+    total = 0
     for layer in layers:
         kept = num_tokens
         if layer.window is not None and block_size > 1:
             kept = min(num_tokens, layer.window + block_size - 1)
         elif layer.window is not None:
             kept = min(num_tokens, layer.window)
-        total += layer.token_bytes(dtype) * -(-kept // block_size) * block_size + layer.state_bytes
+        total += stored_as.token_bytes(layer) * -(-kept // block_size) * block_size + layer.state_bytes
     return total

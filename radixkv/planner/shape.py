@@ -32,6 +32,11 @@ class LayerKV(NamedTuple):
     window: int | None = None
     state_bytes: int = 0
 
+    @property
+    def is_latent(self) -> bool:
+        """Whether one vector serves as key and value."""
+        return self.key_dim > 0 and self.value_dim == 0
+
     def token_bytes(self, dtype: KVDtype) -> int:
         """Bytes of one token."""
         return self.num_heads * (dtype.vector_bytes(self.key_dim) + dtype.vector_bytes(self.value_dim))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,9 +13,11 @@ from torch import Tensor
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, Scratch, plan_attention
+from radixkv.kernels.kv_format import KVFormat
 from radixkv.worker.attention import ATTENTION_NAME, AttentionSite, ShapeProbe, StepAttention, register_attention
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
+from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
 from radixkv.worker.latent_attention import absorb_latents
 from radixkv.worker.native_model import find_native_model
@@ -25,6 +28,8 @@ __all__ = ["DEVICES", "DTYPES", "ForwardRow", "ModelRunner"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
 QUANTIZATIONS = ("auto", "none", "int8")
+
+_LOG = logging.getLogger(__name__)
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _MAX_LEN_WITHOUT_CONFIG = 2048
@@ -55,6 +60,7 @@ class ModelRunner:
         widest_output: elements that are at most made of one position, embeddings and logits aside.
         weight_bytes: of the model's tensors.
         quantization: what the linear layers' weights are rounded to, ``"int8"`` or ``"none"``.
+        kv_format: what K and V are stored in; None: `dtype`, as latents are always.
         pool: the KV caches; `dtype` and `device` are where and in what the model computes.
     """
 
@@ -70,6 +76,7 @@ class ModelRunner:
         device: str = "auto",
         max_model_len: int | None = None,
         quantization: str = "auto",
+        kv_dtype: str = "auto",
     ) -> None:
         """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
 
@@ -82,6 +89,8 @@ class ModelRunner:
             max_model_len: longest sequence to be served; None: what the model allows.
             quantization: of the linear layers' weights on a CPU: ``"none"``, ``"int8"`` (groups of 64), or ``"auto"``: int8
                 where `dtype` is auto too and the device computes in bfloat16, which rounds no less.
+            kv_dtype: what K and V are stored in: ``"fp8"``, ``"int8"``, ``"int4"``; ``"auto"`` or the name of what the model
+                computes in: that, as which latents are stored always.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
@@ -89,6 +98,7 @@ class ModelRunner:
         """
         self.device = _choose_device(device)
         self.dtype = _choose_dtype(dtype, self.device)
+        kv_format = choose_kv_format(kv_dtype, self.dtype)
         rounds = _wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         register_attention()
         self._model = _load(model, self.dtype, self.device)
@@ -112,8 +122,9 @@ class ModelRunner:
         probe = self._probe()
         self.widest_output = max(widest_output, probe.widest_query)
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
+        self.kv_format = self._take_kv_format(kv_format)
         self._native = None
-        if num_rounded:
+        if num_rounded and self.kv_format is None:
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
             self._native = find_native_model(self._model, self._layers, specs, self._run)
         if num_blocks is not None:
@@ -132,7 +143,17 @@ class ModelRunner:
     @property
     def token_bytes(self) -> int:
         """Bytes that one token takes in the pool, over all layers."""
-        return pool_token_bytes(self._layers, self.dtype)
+        return pool_token_bytes(self._layers, self.dtype, self.kv_format)
+
+    @property
+    def gathered_token_bytes(self) -> int:
+        """Bytes of one token's K and V in a layer, on average, once they are gathered; codes become numbers in fp32."""
+        return pool_token_bytes(self._layers, torch.float32 if self.kv_format else self.dtype) // self.num_layers
+
+    @property
+    def kv_dtype(self) -> str:
+        """Name of what K and V are stored in."""
+        return self.kv_format.value if self.kv_format else dtype_name(self.dtype)
 
     def allocate_pool(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         """Make a new pool of the model's layers, in place of the one there may be.
@@ -140,7 +161,8 @@ class ModelRunner:
         Raises:
             InvalidArgumentError, ModelError: as `KVPool`.
         """
-        self.pool = KVPool(self._layers, num_blocks, block_size, self.dtype, self.device, num_host_blocks)
+        sizes = (num_blocks, block_size, self.dtype, self.device, num_host_blocks)
+        self.pool = KVPool(self._layers, *sizes, kv_format=self.kv_format)
         self._batch: AttentionBatch | None = None  # of the last step
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
@@ -182,6 +204,17 @@ class ModelRunner:
         if self._native is not None:
             return self._native.forward(ids, at, wanted, written, self.pool, batch)
         return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
+
+    def _take_kv_format(self, kv_format: KVFormat | None) -> KVFormat | None:
+        """None also where all that the model keeps is latents."""
+        if kv_format is None:
+            return None
+        check_heads(kv_format, self._layers)
+        if all(layer.is_latent for layer in self._layers):
+            told = dtype_name(self.dtype), kv_format.value
+            _LOG.warning("KV stays in %s: the model keeps latents, which are not rounded to %s", *told)
+            return None
+        return kv_format
 
     def _slots(self, row: ForwardRow, end: int) -> list[int]:
         """Where K and V of a row's positions go, -1 for those that are stored."""

@@ -208,7 +208,7 @@ def _workspace_bytes(runner: ModelRunner, limits: SchedulerLimits) -> int:
     sampling = limits.max_running * runner.vocab_size * _SAMPLING_BYTES
     if runner.device.type == "cuda":
         return sampling + _CUDA_FRAGMENTS_BYTES
-    return sampling + runner.token_bytes // runner.num_layers * runner.max_model_len
+    return sampling + runner.gathered_token_bytes * runner.max_model_len
 
 
 def _measure_activations(runner: ModelRunner, block_size: int, limits: SchedulerLimits) -> int:

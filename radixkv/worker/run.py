@@ -47,7 +47,7 @@ class WorkerConfig:
         pool_name: of the pool, among those of the service.
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: what the device's memory gives, see
             `pool_size`, which also says what `utilisation`, `kv_bytes` and `swap_bytes` are.
-        dtype, device, quantization: see `ModelRunner`.
+        dtype, device, quantization, kv_dtype: see `ModelRunner`.
         max_model_len: longest sequence to be served, in tokens; the pool must hold one. None: what the model allows, and what
             the pool holds.
         limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
@@ -71,6 +71,7 @@ class WorkerConfig:
     dtype: str = "auto"
     device: str = "auto"
     quantization: str = "auto"
+    kv_dtype: str = "auto"
     max_model_len: int | None = None
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     share_prefixes: bool = True
@@ -202,6 +203,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         device=config.device,
         max_model_len=config.max_model_len,
         quantization=config.quantization,
+        kv_dtype=config.kv_dtype,
     )
     plan = plan_pool(runner, wish, config.limits)
     runner.allocate_pool(plan.num_blocks, plan.block_size, plan.num_host_blocks)

@@ -72,9 +72,10 @@ def run(folder: Path, **changes: Any) -> Run:
         return Run(tokens, worker.plan, worker.engine.stats().engine)
 
 
-def test_swapped_branches_give_the_tokens_of_a_pool_that_holds_them_all(folder: Path) -> None:
-    roomy = run(folder)
-    tight = run(folder, num_blocks=24, limits=replace(LIMITS, preemption="swap"))
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8", "int4"])
+def test_swapped_branches_give_the_tokens_of_a_pool_that_holds_them_all(folder: Path, kv_dtype: str) -> None:
+    roomy = run(folder, kv_dtype=kv_dtype)
+    tight = run(folder, kv_dtype=kv_dtype, num_blocks=24, limits=replace(LIMITS, preemption="swap"))
     assert tight.tokens == roomy.tokens
     assert [len(reply) for reply in tight.tokens] == [MAX_TOKENS] * NUM_REQUESTS
     assert roomy.stats.num_preemptions == 0

@@ -156,7 +156,14 @@ def test_a_folder_without_weights_is_refused_in_one_line(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("argument", "value"),
-    [("dtype", "int3"), ("device", "abacus"), ("quantization", "int3"), ("num_blocks", 0), ("block_size", 0)],
+    [
+        ("dtype", "int3"),
+        ("device", "abacus"),
+        ("quantization", "int3"),
+        ("kv_dtype", "int3"),
+        ("num_blocks", 0),
+        ("block_size", 0),
+    ],
 )
 def test_an_argument_outside_its_bound_is_named(argument: str, value: Any, tmp_path: Path) -> None:
     arguments = {"num_blocks": 4, "dtype": "float32", "device": "cpu", argument: value}

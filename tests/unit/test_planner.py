@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tiny_models import CONFIGS, save_model
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.kv_format import KVFormat
 from radixkv.planner import (
     BLOCK_SIZES,
     KV_DTYPES,
@@ -161,11 +162,13 @@ def test_published_shapes_are_what_transformers_builds_from_them(name: str) -> N
 
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_the_stored_layout_is_what_the_worker_allocates(family: str, tmp_path: Path) -> None:
-    runner = ModelRunner(save_model(family, tmp_path), num_blocks=2, block_size=8, dtype="float32", device="cpu")
-    shape = ModelShape.of(read_config(str(tmp_path)))
-    found = plan_memory(shape, dtype="float32", layout="stored", block_size=8)
-    assert found.token_bytes == runner.pool.token_bytes
-    assert found.block_bytes * 2 == runner.pool.size_bytes
+    folder = save_model(family, tmp_path)
+    shape = ModelShape.of(read_config(folder))
+    for kv_dtype in ("auto", "float32", "fp8", "int8", "int4"):
+        runner = ModelRunner(folder, num_blocks=2, block_size=8, dtype="float32", device="cpu", kv_dtype=kv_dtype)
+        found = plan_memory(shape, dtype="float32", kv_dtype=kv_dtype, layout="stored", block_size=8)
+        assert found.token_bytes == runner.token_bytes == runner.pool.token_bytes
+        assert found.block_bytes * 2 == runner.pool.size_bytes
     assert shape.num_parameters >= sum(p.numel() for p in runner._model.parameters())
     assert shape.max_length == 256
 
@@ -236,11 +239,29 @@ def test_heads_that_unknown_attention_expands_its_latents_to_are_split_over_devi
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "vector_bytes"), [("float32", 512), ("float16", 256), ("fp8", 130), ("int8", 130), ("int4", 66)]
+    ("kv_dtype", "vector_bytes"), [("float32", 512), ("float16", 256), ("fp8", 130), ("int8", 130), ("int4", 96)]
 )
-def test_quantised_kv_counts_a_scale_per_token_and_head(kv_dtype: str, vector_bytes: int) -> None:
+def test_quantised_kv_counts_the_scales_of_a_token_and_head(kv_dtype: str, vector_bytes: int) -> None:
     assert KV_DTYPES[kv_dtype].vector_bytes(128) == vector_bytes
     assert plan("llama-3-8b", kv_dtype=kv_dtype).token_bytes == 32 * 8 * 2 * vector_bytes
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+def test_a_quantised_vector_is_planned_as_the_kernels_format_has_it(kv_format: KVFormat) -> None:
+    dtype = KV_DTYPES[kv_format.value]
+    for width in range(1, 600):
+        if dtype.takes(width):
+            assert dtype.vector_bytes(width) == kv_format.row_bytes(width)
+        else:
+            with pytest.raises(InvalidArgumentError, match="head_dim"):
+                kv_format.row_bytes(width)
+
+
+def test_heads_that_a_kv_dtype_cannot_hold_are_refused() -> None:
+    config = ModelConfig("odd", tf.GPT2Config(n_embd=36, n_head=4, n_layer=2, vocab_size=97).to_dict())
+    with pytest.raises(InvalidArgumentError, match=r"^kv_dtype is 'int4'; it must be another one for heads of 9 chan"):
+        plan_memory(ModelShape.of(config), kv_dtype="int4")
+    assert plan_memory(ModelShape.of(config), kv_dtype="int8").token_bytes == 2 * 4 * 2 * (9 + 2)
 
 
 def test_kv_of_quantised_weights_stays_in_16_bits_unless_told() -> None:

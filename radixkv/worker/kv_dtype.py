@@ -1,0 +1,53 @@
+"""What a worker stores K and V in, by the names that users give: as the model computes them, or in a format of fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.kv_format import KVFormat
+from radixkv.worker.kv_pool import LayerShape
+
+__all__ = ["check_heads", "choose_kv_format", "dtype_name"]
+
+_FORMATS = {kv_format.value: kv_format for kv_format in KVFormat}
+
+
+def choose_kv_format(kv_dtype: str, dtype: torch.dtype) -> KVFormat | None:
+    """The format of this name, or None: K and V are stored as a model of `dtype` computes them.
+
+    Args:
+        kv_dtype: ``"auto"`` or the name of `dtype`: None. ``"fp8"``, ``"int8"``, ``"int4"``: that format.
+
+    Raises:
+        InvalidArgumentError: another name, also one of a dtype that the model does not compute in.
+    """
+    own = dtype_name(dtype)
+    if kv_dtype in ("auto", own):
+        return None
+    if kv_dtype not in _FORMATS:
+        raise InvalidArgumentError("kv_dtype", kv_dtype, f"auto, {', '.join(_FORMATS)}, or {own} as the model computes")
+    return _FORMATS[kv_dtype]
+
+
+def check_heads(kv_format: KVFormat, layers: Sequence[LayerShape]) -> None:
+    """Refuse a format that cannot hold some layer's K and V. Latents are not stored in it.
+
+    Raises:
+        InvalidArgumentError: names the heads.
+    """
+    for layer in layers:
+        for width in () if layer.is_latent else (layer.key_dim, layer.value_dim):
+            try:
+                kv_format.data_width(width)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(
+                    "kv_dtype", kv_format.value, f"another one for the model's heads: {error}"
+                ) from error
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As users write it: ``"bfloat16"``."""
+    return str(dtype).removeprefix("torch.")
