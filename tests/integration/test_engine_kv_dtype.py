@@ -1,0 +1,221 @@
+"""The engine with KV in fewer bits: whatever was cached, the tokens are those of transformers with the same K and V rounded."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+from radixkv import PrefixCache
+from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.rotation import rotate
+from radixkv.worker.engine import Engine
+from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.request import Completed, Delta, ForkParams, GenerateParams, GenerationStream, Usage
+from radixkv.worker.sampling import SamplingParams
+
+VOCAB_SIZE, MAX_LENGTH, BLOCK_SIZE, NUM_BLOCKS = 97, 256, 8, 64
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": MAX_LENGTH,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS = {
+    "llama": lambda: tf.LlamaConfig(**SIZES, num_key_value_heads=2),
+    "windows and softcap": lambda: tf.Gemma2Config(
+        **SIZES, num_key_value_heads=2, head_dim=16, sliding_window=12, attn_logit_softcapping=5.0
+    ),
+    "sinks": lambda: tf.GptOssConfig(
+        **SIZES, num_key_value_heads=2, head_dim=16, sliding_window=12, num_local_experts=2, num_experts_per_tok=1
+    ),
+    "values narrower than keys": lambda: tf.AXK1Config(
+        **SIZES,
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=12,
+        first_k_dense_replace=2,
+    ),
+}
+RELATIVE_ERRORS = {KVFormat.INT8: 0.05, KVFormat.FP8: 0.15, KVFormat.INT4: 0.5}
+"""Of logits, against KV as it is. These models are random and sharp: rounding is felt far more than in a trained one."""
+
+
+class Model(NamedTuple):
+    """A random model: its folder, as it is, and with the K and V of every token and head rounded before they are used."""
+
+    folder: str
+    exact: Any
+    rounded: Any
+    kv_format: KVFormat
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(11)
+    torch.set_num_threads(1)
+    folder: Path = tmp_path_factory.mktemp("model")
+    model: Any = tf.AutoModelForCausalLM.from_config(CONFIGS[request.param]())
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 1.0, std=0.2)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=KVFormat)
+def model(request: pytest.FixtureRequest, folder: str) -> Model:
+    exact, rounded = (
+        tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        for _ in range(2)
+    )
+    name = f"rounded to {request.param.value}"
+    tf.AttentionInterface.register(name, _rounding(request.param))
+    AttentionMaskInterface.register(name, eager_mask)
+    rounded.set_attn_implementation(name)
+    return Model(folder, exact, rounded, request.param)
+
+
+def _rounding(kv_format: KVFormat) -> Any:
+    def round_rows(rows: Tensor) -> Tensor:
+        return rotate(kv_format.dequantise(*kv_format.quantise(rotate(rows))))
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **named: Any) -> Any:
+        eager = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+        return eager(module, query, round_rows(key), round_rows(value), *arguments, **named)
+
+    return attend
+
+
+def _expected(model: Model, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    ids = torch.tensor([list(prompt)])
+    out = model.rounded.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+@pytest.fixture
+def engine(model: Model) -> Iterator[Engine]:
+    with _engine(model) as engine:
+        yield engine
+
+
+def _runner(model: Model, num_blocks: int = NUM_BLOCKS) -> ModelRunner:
+    kv_dtype = model.kv_format.value
+    return ModelRunner(
+        model.folder, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype="float32", device="cpu", kv_dtype=kv_dtype
+    )
+
+
+def _engine(model: Model, num_blocks: int = NUM_BLOCKS) -> Engine:
+    limits = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
+    return Engine(_runner(model, num_blocks), PrefixCache(num_blocks, BLOCK_SIZE), limits=limits)
+
+
+def _greedy(max_tokens: int, n: int = 1) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, n=n, ignore_eos=True)
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _read(stream: GenerationStream) -> tuple[dict[int, list[int]], Usage]:
+    tokens: dict[int, list[int]] = {}
+    for event in stream:
+        if isinstance(event, Delta):
+            tokens.setdefault(event.branch, []).extend(event.token_ids)
+        elif isinstance(event, Completed):
+            return tokens, event.usage
+    raise AssertionError("the stream ended without Completed")
+
+
+def _run(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> tuple[dict[int, list[int]], Usage]:
+    return _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
+
+
+def _logits(model: Any, token_ids: Sequence[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0]
+        return logits
+
+
+def test_logits_are_those_of_rounded_kv_and_near_those_of_exact_kv(model: Model) -> None:
+    token_ids, table = _prompt(0, 60), array("i", range(NUM_BLOCKS))[::-7]
+    runner = _runner(model)
+    starts, ends = [0, 16, *range(41, 60)], [16, *range(41, 61)]
+    found = torch.cat(
+        [
+            runner.forward([ForwardRow(token_ids[start:end], start, table, 0, True)])
+            for start, end in zip(starts, ends, strict=True)
+        ]
+    )
+    rounded, exact = (_logits(each, token_ids)[[end - 1 for end in ends]] for each in (model.rounded, model.exact))
+    assert (found - rounded).norm() <= 1e-3 * rounded.norm()
+    distance = (found - exact).norm() / exact.norm()
+    assert 1e-3 < distance <= RELATIVE_ERRORS[model.kv_format]
+
+
+def test_cold_warm_and_continued_replies_are_those_of_rounded_kv(engine: Engine, model: Model) -> None:
+    prompt = _prompt(1, 45)
+    expected = _expected(model, prompt, 12)
+    for num_cached in (0, 44):
+        tokens, usage = _run(engine, prompt, _greedy(12))
+        assert tokens == {0: expected}
+        assert usage.num_cached_tokens == num_cached
+    following = [*prompt, *expected, *_prompt(2, 6)]
+    tokens, usage = _run(engine, following, _greedy(8))
+    assert tokens == {0: _expected(model, following, 8)}
+    assert usage.num_cached_tokens == len(prompt) + len(expected) - 1
+
+
+@pytest.mark.parametrize("position", [1, 8, 13, 30, None])
+def test_forks_within_and_between_blocks_are_those_of_rounded_kv(
+    engine: Engine, model: Model, position: int | None
+) -> None:
+    prompt = _prompt(3, 24)
+    stream = engine.generate(GenerateParams(token_ids=prompt, sampling=_greedy(10)))
+    history = [*prompt, *_read(stream)[0][0]]
+    for appended in ([], _prompt(4, 3)):
+        params = ForkParams(
+            generation_id=stream.generation_id, position=position, token_ids=appended or None, sampling=_greedy(6, n=2)
+        )
+        tokens, _ = _read(engine.fork(params))
+        assert tokens == dict.fromkeys(range(2), _expected(model, history[:position] + appended, 6))
+
+
+def test_preempted_replies_are_those_of_rounded_kv(model: Model) -> None:
+    shared = _prompt(5, 20)
+    prompts = [shared[: 3 + index * 2] + _prompt(100 + index, 5 + index) for index in range(6)]
+    with _engine(model, num_blocks=8) as engine:
+        streams = [
+            engine.generate(GenerateParams(token_ids=prompt, sampling=_greedy(20, n=1 + index % 2)))
+            for index, prompt in enumerate(prompts)
+        ]
+        for index, (stream, prompt) in enumerate(zip(streams, prompts, strict=True)):
+            tokens, _ = _read(stream)
+            assert tokens == dict.fromkeys(range(1 + index % 2), _expected(model, prompt, 20))
+        assert engine.stats().engine.num_preemptions > 0
+        engine.call(lambda holder: holder.check())
