@@ -2,7 +2,7 @@
 
     cache[slot // block_size, slot % block_size, h, :] = new[t, h, :]     slot = slot_mapping[t]; slots below 0 are skipped
 
-Rows of a cache in fewer bits are rotated and quantised first, all at once, by torch; their scales are written as they are.
+Rows of a cache in fewer bits are rotated first, all at once, by torch, and quantised: by torch too, or by the compiled kernel.
 
 Layout: new K [T, Hkv, D] and V [T, Hkv, Dv] with any strides over tokens and heads; caches as in `kv_cache`. Latents are K of
 one head, without V.
@@ -116,12 +116,14 @@ def write_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
         return
     tensors: tuple[Tensor, ...] = (k, v)
     if cache.format is not None:
-        quantised = [cache.format.quantise(rotate(rows.float())) for rows in (k, v)]
-        tensors = (*(rows.data for rows in quantised), *(rows.scales for rows in quantised))
+        tensors = (rotate(k.float()), rotate(v.float()))
+        if cache.layout is not Layout.TRANSPOSED:
+            quantised = [cache.format.quantise(rows) for rows in tensors]
+            tensors = (*(rows.data for rows in quantised), *(rows.scales for rows in quantised))
     if cache.layout is Layout.HEAD_MAJOR:
         _write_by_triton(tensors, cache, slot_mapping)
     elif cache.layout is Layout.TRANSPOSED:
-        _write_natively(tensors, cache, slot_mapping.contiguous())
+        _write_natively(tensors[0], tensors[1], cache, slot_mapping.contiguous())
     else:
         _write_by_torch(tensors, cache, slot_mapping)
 
@@ -182,13 +184,13 @@ def _write_by_triton(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: 
         )
 
 
-def _write_natively(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: Tensor) -> None:
+def _write_natively(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """`k`, `v`: what goes into the cache, or, for a quantised one, float32."""
     library = native_library()
     assert library is not None  # without it there are no transposed caches
     write: Any = library.radixkv_write_kv
     write.restype = ctypes.c_int64
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    tokens = _KVTokens(*pointers, *(None,) * (4 - len(pointers)), *tensors[0].stride()[:2], *tensors[1].stride()[:2])
+    tokens = _KVTokens(k.data_ptr(), v.data_ptr(), *k.stride()[:2], *v.stride()[:2])
     misfit = write(
         ctypes.byref(NativeKVCache.of(cache)),
         ctypes.byref(tokens),
@@ -203,7 +205,7 @@ class _KVTokens(ctypes.Structure):
     """As `native/block_movement.cpp` has it."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("k", "v", "k_scales", "v_scales")),
+        *((name, ctypes.c_void_p) for name in ("k", "v")),
         *((name, ctypes.c_int64) for name in ("k_token", "k_head", "v_token", "v_head")),
     )
 

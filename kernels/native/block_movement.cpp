@@ -1,16 +1,15 @@
 // KV write and block copy on a CPU: kv_write.py and block_copy.py tell them.
 
-#include "cache.h"
+#include "quantise.h"
 
 namespace radixkv {
 
 extern "C" {
 
-// A step's K and V, numbers or codes: [num_tokens, Hkv, .], with strides in elements over tokens and heads; and the scales of codes:
-// [num_tokens, Hkv, scales of a row].
+// A step's K and V: [num_tokens, Hkv, .], with strides in elements over tokens and heads. Numbers of the cache's type, or, for a
+// quantised one, floats that are rotated.
 struct KvTokens {
   const void *k, *v;
-  const uint16_t *k_scales, *v_scales;
   int64_t k_token, k_head, v_token, v_head;
 };
 
@@ -25,13 +24,20 @@ void write_tokens(const KvCache& cache, const KvTokens& tokens, const int64_t* s
   for (int64_t token = 0; token < num_tokens; ++token) {
     const int64_t slot = slots[token];
     if (slot < 0) continue;
-    for (int64_t head = 0; head < cache.num_kv_heads; ++head) {
+    for (int64_t head = 0; head < cache.num_kv_heads; ++head)
       view.put(slot, head, k + token * tokens.k_token + head * tokens.k_head, v + token * tokens.v_token + head * tokens.v_head);
-      const int64_t block = slot / cache.block_size, offset = slot % cache.block_size, row = token * cache.num_kv_heads + head;
-      for (int64_t i = 0; i < cache.num_k_scales; ++i)
-        k_scales(cache, block, head, i)[offset] = tokens.k_scales[row * cache.num_k_scales + i];
-      for (int64_t i = 0; i < cache.num_v_scales; ++i)
-        v_scales(cache, block, head, i)[offset] = tokens.v_scales[row * cache.num_v_scales + i];
+  }
+}
+
+void quantise_tokens(const KvCache& cache, const KvTokens& tokens, const int64_t* slots, int64_t num_tokens) {
+  const float *k = static_cast<const float*>(tokens.k), *v = static_cast<const float*>(tokens.v);
+  std::vector<float> key(padded(cache.head_dim)), value(padded(cache.v_head_dim));
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    if (slots[token] < 0) continue;
+    for (int64_t head = 0; head < cache.num_kv_heads; ++head) {
+      std::copy_n(k + token * tokens.k_token + head * tokens.k_head, cache.head_dim, key.begin());
+      std::copy_n(v + token * tokens.v_token + head * tokens.v_head, cache.v_head_dim, value.begin());
+      put_quantised(cache, slots[token], head, key.data(), value.data());
     }
   }
 }
@@ -66,7 +72,10 @@ extern "C" {
 int64_t radixkv_write_kv(const KvCache* cache, const KvTokens* tokens, const int64_t* slots, int64_t num_tokens) {
   for (int64_t token = 0; token < num_tokens; ++token)
     if (slots[token] >= cache->num_blocks * cache->block_size) return slots[token];
-  with_element(*cache, [&](auto element) { write_tokens<decltype(element)>(*cache, *tokens, slots, num_tokens); });
+  if (cache->format != kPlain)
+    quantise_tokens(*cache, *tokens, slots, num_tokens);
+  else
+    with_element(*cache, [&](auto element) { write_tokens<decltype(element)>(*cache, *tokens, slots, num_tokens); });
   return -1;
 }
 

@@ -139,6 +139,32 @@ def test_what_is_written_is_what_the_format_says_in_its_slots_and_nowhere_else(
         assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
 
 
+@pytest.mark.parametrize(
+    ("kv_format", "width"),
+    [
+        (kv_format, width)
+        for kv_format in KVFormat
+        for width in (2, 6, 16, 24, 63, 64, 80, 96, 128)
+        if kv_format is not KVFormat.INT4 or width % 2 == 0
+    ],
+)
+def test_rows_of_any_size_and_magnitude_are_written_to_the_bit(kv_format: KVFormat, width: int) -> None:
+    torch.manual_seed(width)
+    rows = torch.randn(160, 1, width)
+    rows[:80] *= 10.0 ** torch.linspace(-44, 37, 80)[:, None, None]
+    rows[80:90] = 0.0
+    rows[81, 0, 1] = rows[82, 0, 0] = 3.5
+    rows[83], rows[84, 0, 0] = -0.0, torch.nan
+    rows[85, 0, 0], rows[86, 0, 1], rows[87, 0, 1] = torch.inf, -torch.inf, torch.finfo(torch.float32).max
+    rows[90:100] = torch.arange(10.0)[:, None, None] - 5  # all alike
+    rows[100:130] = rows[100:130].mul(4).round()  # halves of steps
+    cache = allocate_kv(20, 8, 1, width, torch.float32, "cpu", format=kv_format)
+    write_kv(rows, rows, cache, torch.arange(160))
+    expected = kv_format.quantise(rotate(rows))
+    for found, wanted in zip(cache.token_major(), (expected.data,) * 2 + (expected.scales,) * 2, strict=True):
+        assert torch.equal(found.flatten(0, 1).view(torch.uint8), wanted.view(torch.uint8))
+
+
 @pytest.mark.parametrize("kv_format", KVFormat)
 def test_a_copy_takes_codes_and_scales_of_the_leading_slots(kv_format: KVFormat) -> None:
     cache = allocate_kv(4, 8, 3, 64, torch.bfloat16, "cpu", format=kv_format)
