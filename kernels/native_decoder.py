@@ -7,12 +7,14 @@
 
     norm(x) = x / sqrt(mean(x^2) + epsilon) * weight        rotated: pairs (i, i + D/2), by the cosines and sines given
 
+Into caches of fewer bits k and v go as `write_kv` writes them, quantised from fp32.
+
 What lies between the kernels costs more than a third of a small model's step where Python calls them one by one, and holds the
 interpreter's lock. Here one call runs them all, over the same caches and plans, and other threads run meanwhile.
 
-Dtypes: int8 weights; queries and caches float32 or bfloat16; hidden, sums and logits fp32; what a matrix multiplies is rounded
-to 16 bits (`int8_linear`). A token's logits do not depend on the others of the step, but where attention reads blocks once for
-several (`plan_attention(shares=...)`). Needs the native kernels.
+Dtypes: int8 weights; queries float32 or bfloat16, caches alike or in fewer bits; hidden, sums and logits fp32; what a matrix
+multiplies is rounded to 16 bits (`int8_linear`). A token's logits do not depend on the others of the step, but where attention
+reads blocks once for several (`plan_attention(shares=...)`). Needs the native kernels.
 """
 
 from __future__ import annotations
@@ -191,7 +193,7 @@ class NativeDecoder:
             cosines, sines: [T, D] float32, of the tokens' rotary angles.
             slots: [T] int64, where K and V go; below 0: nowhere.
             kept: [K] int64, tokens.
-            caches: per layer, from `allocate_kv`, in `dtype`; kept until others are given, and not to be changed.
+            caches: per layer, from `allocate_kv`, in `dtype` and one format; kept until others are given, and not changed.
             batch: the step's sequences, T rows.
 
         Returns:
@@ -269,12 +271,17 @@ class NativeDecoder:
         if len(caches) != len(weights.layers):
             raise InvalidArgumentError("len(caches)", len(caches), f"{len(weights.layers)}, one per layer")
         first = caches[0]
-        wanted = (Layout.TRANSPOSED, first.num_blocks, first.block_size, weights.num_kv_heads, weights.head_dim)
+        wanted = (
+            *(Layout.TRANSPOSED, first.num_blocks, first.block_size, weights.num_kv_heads),
+            *(weights.head_dim, weights.head_dim, self.dtype, first.format),
+        )
         for cache in caches:
-            found = (cache.layout, cache.num_blocks, cache.block_size, cache.num_kv_heads, cache.head_dim)
-            kind = (cache.v_head_dim, cache.dtype, cache.format)
-            if (found, kind) != (wanted, (weights.head_dim, self.dtype, None)):
-                raise InvalidArgumentError("caches", (*found, cache.dtype), f"{(*wanted, self.dtype)}")
+            found = (
+                *(cache.layout, cache.num_blocks, cache.block_size, cache.num_kv_heads),
+                *(cache.head_dim, cache.v_head_dim, cache.dtype, cache.format),
+            )
+            if found != wanted:
+                raise InvalidArgumentError("caches", found, f"{wanted}")
 
 
 def _check(weights: DecoderWeights, hidden_size: int, intermediate_size: int) -> None:

@@ -6,7 +6,8 @@
 //   at the end   logits = norm(hidden) Whead, of the tokens asked for
 //
 // `hidden`, sums and what lies between two matrices are fp32; what a matrix multiplies is rounded to 16 bits as in int8_linear.cpp;
-// queries and what the caches hold have the type T. One team of threads runs it all and waits for itself between two kernels.
+// queries and what the caches hold have the type T, or in quantised caches are codes of what is rotated: rotation.py. One team of
+// threads runs it all and waits for itself between two kernels.
 
 #include <omp.h>
 
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "operations.h"
+#include "quantise.h"
 
 namespace radixkv {
 
@@ -41,7 +43,7 @@ struct DecoderStep {
   const int64_t* kept;        // [num_kept] tokens whose logits are asked for
   const Layer* const* attention;  // per layer
   const Work* const* works;       // per layer
-  const KvCache* caches;      // per layer, of numbers of type T
+  const KvCache* caches;      // per layer, of numbers of type T or of codes
   float* logits;              // [num_kept, vocabulary]
   double* seconds;            // [3] of matrices, attention, the rest: what they take is added; or null
   // Between the kernels of a layer, a row per token. `rounded` is what the next matrix multiplies, of its inputs, and has a row per
@@ -101,6 +103,15 @@ void gate_row(const float* gates, const float* values, int64_t count, RoundedGro
   }
 }
 
+// A head times the Hadamard matrix, in memory that `row` keeps: whole vectors, zeros past the head.
+template <class T>
+float* rotated(const T* head, int64_t size, std::vector<float>& row) {
+  row.assign(padded(size), 0.0f);
+  for (int64_t i = 0; i < size; ++i) row[i] = as_float(head[i]);
+  rotate_row(row.data(), size);
+  return row.data();
+}
+
 template <class T>
 class Step {
  public:
@@ -126,7 +137,7 @@ class Step {
         attend(*step_.attention[number], *step_.works[number], cache, q_, q_size, decoder_.head_dim, attended_);
       });
       timed(kRest, [&] {
-        each_token([&](int64_t token) { round_row(attended_ + token * q_size, q_size, rounded_ + token * groups_of(q_size)); });
+        each_token([&](int64_t token) { round_attended(cache, token, rounded_ + token * groups_of(q_size)); });
       });
       linear(layer.attention_out, step_.hidden, true);
       timed(kRest, [&] { norm(layer.mlp_norm); });
@@ -178,7 +189,6 @@ class Step {
   // From the products with Wqkv to q, and to the slots of K and V.
   void take_heads(const DecoderLayer& layer, const KvCache& cache) const {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
-    const CacheView<T> view(cache);
     each_token([&](int64_t token) {
       float* from = step_.qkv + token * (num_heads + 2 * num_kv_heads) * dim;
       const float *cosines = step_.cosines + token * dim, *sines = step_.sines + token * dim;
@@ -187,18 +197,46 @@ class Step {
         if (weight) norm_row(from + head * dim, weight, dim, decoder_.norm_epsilon, from + head * dim);
         rotate(from + head * dim, int(dim), cosines, sines);
       }
-      put_row(from, num_heads * dim, q_ + token * num_heads * dim);
-      const int64_t slot = step_.slots[token];
-      if (slot < 0) return;
-      static thread_local std::vector<T> key, value;
-      key.resize(dim);
-      value.resize(dim);
-      for (int64_t head = 0; head < num_kv_heads; ++head) {
-        put_row(from + (num_heads + head) * dim, dim, key.data());
-        put_row(from + (num_heads + num_kv_heads + head) * dim, dim, value.data());
-        view.put(slot, head, key.data(), value.data());
-      }
+      cache.format == kPlain ? put_numbers(cache, token, from) : put_codes(cache, token, from);
     });
+  }
+
+  void put_numbers(const KvCache& cache, int64_t token, const float* heads) const {
+    const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
+    put_row(heads, num_heads * dim, q_ + token * num_heads * dim);
+    const int64_t slot = step_.slots[token];
+    if (slot < 0) return;
+    static thread_local std::vector<T> key, value;
+    key.resize(dim);
+    value.resize(dim);
+    for (int64_t head = num_heads; head < num_heads + num_kv_heads; ++head) {
+      put_row(heads + head * dim, dim, key.data());
+      put_row(heads + (head + num_kv_heads) * dim, dim, value.data());
+      CacheView<T>(cache).put(slot, head - num_heads, key.data(), value.data());
+    }
+  }
+
+  void put_codes(const KvCache& cache, int64_t token, const float* heads) const {
+    const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
+    static thread_local std::vector<float> key, value;
+    for (int64_t head = 0; head < num_heads; ++head)
+      put_row(rotated(heads + head * dim, dim, key), dim, q_ + (token * num_heads + head) * dim);
+    const int64_t slot = step_.slots[token];
+    if (slot < 0) return;
+    for (int64_t head = num_heads; head < num_heads + num_kv_heads; ++head)
+      put_quantised(cache, slot, head - num_heads, rotated(heads + head * dim, dim, key),
+                    rotated(heads + (head + num_kv_heads) * dim, dim, value));
+  }
+
+  // What attention found for a token; over rotated values it is rotated as they are.
+  void round_attended(const KvCache& cache, int64_t token, RoundedGroup* to) const {
+    const int64_t dim = decoder_.head_dim, size = decoder_.num_heads * dim;
+    const T* found = attended_ + token * size;
+    if (cache.format == kPlain) return round_row(found, size, to);
+    static thread_local std::vector<float> head, whole;
+    whole.resize(size);
+    for (int64_t first = 0; first < size; first += dim) std::copy_n(rotated(found + first, dim, head), dim, whole.data() + first);
+    round_row(whole.data(), size, to);
   }
 
   void gate() const {

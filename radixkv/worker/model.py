@@ -124,7 +124,7 @@ class ModelRunner:
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
         self.kv_format = self._take_kv_format(kv_format)
         self._native = None
-        if num_rounded and self.kv_format is None:
+        if num_rounded:
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
             self._native = find_native_model(self._model, self._layers, specs, self._run)
         if num_blocks is not None:

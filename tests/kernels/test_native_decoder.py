@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,20 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import allocate_kv, int8_linear, native_decoder, plan_attention
 from radixkv.kernels.huge_pages import HugePages
 from radixkv.kernels.int8_linear import concatenate_int8, linear_int8_reference, quantise_int8
+from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.native_build import build_native, usable_levels
 from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, Linear, NativeDecoder
+from radixkv.kernels.rotation import rotate
 from radixkv.kernels.spec import AttentionSpec
 
 RELATIVE_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
 """In fp32 what the matrices multiply has 15 bits, and a number next to a half is rounded the one way or the other."""
 NUM_BLOCKS, BLOCK_SIZE = 24, 4
 EPSILON = 1e-5
+UNWRITTEN_CODE = 0x7F  # of fp8: NaN
+
+Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What attention reads of a layer, of K and V [Hkv, T, D] in float64."""
 
 
 @pytest.fixture(params=usable_levels(), autouse=True)
@@ -105,7 +111,7 @@ class Toy:
             attention=self.spec,
         )
 
-    def expect(self, hidden: Tensor) -> Tensor:
+    def expect(self, hidden: Tensor, keep: Keep = lambda _, k, v: (k, v)) -> Tensor:
         """Logits after every token of one sequence [T, hidden], in float64."""
         hidden = hidden.double()
         positions = torch.arange(hidden.shape[0])
@@ -113,13 +119,14 @@ class Toy:
         visible = positions[None] <= positions[:, None]
         if self.spec.sliding_window is not None:
             visible &= positions[None] > positions[:, None] - self.spec.sliding_window
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             x = _norm(hidden, layer["norm"])
             q, k, v = (_multiply(x, layer[name]).unflatten(1, (-1, self.dim)).transpose(0, 1) for name in "qkv")
             q, k = (
                 _rotate(_norm(heads, layer[f"{name}_norm"]), cosines, sines) for heads, name in ((q, "q"), (k, "k"))
             )
-            k, v = (heads.repeat_interleave(self.num_heads // self.num_kv_heads, dim=0) for heads in (k, v))
+            kept = keep(number, k, v)
+            k, v = (heads.repeat_interleave(self.num_heads // self.num_kv_heads, dim=0) for heads in kept)
             scores = q @ k.mT * self.spec.scale
             if self.spec.softcap is not None:
                 scores = self.spec.softcap * torch.tanh(scores / self.spec.softcap)
@@ -157,23 +164,38 @@ def _multiply(x: Tensor, linear: tuple[Tensor, Tensor | None]) -> Tensor:
 
 
 class Served:
-    """Sequences of a toy's kernel over one pool, whose unwritten slots hold NaN."""
+    """Sequences of a toy's kernel over one pool, whose unwritten slots hold NaN, or codes and scales that are."""
 
-    def __init__(self, toy: Toy) -> None:
+    def __init__(self, toy: Toy, kv_format: KVFormat | None = None) -> None:
         self.toy = toy
         self.decoder = NativeDecoder(toy.weights())
         sizes = (BLOCK_SIZE, toy.num_kv_heads, toy.dim, toy.dtype, "cpu")
-        self.whole = [allocate_kv(NUM_BLOCKS + 1, *sizes) for _ in toy.layers]
+        self.whole = [allocate_kv(NUM_BLOCKS + 1, *sizes, format=kv_format) for _ in toy.layers]
         for tensor in self.tensors():
-            tensor.fill_(torch.nan)
-        self.caches = [  # what lies before them must stay as it is
-            replace(cache, k=cache.k[1:], v=cache.v[1:], num_blocks=NUM_BLOCKS) for cache in self.whole
-        ]
+            if tensor.element_size() == 1:
+                tensor.view(torch.uint8).fill_(UNWRITTEN_CODE)
+            else:
+                tensor.fill_(torch.nan)
+        self.caches = []  # what lies before them must stay as it is
+        for cache in self.whole:
+            k, v, k_scales, v_scales = (
+                None if tensor is None else tensor[1:] for tensor in (cache.k, cache.v, cache.k_scales, cache.v_scales)
+            )
+            assert k is not None
+            assert v is not None
+            part = replace(cache, k=k, v=v, k_scales=k_scales, v_scales=v_scales, num_blocks=NUM_BLOCKS)
+            self.caches.append(part)
         self.free = list(range(NUM_BLOCKS))
         random.Random(3).shuffle(self.free)
 
     def tensors(self) -> list[Tensor]:
         return [tensor for cache in self.whole for tensor in cache.tensors]
+
+    def stored(self, layer: int, table: array[int], num_tokens: int) -> list[tuple[Tensor, Tensor]]:
+        """Codes and scales of K and of V of a sequence in a quantised cache, each [Hkv, T, .]."""
+        slots = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(num_tokens)]
+        rows = [tensor.flatten(0, 1)[slots].transpose(0, 1) for tensor in self.caches[layer].token_major()]
+        return [(rows[0], rows[2]), (rows[1], rows[3])]
 
     def take(self, num_tokens: int) -> array[int]:
         return array("i", [self.free.pop() for _ in range(-(-num_tokens // BLOCK_SIZE))])
@@ -226,6 +248,38 @@ def test_it_computes_its_formula_in_one_piece_in_chunks_and_token_by_token(
     assert close(torch.cat(pieces), expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", RELATIVE_ERRORS, ids=str)
+@pytest.mark.parametrize("kv_format", KVFormat)
+@pytest.mark.parametrize("traits", TRAITS.values(), ids=TRAITS)
+def test_over_codes_it_stores_k_and_v_as_near_as_the_format_can_and_attends_to_what_it_stored(
+    traits: dict[str, Any], kv_format: KVFormat, dtype: torch.dtype
+) -> None:
+    toy = Toy(dtype, **traits)
+    served = Served(toy, kv_format)
+    hidden, table = toy._random(21, toy.hidden_size), served.take(21)
+    pieces = [served.run([(hidden[start:end], start, table)]) for start, end in ((0, 10), (10, 20), (20, 21))]
+
+    def keep(layer: int, *exact: Tensor) -> tuple[Tensor, Tensor]:
+        found = []
+        for (codes, scales), rows in zip(served.stored(layer, table, 21), exact, strict=True):
+            numbers, wanted = kv_format.dequantise(codes, scales).double(), rotate(rows)
+            noise = RELATIVE_ERRORS[dtype] * wanted.abs().amax(-1, keepdim=True)  # of what the layers before computed
+            assert bool(((numbers - wanted).abs() <= half_steps(kv_format, wanted, scales) + noise).all())
+            found.append(rotate(numbers))
+        return found[0], found[1]
+
+    assert close(torch.cat(pieces), toy.expect(hidden, keep), dtype)
+
+
+def half_steps(kv_format: KVFormat, rows: Tensor, scales: Tensor) -> Tensor:
+    """By how much what is dequantised may be off, as `KVFormat.quantise` tells."""
+    if kv_format is KVFormat.INT8:
+        return scales.double() / 2
+    if kv_format is KVFormat.FP8:
+        return torch.maximum(rows.abs() / 16, scales.double() / 1024)
+    return scales[..., ::2].double().repeat_interleave(rows.shape[-1] * 2 // scales.shape[-1], dim=-1) / 2
+
+
 def test_branches_of_one_prefix_in_one_step_beside_a_prompt() -> None:
     toy = Toy(torch.float32)
     served = Served(toy)
@@ -241,16 +295,18 @@ def test_branches_of_one_prefix_in_one_step_beside_a_prompt() -> None:
     assert close(found, torch.cat([*expected, toy.expect(prompt)]), torch.float32)
 
 
-def test_what_is_stored_already_is_computed_and_not_written() -> None:
+@pytest.mark.parametrize("kv_format", [None, *KVFormat])
+def test_what_is_stored_already_is_computed_and_not_written(kv_format: KVFormat | None) -> None:
     toy = Toy(torch.float32)
-    served = Served(toy)
+    served = Served(toy, kv_format)
+    untouched = [tensor.view(torch.uint8)[0].clone() for tensor in served.tensors()]
     hidden, table = toy._random(6, toy.hidden_size), served.take(6)
     expected = served.run([(hidden, 0, table)])
     before = [tensor.clone() for tensor in served.tensors()]
     assert close(served.run([(hidden, 0, table)], num_stored=6), expected, torch.float32)
-    for tensor, earlier in zip(served.tensors(), before, strict=True):
-        assert torch.equal(tensor.nan_to_num(), earlier.nan_to_num())
-        assert tensor[0].isnan().all()
+    for tensor, earlier, first in zip(served.tensors(), before, untouched, strict=True):
+        assert torch.equal(tensor.view(torch.uint8), earlier.view(torch.uint8))
+        assert torch.equal(tensor.view(torch.uint8)[0], first)
 
 
 def test_a_token_does_not_depend_on_what_else_is_in_the_step() -> None:
@@ -307,6 +363,7 @@ def test_misfits_are_refused_by_name_and_change_nothing() -> None:
         ("kept", torch.tensor([-1]), "kept"),
         ("caches", served.caches[:1], r"len\(caches\)"),
         ("caches", Served(Toy(torch.bfloat16)).caches, "caches"),
+        ("caches", [served.caches[0], Served(toy, KVFormat.INT8).caches[1]], "caches"),
         ("batch", plan_attention([2], [2], [array("i", [NUM_BLOCKS])], BLOCK_SIZE, "cpu"), r"batch\.highest_block"),
     ]
     for name, value, told in cases:

@@ -14,6 +14,7 @@ import torch
 import transformers as tf
 from tiny_models import CONFIGS, VOCAB_SIZE
 
+from radixkv.kernels import KVCache
 from radixkv.kernels.native_build import native_library
 from radixkv.worker import model as worker_model
 from radixkv.worker import native_model
@@ -21,6 +22,16 @@ from radixkv.worker.model import ForwardRow, ModelRunner
 
 RELATIVE_ERRORS = {"float32": 1e-4, "bfloat16": 0.05}
 """In fp32 both ways multiply activations of 15 bits, rounded at numbers that differ in their last bits."""
+
+CODED_RELATIVE_ERRORS = {
+    ("float32", "int8"): 1e-3,
+    ("float32", "fp8"): 2e-3,
+    ("float32", "int4"): 5e-3,
+    ("bfloat16", "int8"): 0.05,
+    ("bfloat16", "fp8"): 0.08,
+    ("bfloat16", "int4"): 0.25,
+}
+"""Of KV in fewer bits: what differs a little next to the middle of two codes is rounded to the one or to the other."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -58,6 +69,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 NUM_BLOCKS, BLOCK_SIZE = 48, 4
+UNWRITTEN_CODE = 0x7F  # of fp8: NaN
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")
 
@@ -87,18 +99,30 @@ def load(folder: str, dtype: str, **arguments: Any) -> ModelRunner:
         quantization="int8",
         **arguments,
     )
-    for cache in runner.pool.caches:
-        cache.k.fill_(torch.nan)
-        cache.v.fill_(torch.nan)
+    for tensor in (tensor for cache in runner.pool.caches for tensor in cache.tensors):
+        if tensor.element_size() == 1:
+            tensor.view(torch.uint8).fill_(UNWRITTEN_CODE)
+        else:
+            tensor.fill_(torch.nan)
     return runner
 
 
-def both(folder: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelRunner, ModelRunner]:
+def both(
+    folder: str, dtype: str, monkeypatch: pytest.MonkeyPatch, kv_dtype: str = "auto"
+) -> tuple[ModelRunner, ModelRunner]:
     """By the native decoder, and by the model's own code."""
-    native = load(folder, dtype)
+    native = load(folder, dtype, kv_dtype=kv_dtype)
     assert native.is_native
     monkeypatch.setattr(worker_model, "find_native_model", lambda *_: None)
-    return native, load(folder, dtype)
+    return native, load(folder, dtype, kv_dtype=kv_dtype)
+
+
+def stored(cache: KVCache) -> list[torch.Tensor]:
+    """K and V as numbers, NaN where nobody wrote."""
+    if cache.format is None:
+        return list(cache.tensors)
+    k, v, k_scales, v_scales = cache.token_major()
+    return [cache.format.dequantise(k, k_scales), cache.format.dequantise(v, v_scales)]
 
 
 @pytest.mark.parametrize("dtype", RELATIVE_ERRORS)
@@ -107,6 +131,21 @@ def test_every_step_of_a_branching_run_has_the_same_logits_and_kv(
     family: str, changes: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native, own = both(save_wide(family, tmp_path, **changes), dtype, monkeypatch)
+    assert_branches_agree(native, own, RELATIVE_ERRORS[dtype])
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), CODED_RELATIVE_ERRORS)
+@pytest.mark.parametrize("model", ["llama", "mistral with a window", "qwen3"])
+def test_with_kv_in_fewer_bits_too(
+    model: str, dtype: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, changes = MODELS[model]
+    native, own = both(save_wide(family, tmp_path, **changes), dtype, monkeypatch, kv_dtype)
+    assert_branches_agree(native, own, CODED_RELATIVE_ERRORS[dtype, kv_dtype])
+
+
+def assert_branches_agree(native: ModelRunner, own: ModelRunner, most_apart: float) -> None:
+    """Logits and KV of each step, by their norms."""
     ids = random.Random(1).choices(range(3, VOCAB_SIZE), k=40)
     tables = [array("i", blocks) for blocks in ((9, 2, 30, 7, 5), (9, 2, 30, 11, 12), (40, 41, 42))]
     steps = [
@@ -119,14 +158,14 @@ def test_every_step_of_a_branching_run_has_the_same_logits_and_kv(
     for step in steps:
         found, expected = native.forward(step), own.forward(step)
         assert found.shape == (sum(row.wants_logits for row in step), VOCAB_SIZE)
-        assert (found - expected).norm() <= RELATIVE_ERRORS[dtype] * expected.norm()
+        assert (found - expected).norm() <= most_apart * expected.norm()
     pairs = zip(native.pool.caches, own.pool.caches, strict=True)
     for found, expected in (
-        tensors for pair in pairs for tensors in zip(pair[0].tensors, pair[1].tensors, strict=True)
+        tensors for pair in pairs for tensors in zip(stored(pair[0]), stored(pair[1]), strict=True)
     ):
         assert torch.equal(found.isnan(), expected.isnan())
         difference = (found.float() - expected.float()).nan_to_num().norm()
-        assert difference <= RELATIVE_ERRORS[dtype] * expected.float().nan_to_num().norm()
+        assert difference <= most_apart * expected.float().nan_to_num().norm()
 
 
 def test_a_model_may_be_checked_again_by_its_own_code_once_its_weights_are_joined(
