@@ -147,7 +147,8 @@ def allocate_kv(
     if format is not None and not isinstance(format, KVFormat):
         raise InvalidArgumentError("format", format, "None or one of " + ", ".join(map(str, KVFormat)))
     per_word = _WORD_BYTES // dtype.itemsize
-    can_be_transposed = dtype in (torch.float32, torch.bfloat16) and not (block_size % per_word or head_dim % per_word)
+    run = head_dim // 2 if format is KVFormat.INT4 else head_dim  # channels of a key that follow one another
+    can_be_transposed = dtype in (torch.float32, torch.bfloat16) and not (block_size % per_word or run % per_word)
     if layout is None:
         layout = Layout.HEAD_MAJOR
         if torch.device(device).type == "cpu":

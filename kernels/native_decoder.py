@@ -253,7 +253,7 @@ class NativeDecoder:
     def _native_caches_of(self, caches: Sequence[KVCache], batch: AttentionBatch) -> ctypes.Array[NativeKVCache]:
         """The structures of the caches, those of the run before where they are the same."""
         if caches is not self._caches:
-            self._check_caches(caches)
+            self.check_caches(caches)
             self._native_caches = (NativeKVCache * len(caches))(*map(NativeKVCache.of, caches))
             self._caches = caches
         if batch.block_size != caches[0].block_size:
@@ -266,7 +266,12 @@ class NativeDecoder:
             )
         return self._native_caches
 
-    def _check_caches(self, caches: Sequence[KVCache]) -> None:
+    def check_caches(self, caches: Sequence[KVCache]) -> None:
+        """Refuses caches that `run` cannot be given.
+
+        Raises:
+            InvalidArgumentError: names what does not fit.
+        """
         weights = self._weights
         if len(caches) != len(weights.layers):
             raise InvalidArgumentError("len(caches)", len(caches), f"{len(weights.layers)}, one per layer")

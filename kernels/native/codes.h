@@ -17,21 +17,50 @@ inline Bytes load_bytes(const uint8_t* from, int count) {
   return bytes;
 }
 
+// Bytes as whole numbers. GCC's own conversion of vectors takes them one by one.
+inline Ints widened(Bytes codes) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepu8_epi32((__m128i)codes);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)codes));
+#else
+  return __builtin_convertvector(codes, Ints);
+#endif
+}
+inline Ints widened(SignedBytes codes) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepi8_epi32((__m128i)codes);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((long long)codes));
+#else
+  return __builtin_convertvector(codes, Ints);
+#endif
+}
+
+// The low eight bits of each.
+inline Bytes narrowed(Ints values) {
+#if defined(__AVX512F__)
+  return (Bytes)_mm512_cvtepi32_epi8((__m512i)values);
+#else
+  return __builtin_convertvector(values, Bytes);
+#endif
+}
+
 // Exact, also as bfloat16. Of fp8 every code but NaN: subnormal numbers come out right.
 template <Format format>
 inline Floats decode(Bytes codes) {
   if constexpr (format == kInt8) {
-    return __builtin_convertvector((SignedBytes)codes, Floats);
+    return __builtin_convertvector(widened((SignedBytes)codes), Floats);
   } else {
-    const Words wide = __builtin_convertvector(codes, Words);
+    const Words wide = (Words)widened(codes);
     const Floats magnitude = (Floats)((wide & 0x7fu) << 20) * 0x1p120f;
     return (Floats)((Words)magnitude | ((wide & 0x80u) << 24));
   }
 }
 
 // The low and the high four bits.
-inline Floats low_codes(Bytes codes) { return __builtin_convertvector(__builtin_convertvector(codes, Words) & 15u, Floats); }
-inline Floats high_codes(Bytes codes) { return __builtin_convertvector(__builtin_convertvector(codes, Words) >> 4, Floats); }
+inline Floats low_codes(Bytes codes) { return __builtin_convertvector(widened(codes) & 15, Floats); }
+inline Floats high_codes(Bytes codes) { return __builtin_convertvector(widened(codes) >> 4, Floats); }
 
 // The first `count` of kLanes bfloat16, then zeros.
 inline Floats load_scales(const uint16_t* from, int count) {

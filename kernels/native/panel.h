@@ -200,21 +200,22 @@ class Panels {
   void decode_int4_keys(int block, int head, int offset, int count, float* to) const {
     const int half = int(codes_.k_rows()), group = int(2 * cache_.head_dim / cache_.num_k_scales);
     const uint8_t* from = codes_.keys(block, head) + offset;
-    const auto numbers = [&](int d, Floats codes) {
-      const int scale = d / group * 2;
-      const Floats step = load_scales(k_scales(cache_, block, head, scale) + offset, count);
-      return multiply_add(codes, step, load_scales(k_scales(cache_, block, head, scale + 1) + offset, count));
-    };
-    for (int d = 0; d < half; d += kPerWord) {
-      const Bytes first = load_bytes(from + d * block_size_, count);
-      float *low = to + d / kPerWord * kStride, *high = to + (d + half) / kPerWord * kStride;
-      if constexpr (kPerWord == 2) {
-        const Bytes second = load_bytes(from + (d + 1) * block_size_, count);
-        store(low, pair(numbers(d, low_codes(first)), numbers(d + 1, low_codes(second))));
-        store(high, pair(numbers(d + half, high_codes(first)), numbers(d + 1 + half, high_codes(second))));
-      } else {
-        store(low, numbers(d, low_codes(first)));
-        store(high, numbers(d + half, high_codes(first)));
+    const auto scales = [&](int number) { return load_scales(k_scales(cache_, block, head, number) + offset, count); };
+    for (int first = 0; first < half; first += group) {
+      const int lower = first / group * 2, upper = (first + half) / group * 2;
+      const Floats low_step = scales(lower), lowest = scales(lower + 1), high_step = scales(upper), highest = scales(upper + 1);
+      for (int d = first; d < first + group; d += kPerWord) {
+        const Bytes codes = load_bytes(from + d * block_size_, count);
+        const Floats low = multiply_add(low_codes(codes), low_step, lowest), high = multiply_add(high_codes(codes), high_step, highest);
+        float *low_to = to + d / kPerWord * kStride, *high_to = to + (d + half) / kPerWord * kStride;
+        if constexpr (kPerWord == 2) {
+          const Bytes next = load_bytes(from + (d + 1) * block_size_, count);
+          store(low_to, pair(low, multiply_add(low_codes(next), low_step, lowest)));
+          store(high_to, pair(high, multiply_add(high_codes(next), high_step, highest)));
+        } else {
+          store(low_to, low);
+          store(high_to, high);
+        }
       }
     }
   }

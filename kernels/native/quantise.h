@@ -79,7 +79,7 @@ inline float largest_of(const float* row, int64_t size) {
 inline uint16_t scale_of(float value) { return to_half(std::max(value, kSmallestScale)); }
 
 inline void put_bytes(uint8_t* to, int64_t count, Ints values) {
-  const Bytes bytes = __builtin_convertvector(values, Bytes);
+  const Bytes bytes = narrowed(values);
   std::memcpy(to, &bytes, std::min<int64_t>(count, kLanes));
 }
 

@@ -126,7 +126,7 @@ class ModelRunner:
         self._native = None
         if num_rounded:
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
-            self._native = find_native_model(self._model, self._layers, specs, self._run)
+            self._native = find_native_model(self._model, self._layers, specs, self._run, self.kv_format)
         if num_blocks is not None:
             self.allocate_pool(num_blocks, block_size)
 

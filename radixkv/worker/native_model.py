@@ -19,6 +19,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, plan_attention
 from radixkv.kernels.huge_pages import HugePages
 from radixkv.kernels.int8_linear import concatenate_int8
+from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, Linear, NativeDecoder
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.attention import StepAttention
@@ -35,6 +36,7 @@ _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM
 _ACTIVATIONS = ("silu", "swish")
 """What transformers calls the one activation that the decoder knows."""
 
+_CPU = torch.device("cpu")
 _NUM_COMPARED = 8
 _MOST_APART = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 """Of the logits' norm. The model rounds to bfloat16 between its modules, the decoder less often."""
@@ -80,6 +82,7 @@ def find_native_model(
     layers: Sequence[LayerShape],
     specs: Sequence[AttentionSpec],
     run: Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor],
+    kv_format: KVFormat | None = None,
 ) -> NativeModel | None:
     """The model by the native decoder, or None where that cannot be.
 
@@ -87,11 +90,14 @@ def find_native_model(
         model: on a CPU, its linear layers packed.
         layers, specs: what its attention keeps and computes, per layer.
         run: ids, positions, tokens kept and a site, by the model's own code; answers logits.
+        kv_format: of the pools that it will be given. The two ways are compared over plain ones, where they differ least.
     """
     if type(model).__name__ not in _FAMILY or model.config.hidden_act not in _ACTIVATIONS:
         return None
     try:
-        native = NativeModel(model, NativeDecoder(_weights(model, layers, specs)))
+        decoder = NativeDecoder(_weights(model, layers, specs))
+        decoder.check_caches(KVPool(layers, 1, _NUM_COMPARED, decoder.dtype, _CPU, kv_format=kv_format).caches)
+        native = NativeModel(model, decoder)
     except (_NotRoundedError, InvalidArgumentError) as reason:
         _LOG.debug("the model runs by its own code: %s", reason)
         return None
@@ -173,7 +179,7 @@ def _compare(
     token_ids = torch.from_numpy(np.linspace(0, model.config.vocab_size - 1, _NUM_COMPARED).astype(np.int64))
     positions = torch.arange(_NUM_COMPARED)
     batch = plan_attention([_NUM_COMPARED], [_NUM_COMPARED], [array("i", [0])], _NUM_COMPARED, "cpu")
-    pools = [KVPool(layers, 1, _NUM_COMPARED, native.dtype, torch.device("cpu")) for _ in range(2)]
+    pools = [KVPool(layers, 1, _NUM_COMPARED, native.dtype, _CPU) for _ in range(2)]
     expected = run(token_ids, positions, positions, StepAttention(pools[0], batch, positions))
     found = native.forward(token_ids, positions, positions, positions, pools[1], batch)
     return float((found - expected).norm() / expected.norm())

@@ -26,6 +26,7 @@ SHAPES = [
     Shape(num_heads=4, num_kv_heads=4, head_dim=80, v_head_dim=80, block_size=8),
     Shape(num_heads=16, num_kv_heads=1, head_dim=256, v_head_dim=256, block_size=64),
     Shape(num_heads=6, num_kv_heads=2, head_dim=24, v_head_dim=20, block_size=12),
+    Shape(num_heads=4, num_kv_heads=2, head_dim=66, v_head_dim=6, block_size=8),
 ]
 
 

@@ -205,3 +205,12 @@ def test_what_the_decoder_does_not_take_runs_by_its_own_code(
     assert runner.quantization == "int8"
     assert not runner.is_native
     assert runner.forward([ForwardRow([4, 8], 0, array("i", [3]), 0, True)]).isfinite().all()
+
+
+def test_heads_whose_int4_keys_fill_no_words_run_by_the_models_own_code(tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 6}
+    folder = save_wide("llama", tmp_path, **heads)
+    for kv_dtype, is_native in (("int8", True), ("int4", False)):
+        runner = load(folder, "bfloat16", kv_dtype=kv_dtype)
+        assert runner.is_native is is_native
+        assert runner.forward([ForwardRow([4, 8], 0, array("i", [3]), 0, True)]).isfinite().all()
