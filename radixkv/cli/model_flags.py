@@ -85,7 +85,8 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         default=_AUTO,
         choices=[_AUTO, *KV_DTYPES],
         help="of KV: auto, or what the model computes in, rounds nothing; int8 and fp8 take about half of bfloat16's memory, "
-        "int4 less, at some cost in quality (the README has figures); latents stay as they are (default %(default)s)",
+        "int4 less, at some cost in quality and, on a CPU, time (the README has figures); latents stay as they are "
+        "(default %(default)s)",
     )
     flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
     flags.add_argument(
