@@ -28,6 +28,7 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+_WITHOUT_HEAD_DIM = {key: value for key, value in _COMMON.items() if key != "head_dim"}
 
 _LATENTS: dict[str, Any] = {
     **_COMMON,
@@ -64,6 +65,15 @@ def _window_and_softcap() -> Any:
     )
 
 
+def _window_and_full_by_list() -> Any:
+    layers = ["sliding_attention", "full_attention"]
+    return tf.Gemma3TextConfig(**_COMMON, sliding_window=8, layer_types=layers, query_pre_attn_scalar=1)
+
+
+def _full_then_window() -> Any:
+    return tf.Qwen2Config(**_WITHOUT_HEAD_DIM, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+
+
 def _sinks() -> Any:
     return tf.GptOssConfig(
         **_COMMON,
@@ -76,10 +86,18 @@ def _sinks() -> Any:
 
 CONFIGS = {
     "llama": lambda: tf.LlamaConfig(**_COMMON),
-    "qwen2": lambda: tf.Qwen2Config(**{k: v for k, v in _COMMON.items() if k != "head_dim"}),
+    "qwen2": lambda: tf.Qwen2Config(**_WITHOUT_HEAD_DIM),
+    "qwen2_mixed": _full_then_window,
     "qwen3": lambda: tf.Qwen3Config(**_COMMON),
     "mistral": lambda: tf.MistralConfig(**_COMMON, sliding_window=8),
     "gemma2": _window_and_softcap,
+    "gemma3": _window_and_full_by_list,
+    "phi": lambda: tf.PhiConfig(**_WITHOUT_HEAD_DIM, partial_rotary_factor=0.5),
+    "phi3": lambda: tf.Phi3Config(**_WITHOUT_HEAD_DIM),
+    "mixtral": lambda: tf.MixtralConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": lambda: tf.Qwen3MoeConfig(
+        **_COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
+    ),
     "gpt2": lambda: tf.GPT2Config(
         vocab_size=VOCAB_SIZE, n_embd=32, n_layer=NUM_LAYERS, n_head=4, n_positions=256, eos_token_id=2, bos_token_id=1
     ),
