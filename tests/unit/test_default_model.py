@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from radixkv.core.folders import cache_folder
-from radixkv.worker import default_model as module
+from radixkv.worker import model_store as module
 from radixkv.worker.default_model import PackagedModel, fetch_packaged_model, resolve_model
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model import ForwardRow, ModelRunner

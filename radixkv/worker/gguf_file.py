@@ -1,0 +1,211 @@
+"""What a GGUF file says of its model and transformers' reader does not pass on: put into the configuration, or refused.
+
+The reader knows an architecture's sizes. What it passes over in silence would give a model that talks, and not quite as it was
+trained to: scaled rotary frequencies, windows, soft caps, widths of heads, ends of a turn, ways to split text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radixkv.worker.errors import ModelError
+
+__all__ = ["GGUFFile"]
+
+_SCALINGS = ("none", "linear", "yarn")
+_ROPE_FACTORS = "rope_freqs.weight"
+_YARN_EXTRAS = ("rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor")
+_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_EXPERT_WIDTHS = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_UNSCALED_HEADS = {"gemma2": 46, "gemma3_text": 62}
+"""Layers of the one size (27B) of each whose queries are scaled by hidden size over heads; of all others, by a head's width."""
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Of every Llama 3.1 to 3.3; the factor differs."""
+
+_PLAIN_SPLITS = (None, "default", "gpt-2", "mpt", "olmo", "jais", "trillion", "granite-docling")
+"""Names of the byte-level splitting that the reader falls back to."""
+
+_DIGIT_SPLITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""The same behind a split at every digit."""
+
+
+class GGUFFile:
+    """A GGUF file's key-value pairs and tensor sizes.
+
+    Attributes:
+        path: of the file.
+        facts: its scalars and texts by key; arrays are left out.
+        num_elements: numbers in all of its tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the file's head.
+
+        Raises:
+            ModelError: it is no whole GGUF file, or one of several parts.
+        """
+        from gguf import GGUFReader, GGUFValueType
+
+        self.path = path
+        try:
+            reader = GGUFReader(path)
+            self.facts: Mapping[str, Any] = {
+                key: field.contents()
+                for key, field in reader.fields.items()
+                if field.types and field.types[0] != GGUFValueType.ARRAY
+            }
+            self._num_elements = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
+            self._rope_factors: list[float] | None = next(
+                ([float(value) for value in tensor.data] for tensor in reader.tensors if tensor.name == _ROPE_FACTORS),
+                None,
+            )
+        except Exception as error:  # whatever a damaged file makes the reader stumble over
+            raise ModelError(f"{path} is not a whole GGUF file: {_one_line(error)}") from error
+        if int(self.facts.get("split.count", 1)) > 1:
+            raise ModelError(f"{path} is one of several parts of a model; merge them with llama-gguf-split --merge")
+        self._architecture = str(self.facts.get("general.architecture"))
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers that the model is made of."""
+        return sum(count for name, count in self._num_elements.items() if name != _ROPE_FACTORS)
+
+    @property
+    def split_name(self) -> str | None:
+        """How its tokenizer splits text before it merges bytes; None where it is not told."""
+        pre = self.facts.get("tokenizer.ggml.pre")
+        return None if pre is None else str(pre)
+
+    @property
+    def end_of_turn_id(self) -> int | None:
+        """The token with which the model ends a turn, where it has one beside its end of text."""
+        token_id = self.facts.get("tokenizer.ggml.eot_token_id")
+        return None if token_id is None else int(token_id)
+
+    def complete(self, config: Any) -> None:
+        """Put into transformers' configuration of the model what its reader left out.
+
+        Raises:
+            ModelError: the file asks for something that cannot be told to transformers.
+        """
+        self._complete_sizes(config)
+        self._complete_attention(config)
+        if self._rope_factors is not None:
+            self._scale_as_llama3(config, self._rope_factors)
+        elif config.model_type != "gpt_oss":  # the one whose scaling is read
+            self._scale(config)
+
+    def splits_digits(self) -> bool:
+        """Whether text is split at every digit, and otherwise as the reader falls back to.
+
+        Raises:
+            ModelError: it is split in a way that nobody knows here.
+        """
+        if self.facts.get("tokenizer.ggml.model") != "gpt2":  # no byte-level pairs: nothing is split before
+            return False
+        name = self.split_name
+        if name in _DIGIT_SPLITS:
+            return True
+        if name not in _PLAIN_SPLITS and name not in _known_splits():
+            raise self._refusal(f"its tokenizer splits text as {name!r}, which is not known here")
+        return False
+
+    def _fact(self, name: str) -> Any:
+        return self.facts.get(f"{self._architecture}.{name}")
+
+    def _refusal(self, why: str) -> ModelError:
+        return ModelError(f"{self.path.name} cannot be served: {why}")
+
+    def _complete_sizes(self, config: Any) -> None:
+        key_length = self._fact("attention.key_length")
+        if key_length and config.model_type in ("llama", "mistral", "qwen3"):
+            config.head_dim = int(key_length)
+        if config.model_type == "gpt2":
+            config.n_positions = int(self._fact("context_length"))
+            config.n_inner = int(self._fact("feed_forward_length"))
+
+        for fact, name in _EXPERT_WIDTHS.items():
+            width = self._fact(fact)
+            if width and hasattr(config, name):
+                setattr(config, name, int(width))
+
+    def _complete_attention(self, config: Any) -> None:
+        window = self._fact("attention.sliding_window")
+        if window and config.model_type == "phi3":
+            config.sliding_window = int(window)
+        if window and getattr(config, "sliding_window", None) != int(window):
+            raise self._refusal(
+                f"its layers see {window} tokens, which transformers does not read of this architecture"
+            )
+        for name in _SOFT_CAPS:
+            cap = self._fact(name)
+            if cap and not hasattr(config, name):
+                raise self._refusal(f"its {name} is {cap}, which transformers has not for this architecture")
+            if cap:
+                setattr(config, name, float(cap))
+        if config.model_type in _UNSCALED_HEADS:
+            is_unscaled = config.num_hidden_layers == _UNSCALED_HEADS[config.model_type]
+            config.query_pre_attn_scalar = (
+                config.hidden_size // config.num_attention_heads if is_unscaled else config.head_dim
+            )
+        local_base = self._fact("rope.freq_base_swa")
+        if local_base and "sliding_attention" in (getattr(config, "rope_parameters", None) or {}):
+            config.rope_parameters["sliding_attention"]["rope_theta"] = float(local_base)
+
+    def _scale(self, config: Any) -> None:
+        kind = str(self._fact("rope.scaling.type") or ("linear" if self._fact("rope.scale_linear") else "none"))
+        factor = float(self._fact("rope.scaling.factor") or self._fact("rope.scale_linear") or 1.0)
+        if kind == "none" or factor == 1.0:
+            return
+        extras = [name for name in _YARN_EXTRAS if self._fact(name) not in (None, 1.0)]
+        if kind not in _SCALINGS or extras:
+            raise self._refusal(f"its rotary frequencies are scaled as {', '.join([kind, *extras])!r}")
+        scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+        if kind == "yarn":
+            length = self._fact("rope.scaling.original_context_length")
+            if not length:
+                raise self._refusal("its rotary frequencies are scaled by yarn, and the original length is not told")
+            scaling["original_max_position_embeddings"] = int(length)
+        self._rope_of(config).update(scaling)
+
+    def _rope_of(self, config: Any) -> dict[str, Any]:
+        """The parameters of the layers that scaling is for: the full ones, where others have frequencies of their own."""
+        rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+        rope = rope.get("full_attention", rope)
+        if "rope_theta" not in rope:
+            raise self._refusal("its rotary frequencies are scaled, which is not known of its architecture")
+        return rope
+
+    def _scale_as_llama3(self, config: Any, divisors: list[float]) -> None:
+        """The file has the divisors of all frequencies, transformers the rule that they follow."""
+        import torch
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        rope = self._rope_of(config)
+        rope.update(_LLAMA3, rope_type="llama3", factor=max(divisors))
+        frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        steps = torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies)
+        expected = float(rope["rope_theta"]) ** -steps / torch.tensor(divisors, dtype=torch.float64)
+        if len(frequencies) != len(divisors) or not torch.allclose(frequencies.double(), expected, rtol=1e-4, atol=0):
+            raise self._refusal(
+                f"its rotary frequencies are divided by {_ROPE_FACTORS} in a way that is not known here"
+            )
+
+
+def _known_splits() -> frozenset[str]:
+    """Names that transformers' reader knows."""
+    try:
+        from transformers.integrations.gguf import gguf_tokenizer_mapping
+    except ImportError:  # an earlier one, which knows none
+        return frozenset()
+    return frozenset(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,71 @@
+"""A GGUF file that a user names, as a folder that transformers loads: converted once into the cache folder.
+
+    /models/some.gguf  ->  CACHE/models/some-<digest of path, size and time of change>/
+
+A file that was changed is another model. The weights are kept in fp32, four bytes for each, which holds whatever the file's
+own format does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from radixkv.worker.errors import ModelError
+from radixkv.worker.gguf_convert import convert_gguf
+from radixkv.worker.gguf_file import GGUFFile
+from radixkv.worker.model_store import StoredModel, progress_bars, store_once
+
+__all__ = ["find_gguf", "resolve_gguf"]
+
+_MAGIC = b"GGUF"
+_WEIGHT_BYTES = 4
+_BESIDE_WEIGHTS_BYTES = 50_000_000
+"""Tokenizer and configuration, at most."""
+
+
+def find_gguf(name: str) -> Path | None:
+    """The GGUF file that `name` is the path of; None where it is none.
+
+    Raises:
+        ModelError: it is called one, and there is none, or it is something else.
+    """
+    path = Path(name).expanduser()
+    is_gguf = path.is_file() and _begins_as_gguf(path)
+    if path.suffix.lower() == ".gguf" and not path.is_dir() and not is_gguf:
+        raise ModelError(f"{path} is not a GGUF file" if path.exists() else f"there is no file {path}")
+    return path.resolve() if is_gguf else None
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise ModelError(f"the file {path} cannot be read: {error}") from error
+
+
+def resolve_gguf(path: Path, cache: Path, *, progress: bool = True) -> Path:
+    """The folder of the GGUF file's model in `cache`, made if it is not there yet.
+
+    Raises:
+        ModelError: the file is damaged, or of a kind that cannot be served; or the model does not fit on the disk.
+    """
+    state = path.stat()
+    digest = hashlib.sha256(f"{path}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
+    folder_name = f"{path.stem}-{digest[:12]}"
+    kept = cache / "models" / folder_name
+    if kept.is_dir():
+        return kept
+    file = GGUFFile(path)
+    disk_bytes = _WEIGHT_BYTES * file.num_elements + _BESIDE_WEIGHTS_BYTES
+    model = StoredModel(path.name, folder_name, disk_bytes)
+    return store_once(model, cache, lambda partial: _make(file, partial / "converted", progress))
+
+
+def _make(file: GGUFFile, converted: Path, progress: bool) -> Path:
+    with progress_bars(progress) as bars:
+        task = bars.add_task(f"Converting {file.path.name}, once", total=None)
+        convert_gguf(file, converted)
+        bars.update(task, total=1, completed=1)
+    return converted

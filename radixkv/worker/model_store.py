@@ -1,0 +1,99 @@
+"""Folders of models in the cache folder, each made once and put there by one rename.
+
+Everything before the rename happens in a `.partial` folder beside the goal and under a lock: two starters do the work once,
+and whatever an interrupted one left is thrown away by the next.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from radixkv.worker.errors import ModelError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["StoredModel", "progress_bars", "store_once"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """What is to lie in the store. `name` is for people; `folder_name` names the content, so that another one never meets this
+    one's folder; `disk_bytes` is the peak need while it is made.
+    """
+
+    name: str
+    folder_name: str
+    disk_bytes: int
+
+
+def store_once(model: StoredModel, cache: Path, make: Callable[[Path], Path]) -> Path:
+    """The folder of `model` in `cache`, made if it is not there yet.
+
+    Args:
+        make: makes the model within an empty folder, and answers the folder in there that is to be kept.
+
+    Raises:
+        ModelError: it does not fit on the disk, cannot be kept there, or as `make`.
+    """
+    from filelock import FileLock
+
+    models = cache / "models"
+    goal = models / model.folder_name
+    if goal.is_dir():
+        return goal
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with FileLock(models / f".{model.folder_name}.lock"):
+            if not goal.is_dir():
+                _remove_leftovers(models, model)
+                _check_free_space(models, model)
+                with tempfile.TemporaryDirectory(prefix=_partial_prefix(model), dir=models) as partial:
+                    make(Path(partial)).rename(goal)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _no_space(models, model) from error
+        raise ModelError(f"the model {model.name} cannot be kept in {models}: {error}; set RADIXKV_CACHE") from error
+    return goal
+
+
+def _partial_prefix(model: StoredModel) -> str:
+    return f".{model.folder_name}.partial-"
+
+
+def _remove_leftovers(models: Path, model: StoredModel) -> None:
+    """The lock is ours, so a partial folder belongs to nobody alive."""
+    for leftover in models.glob(f"{_partial_prefix(model)}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _check_free_space(models: Path, model: StoredModel) -> None:
+    if shutil.disk_usage(models).free < model.disk_bytes:
+        raise _no_space(models, model)
+
+
+def _no_space(models: Path, model: StoredModel) -> ModelError:
+    free = shutil.disk_usage(models).free
+    return ModelError(
+        f"the model {model.name} needs {model.disk_bytes / 1e6:,.0f} MB in {models} "
+        f"and {free / 1e6:,.0f} MB are free; make room there, or set RADIXKV_CACHE to another folder"
+    )
+
+
+@contextmanager
+def progress_bars(visible: bool) -> Iterator[Progress]:
+    """Bars on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), disable=not visible) as bars:
+        yield bars
