@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from radixkv.core.errors import InvalidArgumentError
@@ -35,6 +36,14 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a Hugging Face id, a folder, or a GGUF file, which is converted on first use; default: SmolLM2-135M-Instruct, "
         "fetched on first use (93 MB)",
+    )
+    flags.add_argument(
+        "--adapter",
+        type=_adapter,
+        metavar="NAME=FOLDER",
+        action="append",
+        default=[],
+        help="a low-rank adapter of the model, as peft saves it, that requests name; may be given several times",
     )
     flags.add_argument(
         "--dtype",
@@ -158,6 +167,20 @@ def _num_blocks(text: str) -> int | None:
     return int(text)
 
 
+def _adapter(text: str) -> tuple[str, Path]:
+    name, given, folder = text.partition("=")
+    if not (name and given and folder):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=FOLDER")
+    return name, Path(folder)
+
+
+def _adapters(pairs: list[tuple[str, Path]]) -> dict[str, Path]:
+    adapters = dict(pairs)
+    if len(adapters) < len(pairs):
+        raise InvalidArgumentError("--adapter", [name for name, _ in pairs], "a name of its own for each")
+    return adapters
+
+
 def worker_config(options: argparse.Namespace, service: str | None, listen: str | None) -> WorkerConfig:
     """What the flags ask of a worker. Call it before anything imports torch: it sets how torch's threads wait."""
     from radixkv.worker.threads import configure_threads
@@ -178,6 +201,7 @@ def worker_config(options: argparse.Namespace, service: str | None, listen: str 
         device=options.device,
         quantization=options.quantization,
         kv_dtype=options.kv_dtype,
+        adapters=_adapters(options.adapter),
         max_model_len=options.max_model_len,
         pool_name=options.pool,
         limits=_limits(options),
@@ -215,7 +239,9 @@ def describe(worker: Worker) -> str:
     rounded = ", weights in int8" if worker.runner.quantization == "int8" else ""
     if worker.runner.kv_format is not None:
         rounded += f", KV in {worker.runner.kv_dtype}"
+    adapted = f", adapters {', '.join(model.adapters)}" if model.adapters else ""
     return (
-        f"{model.name} on {worker.runner.device} in {worker.runner.dtype}{rounded}: {model.max_length:,} tokens of context, "
-        f"{pool.num_blocks:,} blocks of {pool.block_size} tokens\n  memory         {worker.plan}"
+        f"{model.name} on {worker.runner.device} in {worker.runner.dtype}{rounded}{adapted}: "
+        f"{model.max_length:,} tokens of context, {pool.num_blocks:,} blocks of {pool.block_size} tokens\n"
+        f"  memory         {worker.plan}"
     )

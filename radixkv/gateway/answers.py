@@ -142,13 +142,14 @@ class Completion(BaseModel):
 
 
 class Model(BaseModel):
-    """A model that is served. `max_model_len`: prompt and reply together, in tokens."""
+    """A model that is served. `max_model_len`: prompt and reply together, in tokens. `parent`: of an adapter, the model."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    parent: str | None = None
 
 
 class ModelList(BaseModel):

@@ -143,6 +143,7 @@ def _params(plan: _Plan, exchange: Exchange, messages: Any, history: bytes) -> G
         template_arguments=plan.template_arguments,
         sampling=plan.sampling,
         namespace=exchange.tenant.namespace,
+        adapter=plan.model.adapter,
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,

@@ -135,6 +135,7 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> list[
                 token_ids=None if isinstance(prompt, str) else prompt,
                 sampling=plan.sampling,
                 namespace=namespace,
+                adapter=plan.model.adapter,
                 priority=plan.body.priority or 0,
                 timeout_s=plan.body.timeout,
                 request_id=exchange.request_id,

@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served."""
+"""`/v1/models`: the one model that is served, and its adapters, each of which requests name as a model of its own."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ router = APIRouter(tags=["models"])
 
 
 class ServedModel(NamedTuple):
-    """The model under its public name. `fingerprint`: changes when answers may."""
+    """The model, or one of its adapters, by its public name. `fingerprint`: changes when answers may. `adapter`: or empty."""
 
     name: str
     info: ModelInfo
     fingerprint: str
+    adapter: str = ""
 
 
 async def served_model(request: Request, asked: str | None = None) -> ServedModel:
-    """The model that is served; `asked` is checked to be it.
+    """The model that is served; `asked` is checked to be it, or one of its adapters, as ``NAME`` or ``MODEL:NAME``.
 
     Raises:
         ApiError: 404: another model was asked for.
@@ -37,11 +38,20 @@ async def served_model(request: Request, asked: str | None = None) -> ServedMode
     state = request.app.state
     info = await state.backend.model()
     name = state.config.model_name or _public_name(info.name)
-    if asked is not None and asked not in (name, name.rpartition("/")[2], info.name):
-        message = f"the model {asked!r} does not exist here; {name!r} does"
-        raise ApiError(404, message, code="model_not_found", param="model")
-    digest = hashlib.sha256(repr((version("radixkv"), info)).encode()).hexdigest()
-    return ServedModel(name, info, f"fp_{digest[:10]}")
+    names = (name, name.rpartition("/")[2], info.name)
+    if asked is None or asked in names:
+        return _served(name, info, "")
+    for adapter in info.adapters:
+        if asked in (adapter, *(f"{own}:{adapter}" for own in names)):
+            return _served(adapter, info, adapter)
+    served = ", ".join(map(repr, (name, *info.adapters)))
+    message = f"the model {asked!r} does not exist here; {served} {'do' if info.adapters else 'does'}"
+    raise ApiError(404, message, code="model_not_found", param="model")
+
+
+def _served(name: str, info: ModelInfo, adapter: str) -> ServedModel:
+    digest = hashlib.sha256(repr((version("radixkv"), info, adapter)).encode()).hexdigest()
+    return ServedModel(name, info, f"fp_{digest[:10]}", adapter)
 
 
 def _public_name(name: str) -> str:
@@ -49,24 +59,27 @@ def _public_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name or "default"
 
 
-def _describe(model: ServedModel, created: int) -> dict[str, Any]:
+def _describe(model: ServedModel, parent: ServedModel, created: int) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",
         "created": created,
         "owned_by": "radixkv",
         "max_model_len": model.info.max_length,
+        "parent": parent.name if model.adapter else None,
     }
 
 
-@router.get("/v1/models", response_model=ModelList)
+@router.get("/v1/models", response_model=ModelList, response_model_exclude_none=True)
 async def list_models(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
     """What is served."""
     model = await served_model(request)
-    return {"object": "list", "data": [_describe(model, request.app.state.started)]}
+    served = [model, *(_served(adapter, model.info, adapter) for adapter in model.info.adapters)]
+    return {"object": "list", "data": [_describe(each, model, request.app.state.started) for each in served]}
 
 
-@router.get("/v1/models/{model:path}", response_model=Model)
+@router.get("/v1/models/{model:path}", response_model=Model, response_model_exclude_none=True)
 async def retrieve_model(model: str, request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
     """One model."""
-    return _describe(await served_model(request, model), request.app.state.started)
+    found = await served_model(request, model)
+    return _describe(found, await served_model(request), request.app.state.started)

@@ -217,6 +217,7 @@ def _params(plan: Plan, exchange: Exchange, messages: Sequence[Message], history
         tools=plan.tools.tools,
         sampling=plan.sampling,
         namespace=plan.namespace,
+        adapter=plan.model.adapter,
         priority=plan.request.priority or 0,
         timeout_s=plan.request.timeout,
         request_id=exchange.request_id,

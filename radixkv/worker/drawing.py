@@ -197,4 +197,5 @@ def _rows_of(logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
 
 def _forward_row(row: Row) -> ForwardRow:
     branch, start, end = row
-    return ForwardRow(branch.tokens[start:end], start, branch.block_table, branch.num_stored, row.wants_logits)
+    tokens, adapter = branch.tokens[start:end], branch.generation.adapter
+    return ForwardRow(tokens, start, branch.block_table, branch.num_stored, row.wants_logits, adapter)

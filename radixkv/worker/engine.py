@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -27,7 +27,8 @@ from typing import TypeVar
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, Retention
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
-from radixkv.worker.generation import Generation, Terms
+from radixkv.worker.adapters import adapter_namespace
+from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import (
@@ -67,6 +68,7 @@ class Engine:
         holder: the cache of that pool: a `PrefixCache` that no thread has called yet, or an attached client.
         text: tokenizer and template; None where only token ids come and go.
         model_name: what `model` tells.
+        adapters: names of the adapters that the runner has.
         limits: bounds of a round.
         reattach: gives a new holder, with a new incarnation of the pool, when the lease is lost. All that runs is then
             computed again; without it, it fails with the error.
@@ -84,6 +86,7 @@ class Engine:
         *,
         text: ChatText | None = None,
         model_name: str = "",
+        adapters: Sequence[str] = (),
         limits: SchedulerLimits | None = None,
         reattach: Callable[[], CacheHolder] | None = None,
         num_remembered: int = 1024,
@@ -108,6 +111,7 @@ class Engine:
             block_size=pool.block_size,
             eos_token_ids=tuple(sorted(runner.eos_token_ids)),
             has_chat_template=self._reader.has_chat_template,
+            adapters=tuple(adapters),
         )
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces
@@ -153,15 +157,20 @@ class Engine:
         """Continue a prompt; see `GenerationStream`.
 
         Raises:
-            InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool.
+            InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool; there is no such
+                adapter.
             LimitError: too many generations wait already.
             UnavailableError: the engine is closed.
         """
         tokens = self._reader.read(params, params.history)
         unshared = self._unshared_namespaces
         shares_prefix = params.shares_prefix and unshared is not None and params.namespace not in unshared
-        retention = tuple(params.retention)
-        return self._start(tokens, params.namespace, params, None, retention, shares_prefix=shares_prefix)
+        if params.adapter and params.adapter not in self._info.adapters:
+            bound = f"one of {', '.join(self._info.adapters)}" if self._info.adapters else "left out: none is served"
+            raise InvalidArgumentError("adapter", params.adapter, bound)
+        namespace = adapter_namespace(params.namespace, params.adapter)
+        history = History(tokens, namespace, shares_prefix, tuple(params.retention), params.adapter)
+        return self._start(history, params, None)
 
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a running or remembered generation from a token position; see `ForkParams`.
@@ -183,7 +192,7 @@ class Engine:
         retention = tuple(params.retention) or history.retention
         can_fork = num_tokens(tokens) == position and retention == history.retention
         origin = Origin(params.generation_id, params.branch, position) if can_fork else None
-        return self._start(tokens, history.namespace, params, origin, retention, shares_prefix=history.shares_prefix)
+        return self._start(history._replace(tokens=tokens, retention=retention), params, origin)
 
     def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
         """Run a short function on the holder, on the engine's thread, after all that was said to the cache before."""
@@ -225,16 +234,8 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _start(
-        self,
-        tokens: bytes,
-        namespace: str,
-        params: GenerateParams | ForkParams,
-        origin: Origin | None,
-        retention: tuple[Retention, ...],
-        *,
-        shares_prefix: bool,
-    ) -> GenerationStream:
+    def _start(self, prompt: History, params: GenerateParams | ForkParams, origin: Origin | None) -> GenerationStream:
+        tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
         rules = self._reader.reply_rules(params.sampling)
         if len(self._rounds.generations) >= MAX_GENERATIONS:
@@ -245,11 +246,12 @@ class Engine:
             self._new_id(),
             prompt=array("I", unpack_tokens(tokens)),
             arrival=next(self._arrivals),
-            namespace=namespace,
+            namespace=prompt.namespace,
             rules=rules,
             items=items,
             submitted_s=now_s,
-            terms=self._terms(now_s, params.priority, params.timeout_s, shares_prefix, retention),
+            adapter=prompt.adapter,
+            terms=self._terms(now_s, params.priority, params.timeout_s, prompt.shares_prefix, prompt.retention),
         )
         items.put(Started(generation.generation_id, tokens))
         self._post(partial(self._rounds.add, generation, max_length, origin))

@@ -58,6 +58,7 @@ class Generation:
         "_drew_s",
         "_told_of_trunk",
         "_withheld",
+        "adapter",
         "arrival",
         "branches",
         "generation_id",
@@ -85,10 +86,12 @@ class Generation:
         rules: ReplyRules,
         items: SupportsPut,
         submitted_s: float,
+        adapter: str = "",
         terms: Terms = Terms(),  # noqa: B008  # immutable
     ) -> None:
         self.generation_id = generation_id
         self.arrival = arrival
+        self.adapter = adapter
         self.namespace = namespace
         self.rules = rules
         self.sampling = rules.sampling
@@ -166,7 +169,10 @@ class Generation:
         else:
             tokens = [branch.tokens for branch in self.branches]
         terms = self.terms
-        return tuple(History(pack_tokens(one), self.namespace, terms.shares_prefix, terms.retention) for one in tokens)
+        return tuple(
+            History(pack_tokens(one), self.namespace, terms.shares_prefix, terms.retention, self.adapter)
+            for one in tokens
+        )
 
     # -- drawing
 
@@ -293,12 +299,15 @@ class Generation:
 
 
 class History(NamedTuple):
-    """Token ids of one branch, packed, their namespace, whether they share a prefix with others, and what they are worth."""
+    """Token ids of one branch, packed, their namespace, whether they share a prefix with others, what they are worth, and the
+    adapter that they were computed with.
+    """
 
     tokens: bytes
     namespace: str
     shares_prefix: bool
     retention: tuple[Retention, ...] = ()
+    adapter: str = ""
 
 
 class FinishedGenerations:

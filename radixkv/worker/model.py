@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, Scratch, plan_attention
 from radixkv.kernels.kv_format import KVFormat
+from radixkv.worker.adapters import load_adapters
 from radixkv.worker.attention import ATTENTION_NAME, AttentionSite, ShapeProbe, StepAttention, register_attention
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
@@ -40,7 +42,7 @@ class ForwardRow(NamedTuple):
 
     `block_table`: logical block index -> block id (int32), covering every position up to the last one computed; KV
     of the positions below `start` lies there already. Positions below `num_stored` are computed but not written. With
-    `wants_logits` the last position's logits are answered.
+    `wants_logits` the last position's logits are answered. `adapter`: by name; empty: the model alone.
     """
 
     token_ids: Sequence[int]
@@ -48,6 +50,7 @@ class ForwardRow(NamedTuple):
     block_table: array[int]
     num_stored: int
     wants_logits: bool
+    adapter: str = ""
 
 
 class ModelRunner:
@@ -58,7 +61,7 @@ class ModelRunner:
         max_model_len: longest sequence that the model's positions allow, in tokens.
         eos_token_ids: ids with which the model ends a reply.
         widest_output: elements that are at most made of one position, embeddings and logits aside.
-        weight_bytes: of the model's tensors.
+        weight_bytes: of the model's tensors and the adapters'.
         quantization: what the linear layers' weights are rounded to, ``"int8"`` or ``"none"``.
         kv_format: what K and V are stored in; None: `dtype`, as latents are always.
         pool: the KV caches; `dtype` and `device` are where and in what the model computes.
@@ -77,6 +80,7 @@ class ModelRunner:
         max_model_len: int | None = None,
         quantization: str = "auto",
         kv_dtype: str = "auto",
+        adapters: Mapping[str, Path] | None = None,
     ) -> None:
         """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
 
@@ -91,18 +95,23 @@ class ModelRunner:
                 where `dtype` is auto too and the device computes in bfloat16, which rounds no less.
             kv_dtype: what K and V are stored in: ``"fp8"``, ``"int8"``, ``"int4"``; ``"auto"`` or the name of what the model
                 computes in: that, as which latents are stored always.
+            adapters: folders of low-rank adapters by name; they are not rounded.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
-            ModelError: the model cannot be loaded, or its architecture cannot be served from a block table.
+            ModelError: the model cannot be loaded, its architecture cannot be served from a block table, or an adapter does
+                not fit it.
         """
         self.device = _choose_device(device)
         self.dtype = _choose_dtype(dtype, self.device)
         kv_format = choose_kv_format(kv_dtype, self.dtype)
         rounds = _wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
+        self._adapters = load_adapters(adapters or {})
         register_attention()
         self._model = _load(model, self.dtype, self.device)
-        absorb_latents(self._model)
+        self._adapters.check(self._model)
+        if not self._adapters.changes("kv_b_proj"):  # what is absorbed does not run, and cannot be added to
+            absorb_latents(self._model)
         config = self._model.config.get_text_config()
         self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
         self.max_model_len = _shortened(_max_model_len(config), max_model_len)
@@ -117,7 +126,9 @@ class ModelRunner:
                     "kernels here (no C++ compiler, or RADIXKV_CPU_KERNELS is torch); ask for none"
                 )
         self.quantization = "int8" if num_rounded else "none"
-        self.weight_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
+        self._adapters.attach(self._model, self.dtype, self.device)
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        self.weight_bytes = sum(tensor.nbytes for tensor in tensors) + self._adapters.nbytes
         self._scratch = Scratch()
         probe = self._probe()
         self.widest_output = max(widest_output, probe.widest_query)
@@ -139,6 +150,11 @@ class ModelRunner:
     def is_native(self) -> bool:
         """Whether the native decoder runs the model in place of its own code."""
         return self._native is not None
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """What rows may name."""
+        return self._adapters.names
 
     @property
     def token_bytes(self) -> int:
@@ -201,9 +217,11 @@ class ModelRunner:
             before=self._batch,
         )
         self._batch = batch
-        if self._native is not None:
+        row_adapters = [row.adapter for row in rows]
+        if self._native is not None and not any(row_adapters):  # it knows no adapters
             return self._native.forward(ids, at, wanted, written, self.pool, batch)
-        return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
+        with self._adapters.step(row_adapters, query_lens, wanted):
+            return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
 
     def _take_kv_format(self, kv_format: KVFormat | None) -> KVFormat | None:
         """None also where all that the model keeps is latents."""
@@ -239,7 +257,8 @@ class ModelRunner:
         probe = ShapeProbe()
         token_ids, positions, kept = (torch.tensor(values, device=self.device) for values in ([0, 0], [0, 1], [1]))
         try:
-            logits = self._run(token_ids, positions, kept, probe)
+            with self._adapters.probing():
+                logits = self._run(token_ids, positions, kept, probe)
         except (TypeError, ValueError) as error:  # a forward that does not know our keywords
             raise ModelError(f"the model cannot be run from a block table: {_one_line(error)}") from error
         if logits.shape != (1, self.vocab_size):

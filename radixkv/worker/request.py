@@ -97,6 +97,7 @@ class GenerateParams(Prompt):
         history: token ids of a conversation so far that `messages` (and only they) go on from.
         sampling: how to choose tokens and when to stop.
         namespace: isolation domain of what is cached; nothing matches across two.
+        adapter: name of the low-rank adapter to generate with; empty: the model alone. Nothing matches across two of them.
         priority: the higher, the earlier it is served, -100 to 100.
         timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
         shares_prefix: False neither uses what is cached nor leaves anything there.
@@ -107,6 +108,7 @@ class GenerateParams(Prompt):
     history: TokensLike = b""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     namespace: str = DEFAULT_NAMESPACE
+    adapter: str = ""
     priority: int = 0
     timeout_s: float | None = None
     shares_prefix: bool = True
@@ -128,7 +130,7 @@ class ForkParams(Prompt):
         branch: which of its branches, as answered. Before its end, a generation with `best_of` or beams has nothing but its
             prompt to share.
         position: tokens of that branch's history (prompt and generated) to be shared; None: all there are.
-        sampling: as for a generation of its own.
+        sampling: as for a generation of its own. Namespace and adapter are the other generation's.
         priority, timeout_s, request_id: as in `GenerateParams`.
         retention: the same; empty: that of the other generation.
 
@@ -353,7 +355,7 @@ class GenerationStream(Iterator[GenerationEvent]):
 class ModelInfo(NamedTuple):
     """What a frontend needs to know of the model served.
 
-    max_length: longest history in tokens. has_chat_template: whether messages can be given.
+    max_length: longest history in tokens. has_chat_template: whether messages can be given. adapters: what requests may name.
     """
 
     name: str
@@ -362,6 +364,7 @@ class ModelInfo(NamedTuple):
     block_size: int
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
+    adapters: tuple[str, ...] = ()
 
 
 class Generator(Protocol):

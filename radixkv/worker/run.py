@@ -6,9 +6,10 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class WorkerConfig:
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: what the device's memory gives, see
             `pool_size`, which also says what `utilisation`, `kv_bytes` and `swap_bytes` are.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
+        adapters: folders of low-rank adapters, by the name that requests give.
         max_model_len: longest sequence to be served, in tokens; the pool must hold one. None: what the model allows, and what
             the pool holds.
         limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
@@ -72,6 +74,7 @@ class WorkerConfig:
     device: str = "auto"
     quantization: str = "auto"
     kv_dtype: str = "auto"
+    adapters: Mapping[str, Path] = field(default_factory=dict)
     max_model_len: int | None = None
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     share_prefixes: bool = True
@@ -137,6 +140,7 @@ class Worker:
             lease.attach() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
             text=text,
             model_name=SMOLLM2_135M.name if config.model in (None, DEFAULT_MODEL) else str(config.model),
+            adapters=self.runner.adapter_names,
             limits=replace(config.limits, swap_blocks=plan.num_host_blocks),
             unshared_namespaces=config.unshared_namespaces if config.share_prefixes else None,
             reattach=lease.reattach if config.service else None,
@@ -204,6 +208,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         max_model_len=config.max_model_len,
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
+        adapters=config.adapters,
     )
     plan = plan_pool(runner, wish, config.limits)
     runner.allocate_pool(plan.num_blocks, plan.block_size, plan.num_host_blocks)

@@ -185,6 +185,7 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
         timeout_s=params.timeout_s,
         request_id=params.request_id,
         no_prefix_sharing=not params.shares_prefix,
+        adapter=params.adapter,
     )
     retention_to_proto(params.retention, request.retention)
     return request
@@ -207,6 +208,7 @@ def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
         request_id=proto.request_id,
         shares_prefix=not proto.no_prefix_sharing,
         retention=retention_from_proto(proto.retention),
+        adapter=proto.adapter,
     )
 
 
@@ -306,6 +308,7 @@ def model_from_proto(proto: pb.GetModelResponse) -> ModelInfo:
     """What is served."""
     values = {name: getattr(proto, name) for name in ModelInfo._fields}
     values["eos_token_ids"] = tuple(unpack_tokens(proto.eos_token_ids))
+    values["adapters"] = tuple(proto.adapters)
     return ModelInfo(**values)
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from radixkv.worker.request import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
+from radixkv.worker.engine import Engine
+from radixkv.worker.request import (
+    BranchFinished,
+    Completed,
+    Delta,
+    FinishReason,
+    GenerateParams,
+    GenerationEvent,
+    GenerationStream,
+    Started,
+    Usage,
+)
 from radixkv.worker.sampling import SampledToken
 
-__all__ = ["Answer", "Answers", "collect"]
+__all__ = ["Answer", "Answers", "collect", "start_together"]
 
 
 @dataclass
@@ -57,3 +69,21 @@ def collect(stream: Iterable[GenerationEvent]) -> Answers:
     assert sorted(branches) == list(range(len(branches)))
     assert all(answer.reason is not None for answer in branches.values())
     return Answers(generation_id, [branches[index] for index in sorted(branches)], usage)
+
+
+def start_together(engine: Engine, asked: Iterable[GenerateParams]) -> list[GenerationStream]:
+    """Streams of requests that the engine finds all at once, however slow this thread is."""
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def hold(_cache: object) -> None:
+        is_held.set()
+        may_go_on.wait()
+
+    holding = threading.Thread(target=engine.call, args=(hold,))
+    holding.start()
+    is_held.wait()
+    try:
+        return [engine.generate(params) for params in asked]
+    finally:
+        may_go_on.set()
+        holding.join()

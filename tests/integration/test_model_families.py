@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from answers import Answer, Answers, collect
+from answers import Answer, Answers, collect, start_together
 
 from radixkv import PrefixCache
 from radixkv.worker.engine import Engine
@@ -154,8 +154,8 @@ def test_requests_that_preempt_each_other_give_the_tokens_of_generate(family: Fa
     """13 blocks of 4 hold two of the four sequences of up to 26 tokens."""
     prompts = [_prompt(10 + index, 8 + index) for index in range(4)]
     with family.engine(SMALL_POOL, preemption) as engine:
-        streams = [engine.generate(GenerateParams(token_ids=prompt, sampling=_greedy(15))) for prompt in prompts]
-        answers = [collect(stream) for stream in streams]
+        asked = [GenerateParams(token_ids=prompt, sampling=_greedy(15)) for prompt in prompts]
+        answers = [collect(stream) for stream in start_together(engine, asked)]
         stats = engine.stats().engine
         engine.call(lambda cache: cache.check())
         assert engine.call(lambda cache: cache.stats()).num_sequences == 0

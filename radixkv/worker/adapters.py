@@ -1,0 +1,170 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) beside one model, chosen per row of a batch.
+
+    a batch    [ rows of no adapter | rows of a | rows of b ]
+    a module   y = W x               y += B_a (A_a x)   y += B_b (A_b x)      each on its own rows alone
+
+Every module that some adapter changes gets a hook behind its forward, whatever kernel that is; a step without adapters costs a
+look at each, a model without adapters nothing. The KV of an adapter's requests lies in namespaces of its own: see
+`adapter_namespace`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.adapter_file import AdapterFile, LowRank, read_adapter
+from radixkv.worker.errors import ModelError
+
+__all__ = ["Adapters", "adapter_namespace", "load_adapters"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MARK = "#adapter="
+
+
+def adapter_namespace(namespace: str, adapter: str) -> str:
+    """Where what an adapter computes for requests in `namespace` is cached; `namespace` itself without one.
+
+    Raises:
+        InvalidArgumentError: `namespace` looks like one that was made here, whose KV is another model's.
+    """
+    if _MARK in namespace:
+        raise InvalidArgumentError("namespace", namespace, f"without {_MARK!r}, which sets an adapter's apart")
+    return f"{namespace}{_MARK}{adapter}" if adapter else namespace
+
+
+def load_adapters(folders: Mapping[str, Path]) -> Adapters:
+    """Read the adapters in these folders, by name.
+
+    Raises:
+        InvalidArgumentError: a name that cannot be one.
+        ModelError: as `read_adapter`.
+    """
+    for name in folders:
+        if not _NAME.fullmatch(name):
+            bound = "1 to 64 letters, digits, dots, dashes and underscores, the first of them a letter or digit"
+            raise InvalidArgumentError("adapter", name, bound)
+    return Adapters([read_adapter(name, folder.expanduser()) for name, folder in folders.items()])
+
+
+class Adapters:
+    """Adapters of one model. One thread runs steps.
+
+    Attributes:
+        names: as requests name them.
+        nbytes: of the tensors that were put beside the model.
+    """
+
+    def __init__(self, files: Sequence[AdapterFile] = ()) -> None:
+        self.names = tuple(file.name for file in files)
+        self.nbytes = 0
+        self._files = files
+        self._updates: dict[str, dict[str, LowRank]] = {}  # by module, by adapter, where the model computes
+        self._rows: Mapping[str, Tensor] = {}  # of the step: positions in the batch, by adapter
+        self._kept: Mapping[str, Tensor] = {}  # the same among those that give logits
+        self._seen: dict[str, list[bool]] | None = None  # while probing: each time a module ran, whether on all rows
+
+    def changes(self, module: str) -> bool:
+        """Whether an adapter changes modules of this name."""
+        return any(path.rpartition(".")[2] == module for file in self._files for path in file.updates)
+
+    def check(self, model: torch.nn.Module) -> None:
+        """See that all that is to be changed is there, before any of its layers is replaced.
+
+        Raises:
+            ModelError: a module does not exist, is no linear layer, or has other widths.
+        """
+        modules = dict(model.named_modules())
+        for file in self._files:
+            for path, update in file.updates.items():
+                widths = _widths(modules.get(path))
+                if widths is None:
+                    what = "is no linear layer" if path in modules else "does not exist"
+                    raise ModelError(f"the adapter {file.name!r} does not fit the model: its module {path} {what}")
+                if (update.down.shape[1], update.up.shape[0]) != widths:
+                    raise ModelError(
+                        f"the adapter {file.name!r} does not fit the model: {path} takes {widths[0]} inputs to {widths[1]} "
+                        f"outputs, and the adapter {update.down.shape[1]} to {update.up.shape[0]}"
+                    )
+
+    def attach(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
+        """Put the updates beside the model's modules, as they are now."""
+        for file in self._files:
+            for path, update in file.updates.items():
+                placed = LowRank(*(side.to(device, dtype).contiguous() for side in update))
+                self._updates.setdefault(path, {})[file.name] = placed
+                self.nbytes += placed.down.nbytes + placed.up.nbytes
+        head = model.get_output_embeddings()
+        for path in self._updates:
+            module = model.get_submodule(path)
+            module.register_forward_hook(self._hook(path, gives_logits=module is head))
+        self._files = ()
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """See, in a forward of two rows of which one gives logits, that every module runs once and on all rows.
+
+        Raises:
+            ModelError: one does not, so that rows cannot be told apart in it.
+        """
+        self._seen = {path: [] for path in self._updates}
+        yield
+        odd = [path for path, runs in self._seen.items() if runs != [True]]
+        self._seen = None
+        if odd:
+            raise ModelError(f"adapters on {odd[0]} cannot be served: the model does not run it once on every token")
+
+    @contextmanager
+    def step(self, row_adapters: Sequence[str], row_lens: Sequence[int], kept: Tensor) -> Iterator[None]:
+        """Apply each row's adapter within. `row_lens`: tokens of each row of the batch; `kept`: those that give logits."""
+        named = [name for name in dict.fromkeys(row_adapters) if name]
+        if not named:
+            yield
+            return
+        of_token = np.repeat(np.array(row_adapters, dtype=object), row_lens)
+        of_kept = of_token[kept.cpu().numpy()]
+        self._rows = {name: _positions(of_token == name, kept.device) for name in named}
+        self._kept = {name: _positions(of_kept == name, kept.device) for name in named}
+        try:
+            yield
+        finally:
+            self._rows, self._kept = {}, {}
+
+    def _hook(self, path: str, *, gives_logits: bool) -> Any:
+        updates = self._updates[path]
+
+        def add_updates(_module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            outputs = output.view(-1, output.shape[-1])
+            if self._seen is not None:
+                self._seen[path].append(len(outputs) == (1 if gives_logits else 2))
+            for name, positions in (self._kept if gives_logits else self._rows).items():
+                update = updates.get(name)
+                if update is None:
+                    continue
+                x = inputs[0].reshape(-1, inputs[0].shape[-1]).index_select(0, positions)
+                outputs.index_add_(0, positions, (x @ update.down.T) @ update.up.T)
+
+        return add_updates
+
+
+def _positions(mask: Any, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(mask)).to(device)
+
+
+def _widths(module: torch.nn.Module | None) -> tuple[int, int] | None:
+    """Inputs and outputs of a linear layer; None of anything else."""
+    from transformers.pytorch_utils import Conv1D
+
+    if type(module) is torch.nn.Linear:
+        return module.in_features, module.out_features
+    if isinstance(module, Conv1D):
+        return int(module.weight.shape[0]), int(module.weight.shape[1])
+    return None
