@@ -1,7 +1,8 @@
-"""Tokenizers of one token per byte, and chat templates of the four families that instruct models come in.
+"""Tokenizers of one token per byte, and chat templates of the families that instruct models come in.
 
 They do to earlier turns what the families do, which is what can go wrong behind a kept history: a system message that appears
-where there is none, trimmed contents, reasoning that is taken out again, roles by other names, tools in odd places.
+where there is none, or moves into a user's turn, trimmed contents, reasoning that is taken out again, roles by other names or
+by none, tools in odd places.
 """
 
 from __future__ import annotations
@@ -95,7 +96,36 @@ QWEN3 = Family(
     "<|im_end|>",
 )
 
-FAMILIES = (CHATML, LLAMA3, GEMMA, QWEN3)
+MISTRAL = Family(
+    "mistral",
+    "{{ '<s>' }}{% set ns = namespace(i=0, about='') %}{% if messages[0].role == 'system' %}"
+    "{% set ns.i = 1 %}{% set ns.about = messages[0].content + '\n\n' %}{% endif %}{% for m in messages[ns.i:] %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m.role == 'user' %}{{ '[INST]' + (ns.about if loop.first else '') + m.content + '[/INST]' }}"
+    "{% else %}{{ m.content + '</s>' }}{% endif %}{% endfor %}",
+    ("<s>", "</s>", "[INST]", "[/INST]"),
+    "</s>",
+)
+
+PHI3 = Family(
+    "phi3",
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "{{ '<|assistant|>\n' if add_generation_prompt else '<|endoftext|>' }}",
+    ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
+    "<|end|>",
+)
+
+DEEPSEEK = Family(
+    "deepseek",
+    "{{ '<begin>' }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
+    "{% elif m.role == 'user' %}{{ '<User>' + m.content }}"
+    "{% else %}{{ '<Assistant>' + m.content.split('</think>')[-1] + '<end>' }}{% endif %}{% endfor %}"
+    "{{ '<Assistant>' if add_generation_prompt and messages[-1].role == 'user' else '' }}",
+    ("<begin>", "<end>", "<User>", "<Assistant>"),
+    "<end>",
+)
+
+FAMILIES = (CHATML, LLAMA3, GEMMA, QWEN3, MISTRAL, PHI3, DEEPSEEK)
 
 _MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("o", "r"), ("Ġ", "w"))
 """So that some texts have several tokenisations, of which a tokenizer gives one."""

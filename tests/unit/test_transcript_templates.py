@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chat_templates import CHATML, FAMILIES, GEMMA, LLAMA3, QWEN3, Family, LocalReader, chat_text
+from chat_templates import CHATML, DEEPSEEK, FAMILIES, GEMMA, LLAMA3, QWEN3, Family, LocalReader, chat_text
 from transcript_chats import CALL, TOOLS, Chat, assistant, run, user
 
 from radixkv.core.errors import InvalidArgumentError
@@ -115,7 +115,7 @@ def test_a_result_follows_the_call_as_the_template_writes_it(
 
 
 @pytest.mark.usefixtures("family")
-@pytest.mark.parametrize("family", [QWEN3], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [QWEN3, DEEPSEEK], ids=lambda family: family.name)
 def test_thoughts_that_the_template_takes_out_of_earlier_turns_stay_as_they_were_generated(
     reader: LocalReader, database: Database
 ) -> None:
