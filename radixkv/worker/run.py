@@ -42,7 +42,7 @@ class WorkerConfig:
     """What a worker is told.
 
     Attributes:
-        model: a folder, a Hugging Face id, or None for the default model.
+        model: a folder, a GGUF file, a Hugging Face id, or None for the default model.
         service: address of the cache service that keeps the tree; None: a tree in this process.
         listen: where to serve Generation: ``host:port`` (port 0 takes a free one) or ``unix:path``; None: nowhere.
         pool_name: of the pool, among those of the service.
