@@ -76,6 +76,7 @@ def test_rows_of_several_adapters_in_one_batch_get_the_logits_of_merged_weights(
     told = [index for index in range(6) if index != 4]
     expected = torch.stack([reference_logits(models[names[index]], histories[index])[-1] for index in told])
     torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+    assert runner.forward([_row(histories[0], 0, "all", wants_logits=False)]).shape == (0, VOCAB_SIZE)
     apart = reference_logits(base, histories[0])[-1] - expected[0]
     assert apart.abs().max() > 0.1  # so that a model without its adapter would be seen
 
