@@ -1,4 +1,4 @@
-"""What KV in fewer bits costs or saves in time: a worker's decode step over the same tokens with each `--kv-dtype`, in turns.
+"""What KV in fewer bits, and deterministic mode, cost in time: a worker's decode step over the same tokens, in turns.
 
 SmolLM2-135M-Instruct as a worker loads it, over blocks in random order:
 
@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
-from radixkv.kernels import AttentionBatch
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.worker.default_model import resolve_model
 from radixkv.worker.kv_pool import KVPool
@@ -46,11 +45,13 @@ ATTENTION = 1
 
 @dataclass(slots=True)
 class Kind:
-    """One pool, the plan of its last step, and its samples in ms by load: whole steps, and their attention."""
+    """One pool, whether branches read a common prefix once for all, and the samples in ms by load: whole steps, and their
+    attention.
+    """
 
     name: str
     pool: KVPool
-    batch: AttentionBatch | None = None
+    shares_reads: bool = True
     steps_ms: dict[str, list[float]] = field(default_factory=dict)
     attention_ms: dict[str, list[float]] = field(default_factory=dict)
 
@@ -103,6 +104,7 @@ def measure(num_prompt: int, num_rounds: int, report: Report) -> dict[str, Any]:
         Kind(runner.kv_dtype if kv_format is None else kv_format.value, KVPool(*sizes, kv_format=kv_format))
         for kv_format in (None, *MOST_APART)
     ]
+    kinds.append(Kind(f"{runner.kv_dtype}, deterministic", KVPool(*sizes), shares_reads=False))
     exact: Tensor | None = None
     for kind in kinds:
         use(runner, kind)
@@ -130,8 +132,8 @@ def measure(num_prompt: int, num_rounds: int, report: Report) -> dict[str, Any]:
 
 
 def use(runner: ModelRunner, kind: Kind) -> None:
-    """From now on the runner works on this pool."""
-    runner.pool, runner._batch = kind.pool, None
+    """From now on the runner works on this pool, and in this mode."""
+    runner.pool, runner._shares_reads, runner._batch = kind.pool, kind.shares_reads, None
 
 
 def run_burst(runner: ModelRunner, kind: Kind, histories: Histories, load: str) -> None:

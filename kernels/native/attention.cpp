@@ -6,7 +6,8 @@
 //     for 6 rows:   scores [6, 64] = Q x K panel;  running maximum, exp, sum;  out [6, Dv] += P x V panel
 //   afterwards    = rows with several items merge their parts by log-sum-exp (base 2)
 //
-// Panels end at absolute positions, and so do items, but for the end of what a row shares: its rounding depends on who shares it.
+// Panels begin and end at absolute positions, and so do items, but for the end of what a row shares: its rounding depends on who
+// shares it, and on nothing else of the batch.
 // Keys past a sequence's end enter neither score nor sum, whatever they hold.
 
 #include <omp.h>
@@ -255,11 +256,9 @@ class Attention {
     const int width = round_up(panel.count, kLanes);
     if (panel.k_scales)
       for (int i = 0; i < width; i += kLanes) store(scores + i, load<Floats>(scores + i) * load<Floats>(panel.k_scales + i));
-    float factor = layer_.scale * kLog2E;
-    if (low > 0 || high < width || layer_.softcap > 0.0f) {
-      hide(scores, low, high, width);
-      factor = kLog2E;
-    }
+    const float factor = layer_.softcap > 0.0f ? kLog2E : layer_.scale * kLog2E;
+    if (layer_.softcap > 0.0f) cap(scores, width);
+    if (low > 0 || high < width) hide(scores, low, high, width);
     Floats top = splat(kNegativeInfinity);
     for (int i = 0; i < width; i += kLanes) top = max(top, load<Floats>(scores + i) * factor);
     float* sums = scratch.sums.data() + size_t(row) * kLanes;
@@ -288,14 +287,20 @@ class Attention {
     store(sums, total);
   }
 
-  // Scales and caps scores; those of keys that are not seen become minus infinity.
-  void hide(float* scores, int low, int high, int width) const {
+  void cap(float* scores, int width) const {
     for (int i = 0; i < width; i += kLanes) {
       Floats score = load<Floats>(scores + i) * layer_.scale;
-      if (layer_.softcap > 0.0f)
-        for (int lane = 0; lane < kLanes; ++lane) score[lane] = layer_.softcap * std::tanh(score[lane] / layer_.softcap);
+      for (int lane = 0; lane < kLanes; ++lane) score[lane] = layer_.softcap * std::tanh(score[lane] / layer_.softcap);
+      store(scores + i, score);
+    }
+  }
+
+  // Scores of keys that are not seen become minus infinity. What is seen is left as it is: a row's rounding must not depend on
+  // how much of its last panel others of the tile see.
+  static void hide(float* scores, int low, int high, int width) {
+    for (int i = 0; i < width; i += kLanes) {
       const Ints number = lane_numbers() + i;
-      store(scores + i, (number >= low) & (number < high) ? score : splat(kNegativeInfinity));
+      store(scores + i, (number >= low) & (number < high) ? load<Floats>(scores + i) : splat(kNegativeInfinity));
     }
   }
 

@@ -48,8 +48,7 @@ class Panels {
 
   // The panel of the table's sequence that holds `key`. It may begin before, where a vector or a word does.
   void find(const int32_t* table, int key, int end_key, int head, Panel& panel) const {
-    const int multiple = lies_in_vectors_ ? kLanes : kPerWord;
-    panel.first_key = key / multiple * multiple;
+    panel.first_key = key / kLanes * kLanes;
     panel.count = std::min(end_key, (key / kKeys + 1) * kKeys) - panel.first_key;
     panel.k_scales = panel.v_scales = nullptr;
     if (!is_plain()) return;

@@ -60,6 +60,12 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--dtype auto takes bfloat16, which rounds no less (default %(default)s)",
     )
     flags.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same reply to the bit, with the same seed, whatever else runs, however prompts are cut into chunks, and "
+        "whatever of them is cached; for models that the native decoder runs. Branches then read a common prefix one by one",
+    )
+    flags.add_argument(
         "--max-model-len",
         type=int,
         metavar="TOKENS",
@@ -202,6 +208,7 @@ def worker_config(options: argparse.Namespace, service: str | None, listen: str 
         quantization=options.quantization,
         kv_dtype=options.kv_dtype,
         adapters=_adapters(options.adapter),
+        deterministic=options.deterministic,
         max_model_len=options.max_model_len,
         pool_name=options.pool,
         limits=_limits(options),
@@ -239,6 +246,8 @@ def describe(worker: Worker) -> str:
     rounded = ", weights in int8" if worker.runner.quantization == "int8" else ""
     if worker.runner.kv_format is not None:
         rounded += f", KV in {worker.runner.kv_dtype}"
+    if worker.config.deterministic:
+        rounded += ", deterministic"
     adapted = f", adapters {', '.join(model.adapters)}" if model.adapters else ""
     return (
         f"{model.name} on {worker.runner.device} in {worker.runner.dtype}{rounded}{adapted}: "

@@ -81,6 +81,7 @@ class ModelRunner:
         quantization: str = "auto",
         kv_dtype: str = "auto",
         adapters: Mapping[str, Path] | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
 
@@ -96,6 +97,8 @@ class ModelRunner:
             kv_dtype: what K and V are stored in: ``"fp8"``, ``"int8"``, ``"int4"``; ``"auto"`` or the name of what the model
                 computes in: that, as which latents are stored always.
             adapters: folders of low-rank adapters by name; they are not rounded.
+            deterministic: whether logits are to be the same to the bit whatever else is in a step, however a prompt is cut, and
+                whatever of it was found in the cache.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
@@ -138,6 +141,9 @@ class ModelRunner:
         if num_rounded:
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
             self._native = find_native_model(self._model, self._layers, specs, self._run, self.kv_format)
+        self._shares_reads = not deterministic
+        if deterministic:
+            self._check_deterministic()
         if num_blocks is not None:
             self.allocate_pool(num_blocks, block_size)
 
@@ -214,6 +220,7 @@ class ModelRunner:
             self.pool.block_size,
             self.device,
             scratch=self._scratch,
+            shares=self._shares_reads,
             before=self._batch,
         )
         self._batch = batch
@@ -222,6 +229,18 @@ class ModelRunner:
             return self._native.forward(ids, at, wanted, written, self.pool, batch)
         with self._adapters.step(row_adapters, query_lens, wanted):
             return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
+
+    def _check_deterministic(self) -> None:
+        """Torch's products round a row differently in batches of other sizes; the native decoder's do not."""
+        if self._native is None:
+            raise ModelError(
+                "deterministic mode needs the native decoder, which runs Llama, Mistral, Qwen2 and Qwen3 with int8 weights "
+                "on a CPU with a C++ compiler; choose such a model and --quantization int8, or leave the mode out"
+            )
+        if self._adapters.names:
+            raise ModelError(
+                "deterministic mode does not go with adapters: their rows are not run by the native decoder"
+            )
 
     def _take_kv_format(self, kv_format: KVFormat | None) -> KVFormat | None:
         """None also where all that the model keeps is latents."""

@@ -50,6 +50,7 @@ class WorkerConfig:
             `pool_size`, which also says what `utilisation`, `kv_bytes` and `swap_bytes` are.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
         adapters: folders of low-rank adapters, by the name that requests give.
+        deterministic: whether a reply is the same to the bit whatever else runs and whatever is cached; see `ModelRunner`.
         max_model_len: longest sequence to be served, in tokens; the pool must hold one. None: what the model allows, and what
             the pool holds.
         limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
@@ -75,6 +76,7 @@ class WorkerConfig:
     quantization: str = "auto"
     kv_dtype: str = "auto"
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    deterministic: bool = False
     max_model_len: int | None = None
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     share_prefixes: bool = True
@@ -209,6 +211,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
         adapters=config.adapters,
+        deterministic=config.deterministic,
     )
     plan = plan_pool(runner, wish, config.limits)
     runner.allocate_pool(plan.num_blocks, plan.block_size, plan.num_host_blocks)
