@@ -139,7 +139,7 @@ async def retrieve_response(
     runs: Runs = request.app.state.runs
     if not stream:
         run = runs.find(tenant.namespace, response_id)
-        body = run.body if run is not None else (await _stored(request, tenant, response_id)).body
+        body = await run.told() if run is not None else (await _stored(request, tenant, response_id)).body
         return JSONResponse(body)
     run = runs.find(tenant.namespace, response_id, finished=True)
     if run is None:

@@ -99,6 +99,12 @@ class Run:
         await asyncio.wait((self._task,))
         return self.body
 
+    async def told(self) -> dict[str, Any]:
+        """The body as it stands. A final one is told once it is stored, and no longer counts as running."""
+        if self.body["status"] not in ("queued", "in_progress"):
+            await self.wait()
+        return self.body
+
     def stop(self) -> None:
         """End it soon; what was written so far stays its output. Harmless when it has ended."""
         self._is_stopped = True
