@@ -168,9 +168,9 @@ class NativeDecoder:
         )
         self._layers = layers  # what the structure points to
         specs = [layer.attention for layer in weights.layers]
-        kinds = {(spec.scale, spec.sliding_window, spec.softcap): spec for spec in specs}
-        self._attention_kinds = list(kinds.values())
-        self._kind_of_layer = [[*kinds].index((spec.scale, spec.sliding_window, spec.softcap)) for spec in specs]
+        kinds = [(spec.scale, spec.sliding_window, spec.softcap) for spec in specs]
+        self._attention_kinds = list(dict(zip(kinds, specs, strict=True)).values())
+        self._kind_of_layer = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
         self._caches: Sequence[KVCache] = ()
         self._native_caches = (NativeKVCache * 0)()
         linears = [weights.head, *chain.from_iterable(map(_linears, weights.layers))]

@@ -54,9 +54,11 @@ class Recent(Generic[_Value]):
     def get(self, name: int) -> _Value | None:
         """The value of that name, if it is remembered. O(1)."""
         shard = self._shards[name % len(self._shards)]
-        return shard.young.get(name) or shard.old.get(name)
+        value = shard.young.get(name)
+        return shard.old.get(name) if value is None else value
 
     def pop(self, name: int) -> _Value | None:
         """The same, and it is forgotten. O(1)."""
         shard = self._shards[name % len(self._shards)]
-        return shard.young.pop(name, None) or shard.old.pop(name, None)
+        value = shard.young.pop(name, None)
+        return shard.old.pop(name, None) if value is None else value

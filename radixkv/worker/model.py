@@ -120,15 +120,7 @@ class ModelRunner:
         self.max_model_len = _shortened(_max_model_len(config), max_model_len)
         self.eos_token_ids = _eos_token_ids(self._model)
         widest_output = _widest_output(self._model, self.vocab_size)
-        num_rounded = 0
-        if self.device.type == "cpu":
-            num_rounded = pack_linears(self._model, "int8" if rounds else "none")
-            if quantization == "int8" and not num_rounded:
-                raise ModelError(
-                    "int8 weights: the model has no linear layer of a multiple of 64 inputs, or there are no compiled "
-                    "kernels here (no C++ compiler, or RADIXKV_CPU_KERNELS is torch); ask for none"
-                )
-        self.quantization = "int8" if num_rounded else "none"
+        self.quantization = self._pack_weights(rounds, is_asked_for=quantization == "int8")
         self._adapters.attach(self._model, self.dtype, self.device)
         tensors = (*self._model.parameters(), *self._model.buffers())
         self.weight_bytes = sum(tensor.nbytes for tensor in tensors) + self._adapters.nbytes
@@ -138,7 +130,7 @@ class ModelRunner:
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
         self.kv_format = self._take_kv_format(kv_format)
         self._native = None
-        if num_rounded:
+        if self.quantization == "int8":
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
             self._native = find_native_model(self._model, self._layers, specs, self._run, self.kv_format)
         self._shares_reads = not deterministic
@@ -229,6 +221,16 @@ class ModelRunner:
             return self._native.forward(ids, at, wanted, written, self.pool, batch)
         with self._adapters.step(row_adapters, query_lens, wanted):
             return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
+
+    def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:
+        """Lay the linear layers' weights out for a CPU's kernels; the `quantization` that came of it."""
+        num_rounded = pack_linears(self._model, "int8" if rounds else "none") if self.device.type == "cpu" else 0
+        if is_asked_for and not num_rounded:
+            raise ModelError(
+                "int8 weights: the model has no linear layer of a multiple of 64 inputs, or there are no compiled "
+                "kernels here (no C++ compiler, or RADIXKV_CPU_KERNELS is torch); ask for none"
+            )
+        return "int8" if num_rounded else "none"
 
     def _check_deterministic(self) -> None:
         """Torch's products round a row differently in batches of other sizes; the native decoder's do not."""
