@@ -45,7 +45,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Errors that radixkv raises on purpose are one line on standard error."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     try:
         status: int = options.run(options)
     except RadixKVError as error:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     from importlib.metadata import version
 
     parser = argparse.ArgumentParser(
@@ -78,7 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"radixkv {version('radixkv')}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for command in COMMANDS:
         command.add(commands)
-    return parser
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # argparse would show the usage of the whole program
+        name = options.command
+        commands.choices[name].error(f"{' '.join(unknown)}: no such argument; radixkv {name} --help lists them")
+    return options

@@ -331,3 +331,14 @@ def test_a_flag_outside_its_bound_is_a_usage_error_that_says_what_may_be_given(
     error = capsys.readouterr().err
     assert f"argument {flag}: " in error
     assert message in error
+
+
+def test_an_argument_that_there_is_not_names_the_command_whose_help_lists_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["quota", "team-a", "--nope"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("usage: radixkv quota ")
+    assert told.endswith("radixkv quota: error: --nope: no such argument; radixkv quota --help lists them\n")
