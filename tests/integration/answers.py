@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from radixkv.worker.engine import Engine
 from radixkv.worker.request import (
@@ -18,9 +20,18 @@ from radixkv.worker.request import (
     Started,
     Usage,
 )
-from radixkv.worker.sampling import SampledToken
+from radixkv.worker.sampling import SampledToken, SamplingParams
 
-__all__ = ["Answer", "Answers", "collect", "start_together"]
+__all__ = [
+    "Answer",
+    "Answers",
+    "collect",
+    "draw_prompt",
+    "generate_tokens",
+    "greedy",
+    "read_tokens",
+    "start_together",
+]
 
 
 @dataclass
@@ -87,3 +98,33 @@ def start_together(engine: Engine, asked: Iterable[GenerateParams]) -> list[Gene
     finally:
         may_go_on.set()
         holding.join()
+
+
+def greedy(max_tokens: int, n: int = 1) -> SamplingParams:
+    """Exactly so many of the most likely tokens."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, n=n, ignore_eos=True)
+
+
+def draw_prompt(vocab_size: int, seed: int, length: int) -> list[int]:
+    """Token ids at random, none of them special."""
+    ids = torch.randint(3, vocab_size, (length,), generator=torch.Generator().manual_seed(seed))
+    prompt: list[int] = ids.tolist()
+    return prompt
+
+
+def read_tokens(stream: GenerationStream) -> tuple[dict[int, list[int]], Usage]:
+    """The tokens of each branch, and what they cost."""
+    tokens: dict[int, list[int]] = {}
+    for event in stream:
+        if isinstance(event, Delta):
+            tokens.setdefault(event.branch, []).extend(event.token_ids)
+        elif isinstance(event, Completed):
+            return tokens, event.usage
+    raise AssertionError("the stream ended without Completed")
+
+
+def generate_tokens(
+    engine: Engine, prompt: Sequence[int], sampling: SamplingParams
+) -> tuple[dict[int, list[int]], Usage]:
+    """Those of a new request."""
+    return read_tokens(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from answers import Answers, collect
+from tiny_models import VOCAB_SIZE, reference_logits, reference_model, save_model
 
 from radixkv import InvalidArgumentError, PrefixCache
 from radixkv.core.api import CacheStats
@@ -25,9 +24,6 @@ from radixkv.worker.request import Delta, FinishReason, ForkParams, GeneratePara
 from radixkv.worker.sampling import EarlyStopping, Grammar, SamplingParams
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.text import ChatText
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
-from tiny_models import VOCAB_SIZE, reference_logits, reference_model, save_model
 
 FAMILIES = ("llama", "gpt2", "gemma2")
 EOS = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from answers import Answers, collect, start_together
+from tiny_adapters import linear_paths, merged, save_adapter
+from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_model
 
 from radixkv import InvalidArgumentError, PrefixCache
 from radixkv.worker.engine import Engine
@@ -20,10 +21,6 @@ from radixkv.worker.model import ModelRunner
 from radixkv.worker.request import Delta, ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
-from tiny_adapters import linear_paths, merged, save_adapter
-from tiny_models import VOCAB_SIZE, reference_model, save_model
 
 NAMES = ("", "sql", "law")
 HOST_BLOCKS = 32
@@ -44,18 +41,7 @@ class Served(NamedTuple):
         return Engine(runner, cache, limits=limits, model_name="tiny", adapters=runner.adapter_names)
 
     def expected(self, name: str, prompt: Sequence[int], max_tokens: int, **options: Any) -> list[list[int]]:
-        ids = torch.tensor([list(prompt)])
-        out = self.models[name].generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            **options,
-        )
-        replies: list[list[int]] = out[:, len(prompt) :].tolist()
-        return replies
+        return reference_replies(self.models[name], prompt, max_tokens, **options)
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "deepseek_v2"])

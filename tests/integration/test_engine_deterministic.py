@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers as tf
 from answers import Answers, collect, start_together
+from tiny_models import VOCAB_SIZE, save_wide
 
 from radixkv.core.cache import PrefixCache
 from radixkv.kernels.native_build import native_library
@@ -20,28 +19,12 @@ from radixkv.worker.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")
 
-VOCAB_SIZE, BLOCK_SIZE, MAX_TOKENS = 97, 4, 24
+BLOCK_SIZE, MAX_TOKENS = 4, 24
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(3)
-    folder: Path = tmp_path_factory.mktemp("model")
-    config = tf.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
-    )
-    model: Any = tf.AutoModelForCausalLM.from_config(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 1.0, std=0.15)
-    model.save_pretrained(folder)
-    return str(folder)
+    return save_wide("llama", tmp_path_factory.mktemp("model"), head_dim=32)
 
 
 def engine(folder: str, num_blocks: int, preemption: str = "recompute", chunk_tokens: int = 16) -> Engine:

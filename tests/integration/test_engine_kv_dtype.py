@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers as tf
+from answers import draw_prompt, generate_tokens, greedy, read_tokens
+from tiny_models import reference_replies
 from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
@@ -20,8 +22,7 @@ from radixkv.kernels.rotation import rotate
 from radixkv.worker.engine import Engine
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.request import Completed, Delta, ForkParams, GenerateParams, GenerationStream, Usage
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.request import ForkParams, GenerateParams
 
 VOCAB_SIZE, MAX_LENGTH, BLOCK_SIZE, NUM_BLOCKS = 97, 256, 8, 64
 SIZES: dict[str, Any] = {
@@ -103,17 +104,7 @@ def _rounding(kv_format: KVFormat) -> Any:
 
 
 def _expected(model: Model, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    ids = torch.tensor([list(prompt)])
-    out = model.rounded.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    tokens: list[int] = out[0, len(prompt) :].tolist()
-    return tokens
+    return reference_replies(model.rounded, prompt, max_tokens)[0]
 
 
 @pytest.fixture
@@ -134,28 +125,6 @@ def _engine(model: Model, num_blocks: int = NUM_BLOCKS) -> Engine:
     return Engine(_runner(model, num_blocks), PrefixCache(num_blocks, BLOCK_SIZE), limits=limits)
 
 
-def _greedy(max_tokens: int, n: int = 1) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, n=n, ignore_eos=True)
-
-
-def _prompt(seed: int, length: int) -> list[int]:
-    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _read(stream: GenerationStream) -> tuple[dict[int, list[int]], Usage]:
-    tokens: dict[int, list[int]] = {}
-    for event in stream:
-        if isinstance(event, Delta):
-            tokens.setdefault(event.branch, []).extend(event.token_ids)
-        elif isinstance(event, Completed):
-            return tokens, event.usage
-    raise AssertionError("the stream ended without Completed")
-
-
-def _run(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> tuple[dict[int, list[int]], Usage]:
-    return _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
-
-
 def _logits(model: Any, token_ids: Sequence[int]) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0]
@@ -163,7 +132,7 @@ def _logits(model: Any, token_ids: Sequence[int]) -> Tensor:
 
 
 def test_logits_are_those_of_rounded_kv_and_near_those_of_exact_kv(model: Model) -> None:
-    token_ids, table = _prompt(0, 60), array("i", range(NUM_BLOCKS))[::-7]
+    token_ids, table = draw_prompt(VOCAB_SIZE, 0, 60), array("i", range(NUM_BLOCKS))[::-7]
     runner = _runner(model)
     starts, ends = [0, 16, *range(41, 60)], [16, *range(41, 61)]
     found = torch.cat(
@@ -179,14 +148,14 @@ def test_logits_are_those_of_rounded_kv_and_near_those_of_exact_kv(model: Model)
 
 
 def test_cold_warm_and_continued_replies_are_those_of_rounded_kv(engine: Engine, model: Model) -> None:
-    prompt = _prompt(1, 45)
+    prompt = draw_prompt(VOCAB_SIZE, 1, 45)
     expected = _expected(model, prompt, 12)
     for num_cached in (0, 44):
-        tokens, usage = _run(engine, prompt, _greedy(12))
+        tokens, usage = generate_tokens(engine, prompt, greedy(12))
         assert tokens == {0: expected}
         assert usage.num_cached_tokens == num_cached
-    following = [*prompt, *expected, *_prompt(2, 6)]
-    tokens, usage = _run(engine, following, _greedy(8))
+    following = [*prompt, *expected, *draw_prompt(VOCAB_SIZE, 2, 6)]
+    tokens, usage = generate_tokens(engine, following, greedy(8))
     assert tokens == {0: _expected(model, following, 8)}
     assert usage.num_cached_tokens == len(prompt) + len(expected) - 1
 
@@ -195,27 +164,27 @@ def test_cold_warm_and_continued_replies_are_those_of_rounded_kv(engine: Engine,
 def test_forks_within_and_between_blocks_are_those_of_rounded_kv(
     engine: Engine, model: Model, position: int | None
 ) -> None:
-    prompt = _prompt(3, 24)
-    stream = engine.generate(GenerateParams(token_ids=prompt, sampling=_greedy(10)))
-    history = [*prompt, *_read(stream)[0][0]]
-    for appended in ([], _prompt(4, 3)):
+    prompt = draw_prompt(VOCAB_SIZE, 3, 24)
+    stream = engine.generate(GenerateParams(token_ids=prompt, sampling=greedy(10)))
+    history = [*prompt, *read_tokens(stream)[0][0]]
+    for appended in ([], draw_prompt(VOCAB_SIZE, 4, 3)):
         params = ForkParams(
-            generation_id=stream.generation_id, position=position, token_ids=appended or None, sampling=_greedy(6, n=2)
+            generation_id=stream.generation_id, position=position, token_ids=appended or None, sampling=greedy(6, n=2)
         )
-        tokens, _ = _read(engine.fork(params))
+        tokens, _ = read_tokens(engine.fork(params))
         assert tokens == dict.fromkeys(range(2), _expected(model, history[:position] + appended, 6))
 
 
 def test_preempted_replies_are_those_of_rounded_kv(model: Model) -> None:
-    shared = _prompt(5, 20)
-    prompts = [shared[: 3 + index * 2] + _prompt(100 + index, 5 + index) for index in range(6)]
+    shared = draw_prompt(VOCAB_SIZE, 5, 20)
+    prompts = [shared[: 3 + index * 2] + draw_prompt(VOCAB_SIZE, 100 + index, 5 + index) for index in range(6)]
     with _engine(model, num_blocks=8) as engine:
         streams = [
-            engine.generate(GenerateParams(token_ids=prompt, sampling=_greedy(20, n=1 + index % 2)))
+            engine.generate(GenerateParams(token_ids=prompt, sampling=greedy(20, n=1 + index % 2)))
             for index, prompt in enumerate(prompts)
         ]
         for index, (stream, prompt) in enumerate(zip(streams, prompts, strict=True)):
-            tokens, _ = _read(stream)
+            tokens, _ = read_tokens(stream)
             assert tokens == dict.fromkeys(range(1 + index % 2), _expected(model, prompt, 20))
         assert engine.stats().engine.num_preemptions > 0
         engine.call(lambda holder: holder.check())

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from answers import draw_prompt, generate_tokens, greedy, read_tokens
+from tiny_models import reference_replies
 
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.worker.engine import Engine
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import Completed, Delta, ForkParams, GenerateParams, GenerationStream, Usage
+from radixkv.worker.request import Delta, ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
 
 VOCAB_SIZE = 97
@@ -69,17 +71,7 @@ def reference(model_folder: str) -> Any:
 
 
 def _expected(reference: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    ids = torch.tensor([list(prompt)])
-    out = reference.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    tokens: list[int] = out[0, len(prompt) :].tolist()
-    return tokens
+    return reference_replies(reference, prompt, max_tokens)[0]
 
 
 @pytest.fixture
@@ -94,56 +86,34 @@ def _engine(model_folder: str, num_blocks: int, block_size: int = 8) -> Engine:
     return Engine(runner, PrefixCache(num_blocks, block_size), limits=limits)
 
 
-def _greedy(max_tokens: int, n: int = 1) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, n=n, ignore_eos=True)
-
-
-def _prompt(seed: int, length: int) -> list[int]:
-    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _read(stream: GenerationStream) -> tuple[dict[int, list[int]], Usage]:
-    tokens: dict[int, list[int]] = {}
-    for event in stream:
-        if isinstance(event, Delta):
-            tokens.setdefault(event.branch, []).extend(event.token_ids)
-        elif isinstance(event, Completed):
-            return tokens, event.usage
-    raise AssertionError("the stream ended without Completed")
-
-
-def _run(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> tuple[dict[int, list[int]], Usage]:
-    return _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
-
-
 def test_cold_and_warm_tokens_are_those_of_transformers_and_a_full_hit_computes_one(
     engine: Engine, reference: Any
 ) -> None:
-    prompt = _prompt(1, 45)
+    prompt = draw_prompt(VOCAB_SIZE, 1, 45)
     expected = _expected(reference, prompt, 12)
-    tokens, usage = _run(engine, prompt, _greedy(12))
+    tokens, usage = generate_tokens(engine, prompt, greedy(12))
     assert tokens == {0: expected}
     assert usage[:4] == (45, 0, 12, 45 + 11)
-    tokens, usage = _run(engine, prompt, _greedy(12))
+    tokens, usage = generate_tokens(engine, prompt, greedy(12))
     assert tokens == {0: expected}
     assert usage[:4] == (45, 44, 12, 1 + 11)
-    _, usage = _run(engine, prompt, _greedy(1))
+    _, usage = generate_tokens(engine, prompt, greedy(1))
     assert usage.num_computed_tokens == 1
 
 
 def test_a_reply_continued_computes_its_last_token_and_what_is_new(engine: Engine, reference: Any) -> None:
-    prompt = _prompt(2, 21)
-    reply = _run(engine, prompt, _greedy(9))[0][0]
-    following = [*prompt, *reply, *_prompt(3, 6)]
-    tokens, usage = _run(engine, following, _greedy(5))
+    prompt = draw_prompt(VOCAB_SIZE, 2, 21)
+    reply = generate_tokens(engine, prompt, greedy(9))[0][0]
+    following = [*prompt, *reply, *draw_prompt(VOCAB_SIZE, 3, 6)]
+    tokens, usage = generate_tokens(engine, following, greedy(5))
     assert tokens == {0: _expected(reference, following, 5)}
     assert usage.num_cached_tokens == len(prompt) + len(reply) - 1  # the last token sampled has no KV yet
     assert usage.num_computed_tokens == 1 + 6 + 4
 
 
 def test_branches_compute_their_prompt_once(engine: Engine, reference: Any) -> None:
-    prompt = _prompt(4, 19)
-    tokens, usage = _run(engine, prompt, _greedy(7, n=3))
+    prompt = draw_prompt(VOCAB_SIZE, 4, 19)
+    tokens, usage = generate_tokens(engine, prompt, greedy(7, n=3))
     assert tokens == dict.fromkeys(range(3), _expected(reference, prompt, 7))
     assert usage.num_computed_tokens == 19 + 3 * 6
     assert engine.call(lambda holder: holder.stats()).num_sequences == 0
@@ -151,50 +121,50 @@ def test_branches_compute_their_prompt_once(engine: Engine, reference: Any) -> N
 
 @pytest.mark.parametrize("position", [1, 7, 8, 9, 24, 30, None])
 def test_a_finished_generation_is_forked_at_any_position(engine: Engine, reference: Any, position: int | None) -> None:
-    prompt = _prompt(5, 24)
-    stream = engine.generate(GenerateParams(token_ids=prompt, sampling=_greedy(10)))
-    history = [*prompt, *_read(stream)[0][0]]
+    prompt = draw_prompt(VOCAB_SIZE, 5, 24)
+    stream = engine.generate(GenerateParams(token_ids=prompt, sampling=greedy(10)))
+    history = [*prompt, *read_tokens(stream)[0][0]]
     kept = history[:position]
-    for appended in ([], _prompt(6, 3)):
+    for appended in ([], draw_prompt(VOCAB_SIZE, 6, 3)):
         params = ForkParams(
-            generation_id=stream.generation_id, position=position, token_ids=appended or None, sampling=_greedy(6)
+            generation_id=stream.generation_id, position=position, token_ids=appended or None, sampling=greedy(6)
         )
-        tokens, usage = _read(engine.fork(params))
+        tokens, usage = read_tokens(engine.fork(params))
         assert tokens == {0: _expected(reference, kept + appended, 6)}
         assert usage.num_computed_tokens <= max(1, len(appended) + (position is None)) + 5
 
 
 def test_a_running_generation_is_forked_and_runs_on(engine: Engine, reference: Any) -> None:
-    prompt = _prompt(7, 30)
-    running = engine.generate(GenerateParams(token_ids=prompt, sampling=_greedy(120)))
+    prompt = draw_prompt(VOCAB_SIZE, 7, 30)
+    running = engine.generate(GenerateParams(token_ids=prompt, sampling=greedy(120)))
     generated: list[int] = []
     while len(generated) < 20:
         event = next(running)
         generated += event.token_ids if isinstance(event, Delta) else ()
     forks = [
-        engine.fork(ForkParams(generation_id=running.generation_id, position=position, sampling=_greedy(8)))
+        engine.fork(ForkParams(generation_id=running.generation_id, position=position, sampling=greedy(8)))
         for position in (13, 30, 41)
     ]
     expected = _expected(reference, prompt, 120)
     for fork, position in zip(forks, (13, 30, 41), strict=True):
-        tokens, usage = _read(fork)
+        tokens, usage = read_tokens(fork)
         assert tokens == {0: _expected(reference, (prompt + expected)[:position], 8)}
         assert usage[:2] == (position, position - 1)
         assert usage.num_computed_tokens == 8
-    assert generated + _read(running)[0][0] == expected
+    assert generated + read_tokens(running)[0][0] == expected
     assert engine.call(lambda holder: holder.stats()).num_forks == 3
 
 
 def test_many_requests_at_once_on_a_tiny_pool_get_the_tokens_of_transformers(model_folder: str, reference: Any) -> None:
-    shared = _prompt(8, 20)
-    prompts = [shared[: 3 + index * 2] + _prompt(100 + index, 5 + index) for index in range(8)]
+    shared = draw_prompt(VOCAB_SIZE, 8, 20)
+    prompts = [shared[: 3 + index * 2] + draw_prompt(VOCAB_SIZE, 100 + index, 5 + index) for index in range(8)]
     with _engine(model_folder, num_blocks=8) as engine:
         streams = [
-            engine.generate(GenerateParams(token_ids=prompt, sampling=_greedy(20, n=1 + index % 2)))
+            engine.generate(GenerateParams(token_ids=prompt, sampling=greedy(20, n=1 + index % 2)))
             for index, prompt in enumerate(prompts)
         ]
         for index, (stream, prompt) in enumerate(zip(streams, prompts, strict=True)):
-            tokens, _ = _read(stream)
+            tokens, _ = read_tokens(stream)
             assert tokens == dict.fromkeys(range(1 + index % 2), _expected(reference, prompt, 20))
         assert engine.stats().engine.num_preemptions > 0
         engine.call(lambda holder: holder.check())
@@ -202,14 +172,14 @@ def test_many_requests_at_once_on_a_tiny_pool_get_the_tokens_of_transformers(mod
 
 
 def test_sampled_branches_are_repeatable_and_differ_from_each_other(engine: Engine, model_folder: str) -> None:
-    prompt = _prompt(9, 18)
+    prompt = draw_prompt(VOCAB_SIZE, 9, 18)
     sampling = SamplingParams(temperature=1.5, seed=5, n=3, max_tokens=16, ignore_eos=True)
-    first, _ = _run(engine, prompt, sampling)
-    again, _ = _run(engine, prompt, sampling)
+    first, _ = generate_tokens(engine, prompt, sampling)
+    again, _ = generate_tokens(engine, prompt, sampling)
     assert again == first
     assert len({tuple(tokens) for tokens in first.values()}) == 3
     with _engine(model_folder, num_blocks=9) as tiny:  # preempted and computed again, the draws stay the same
-        assert _run(tiny, prompt, sampling)[0] == first
+        assert generate_tokens(tiny, prompt, sampling)[0] == first
         assert tiny.stats().engine.num_preemptions > 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +12,12 @@ import pytest
 import torch
 from byte_model import save_byte_model
 from chat_stack import gateway
+from tiny_adapters import linear_paths, merged, save_adapter
+from tiny_models import reference_model
 
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.run import Worker, WorkerConfig
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
-from tiny_adapters import linear_paths, merged, save_adapter
-from tiny_models import reference_model
 
 PROMPT = "user: Hello\nassistant: "
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from answers import Answer, Answers, collect, start_together
+from tiny_models import CONFIGS, VOCAB_SIZE, reference_logits, reference_model, reference_replies, save_model
 
 from radixkv import PrefixCache
 from radixkv.worker.engine import Engine
@@ -18,9 +17,6 @@ from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
 from radixkv.worker.request import Delta, ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
-from tiny_models import CONFIGS, VOCAB_SIZE, reference_logits, reference_model, save_model
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 96
@@ -48,18 +44,7 @@ class Family:
 
     def generate(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> list[list[int]]:
         """What follows the prompt, by transformers' own code and cache."""
-        ids = torch.tensor([list(prompt)])
-        out = self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            **options,
-        )
-        replies: list[list[int]] = out[:, len(prompt) :].tolist()
-        return replies
+        return reference_replies(self.model, prompt, max_tokens, **options)
 
     def check(self, prompt: Sequence[int], answer: Answer) -> None:
         """The tokens are those of `generate`, their log probabilities those of a pass over the whole history."""

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import int8_linear
-from radixkv.kernels.int8_linear import can_multiply_int8, linear_int8, linear_int8_reference, quantise_int8
+from radixkv.kernels.huge_pages import HugePages
+from radixkv.kernels.int8_linear import (
+    can_multiply_int8,
+    concatenate_int8,
+    linear_int8,
+    linear_int8_reference,
+    quantise_int8,
+)
 from radixkv.kernels.native_build import build_native, usable_levels
 
 RELATIVE_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
@@ -141,3 +148,20 @@ def test_without_native_kernels_there_is_none(monkeypatch: pytest.MonkeyPatch) -
     assert not can_multiply_int8(torch.zeros(32, 64))
     with pytest.raises(InvalidArgumentError, match="no native kernels"):
         quantise_int8(torch.zeros(32, 64))
+
+
+def test_weights_are_joined_in_whole_panels_and_keep_their_answers() -> None:
+    torch.manual_seed(0)
+    plain, x = [torch.randn(n, 64) for n in (32, 96, 64)], torch.randn(3, 64)
+    weights = [quantise_int8(weight) for weight in plain]
+    expected = [linear_int8(x, weight) for weight in weights]
+    pages = HugePages(1 << 20)
+    whole, parts = concatenate_int8(weights, pages)
+    assert torch.equal(linear_int8(x, whole), torch.cat(expected, dim=1))
+    for part, answer in zip(parts, expected, strict=True):
+        assert torch.equal(linear_int8(x, part), answer)
+        assert part.packed.untyped_storage().data_ptr() == whole.packed.untyped_storage().data_ptr()
+    with pytest.raises(InvalidArgumentError, match=r"^weights\[1\]\.num_outputs is 33; it must be a multiple of 32"):
+        concatenate_int8([weights[0], quantise_int8(torch.randn(33, 64)), weights[0]], pages)
+    with pytest.raises(InvalidArgumentError, match=r"^weights\[1\] is "):
+        concatenate_int8([weights[0], quantise_int8(torch.randn(32, 128))], pages)

@@ -387,20 +387,3 @@ def test_weights_that_do_not_fit_each_other_are_refused() -> None:
         NativeDecoder(replace(weights, last_norm=weights.last_norm.double()))
     with pytest.raises(InvalidArgumentError, match=r"^heads is "):
         NativeDecoder(replace(weights, num_kv_heads=3))
-
-
-def test_weights_are_joined_in_whole_panels_and_keep_their_answers() -> None:
-    torch.manual_seed(0)
-    plain, x = [torch.randn(n, 64) for n in (32, 96, 64)], torch.randn(3, 64)
-    weights = [quantise_int8(weight) for weight in plain]
-    expected = [int8_linear.linear_int8(x, weight) for weight in weights]
-    pages = HugePages(1 << 20)
-    whole, parts = concatenate_int8(weights, pages)
-    assert torch.equal(int8_linear.linear_int8(x, whole), torch.cat(expected, dim=1))
-    for part, answer in zip(parts, expected, strict=True):
-        assert torch.equal(int8_linear.linear_int8(x, part), answer)
-        assert part.packed.untyped_storage().data_ptr() == whole.packed.untyped_storage().data_ptr()
-    with pytest.raises(InvalidArgumentError, match=r"^weights\[1\]\.num_outputs is 33; it must be a multiple of 32"):
-        concatenate_int8([weights[0], quantise_int8(torch.randn(33, 64)), weights[0]], pages)
-    with pytest.raises(InvalidArgumentError, match=r"^weights\[1\] is "):
-        concatenate_int8([weights[0], quantise_int8(torch.randn(32, 128))], pages)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_native_model import save_wide
-from tiny_models import VOCAB_SIZE, save_model
+from tiny_models import VOCAB_SIZE, save_model, save_wide
 from torch import Tensor
 
 from radixkv.core.api import Copy

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import random
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from byte_model import EOS, VOCAB_SIZE, save_byte_model
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.grammar import MAX_GRAMMAR_CHARACTERS, CompiledMatcher, GrammarCompiler
 from radixkv.worker.sampling import Grammar
 from radixkv.worker.text import ChatText
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "integration"))
-from byte_model import EOS, VOCAB_SIZE, save_byte_model
 
 SCHEMA = json.dumps(
     {

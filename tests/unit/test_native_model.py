@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as tf
-from tiny_models import CONFIGS, VOCAB_SIZE
+from tiny_models import VOCAB_SIZE, save_wide
 
 from radixkv.kernels import KVCache
 from radixkv.kernels.native_build import native_library
@@ -67,26 +66,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {}),
 }
-WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 NUM_BLOCKS, BLOCK_SIZE = 48, 4
 UNWRITTEN_CODE = 0x7F  # of fp8: NaN
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")
-
-
-def save_wide(family: str, folder: Path, **changes: Any) -> str:
-    """A random model of the family, wide enough for int8 weights."""
-    torch.manual_seed(0)
-    config = CONFIGS[family]()
-    for name, value in {**WIDE, **changes}.items():
-        if name != "head_dim" or family != "qwen2":
-            setattr(config, name, value)
-    model: Any = tf.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0 if parameter.dim() > 1 else 1.0, 0.15)
-    model.save_pretrained(folder)
-    return str(folder)
 
 
 def load(folder: str, dtype: str, **arguments: Any) -> ModelRunner:

@@ -124,6 +124,9 @@ REFUSED_CONFIGS = {
 }
 
 
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+
+
 def save_model(family: str, folder: Path, seed: int = 0) -> str:
     """Write a random model of `family` into `folder` and return the folder as `ModelRunner` takes it."""
     torch.manual_seed(seed)
@@ -139,6 +142,21 @@ def save_model(family: str, folder: Path, seed: int = 0) -> str:
     return str(folder)
 
 
+def save_wide(family: str, folder: Path, **changes: Any) -> str:
+    """A random model of the family, wide enough for int8 weights."""
+    torch.manual_seed(0)
+    config = CONFIGS[family]()
+    for name, value in {**WIDE, **changes}.items():
+        if name != "head_dim" or family != "qwen2":
+            setattr(config, name, value)
+    model: Any = tf.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0 if parameter.dim() > 1 else 1.0, 0.15)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
 def reference_model(folder: str) -> Any:
     """transformers' own model, eager attention, fp32."""
     return tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -149,3 +167,13 @@ def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0].float()
     return logits
+
+
+def reference_replies(model: Any, prompt: Sequence[int], max_tokens: int, **options: Any) -> list[list[int]]:
+    """What transformers' own `generate` continues a prompt with, greedily or as `options` say, whatever tokens end a reply."""
+    ids = torch.tensor([list(prompt)])
+    greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **(greedy | options))
+    replies: list[list[int]] = out[:, len(prompt) :].tolist()
+    return replies
