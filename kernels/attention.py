@@ -7,7 +7,7 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.checks import KERNEL_DTYPES, check_tensor
-from radixkv.kernels.device_work import take_device_work
+from radixkv.kernels.device_work import DeviceWork, take_device_work
 from radixkv.kernels.kv_cache import KVCache, Layout
 from radixkv.kernels.native_attention import attend_natively
 from radixkv.kernels.native_build import native_library
@@ -16,7 +16,7 @@ from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.torch_attention import attend_on_cpu
 from radixkv.kernels.tree_attention import KVScales, attend_by_work, form_limits, layer_shape
 
-__all__ = ["paged_attention"]
+__all__ = ["attend_loaded", "paged_attention"]
 
 
 def paged_attention(
@@ -72,10 +72,42 @@ def _run_triton(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: Attentio
     shape = layer_shape(q, cache.k, v_head_dim, is_latent=cache.is_latent)
     forms = form_limits(shape, q.device)
     work = take_device_work(batch, spec, shape.group, forms, num_heads, v_head_dim)
-    scales = None
-    if cache.k_scales is not None and cache.v_scales is not None:
-        scales = KVScales(cache.k_scales, cache.v_scales)
-    attend_by_work(q, cache.k, None if cache.is_latent else cache.v, batch.block_tables, work, spec, out, scales)
+    values = None if cache.is_latent else cache.v
+    attend_by_work(q, cache.k, values, batch.block_tables, work, spec, out, _scales(cache))
+
+
+def attend_loaded(
+    q: Tensor, cache: KVCache, block_tables: Tensor, work: DeviceWork, spec: AttentionSpec, out: Tensor
+) -> Tensor:
+    """As `paged_attention`, of the rows that the loaded list of `work` names, over a head-major cache; the others are left.
+
+    Nothing is read from the device, so that it can be captured into a graph.
+
+    Args:
+        q: [T, Hq, D].
+        cache: of this layer.
+        block_tables: [B, max_blocks] int32, for the rows and keys that the list names.
+        work: with a list for layers of this kind, on the same device.
+        spec: with the window that the list was made for.
+        out: [T, Hq, Dv] in q's dtype, contiguous but for its tokens; it is written to.
+
+    Returns:
+        [T, Hq, Dv]: `out`, or of a cache in fewer bits a new tensor.
+
+    Raises:
+        InvalidArgumentError: a shape, dtype, device or limits that do not fit.
+    """
+    if cache.format is not None:
+        q = rotate(q.float()).to(q.dtype)
+    values = None if cache.is_latent else cache.v
+    attend_by_work(q, cache.k, values, block_tables, work, spec, out, _scales(cache))
+    return out if cache.format is None else rotate(out.float()).to(out.dtype)
+
+
+def _scales(cache: KVCache) -> KVScales | None:
+    if cache.k_scales is None or cache.v_scales is None:
+        return None
+    return KVScales(cache.k_scales, cache.v_scales)
 
 
 def _check_and_allocate(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec) -> Tensor:

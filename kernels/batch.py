@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.upload import upload
 
 __all__ = ["AttentionBatch", "Scratch", "plan_attention"]
 
@@ -89,7 +90,7 @@ class AttentionBatch:
     @cached_property
     def block_tables(self) -> Tensor:
         """[B, max_blocks] int32 on the device."""
-        return torch.from_numpy(self.host_tables).to(self.device)
+        return upload(self.host_tables, self.device)
 
 
 def plan_attention(

@@ -28,6 +28,7 @@ from radixkv.kernels.launch import PLAIN_OPTIONS
 from radixkv.kernels.native_build import native_library
 from radixkv.kernels.native_cache import NativeKVCache
 from radixkv.kernels.triton_port import tl, triton
+from radixkv.kernels.upload import upload
 
 __all__ = ["copy_blocks", "copy_blocks_reference"]
 
@@ -105,7 +106,7 @@ def _copy_by_triton(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tok
     for cache in caches:
         scales = cache.tensors[2:]
         runs.extend((tensor.data_ptr(), tensor.shape[2], tensor.element_size() // moved_bytes) for tensor in scales)
-    columns = [torch.tensor(column, dtype=torch.int64, device=first.device) for column in zip(*runs, strict=True)]
+    columns = [upload(column, first.device, torch.int64) for column in zip(*runs, strict=True)]
     _copy_blocks_kernel[(src.numel(), len(runs), first.num_kv_heads)](
         *columns,
         src,

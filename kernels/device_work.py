@@ -27,7 +27,7 @@ from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.triton_port import tl, triton
 from radixkv.kernels.work_list import WorkLimits, WorkList, make_work_list
 
-__all__ = ["DeviceWork", "FormLimits", "WorkCapacity", "advance", "take_device_work"]
+__all__ = ["DeviceWork", "FormLimits", "WorkCapacity", "advance", "plan_work", "take_device_work"]
 
 SPLIT_KEYS = 1024
 """Items end at absolute multiples of it."""
@@ -80,6 +80,10 @@ class WorkCapacity:
     def with_spare(self) -> WorkCapacity:
         """More of everything."""
         return WorkCapacity(*(int(size * _SPARE) for size in astuple(self)))
+
+    def union(self, other: WorkCapacity) -> WorkCapacity:
+        """Room for either."""
+        return WorkCapacity(*map(max, astuple(self), astuple(other)))
 
 
 class DeviceWork:
@@ -221,6 +225,17 @@ def advance(work: DeviceWork, spec: AttentionSpec) -> None:
         )
 
 
+def plan_work(batch: AttentionBatch, spec: AttentionSpec, group: int, forms: FormLimits) -> WorkList:
+    """The work of a step's layers of one kind, for buffers with the limits `forms`."""
+    limits = WorkLimits(
+        item_rows=forms.wide_entries * group,
+        split_keys=SPLIT_KEYS,
+        sharing_queries=_SHARING_QUERIES,
+        min_saved_tokens=_MIN_SAVED_TOKENS,
+    )
+    return make_work_list(batch, spec, group, limits)
+
+
 class _Planned(NamedTuple):
     work_list: WorkList
     work: DeviceWork
@@ -254,13 +269,7 @@ def _load(
     work: DeviceWork | None,
 ) -> _Planned:
     """Makes the step's list, and puts it into these buffers if they hold it."""
-    limits = WorkLimits(
-        item_rows=forms.wide_entries * group,
-        split_keys=SPLIT_KEYS,
-        sharing_queries=_SHARING_QUERIES,
-        min_saved_tokens=_MIN_SAVED_TOKENS,
-    )
-    work_list = make_work_list(batch, spec, group, limits)
+    work_list = plan_work(batch, spec, group, forms)
     needed = WorkCapacity.of(work_list)
     if work is None or not work.capacity.holds(needed):
         work = DeviceWork(needed.with_spare(), forms, *part_shape, batch.device)

@@ -27,6 +27,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.kv_cache import KVCache
 from radixkv.kernels.launch import PLAIN_OPTIONS
 from radixkv.kernels.triton_port import tl, triton
+from radixkv.kernels.upload import upload
 
 __all__ = ["HostBlocks"]
 
@@ -183,8 +184,7 @@ class HostBlocks:
         return torch.split(rows, self._widths, dim=1)
 
     def _to_device(self, ids: Sequence[int]) -> Tensor:
-        is_cuda = self._device.type == "cuda"  # from pageable memory the copy would wait for the stream
-        return torch.tensor(ids, dtype=torch.int64, pin_memory=is_cuda).to(self._device, non_blocking=True)
+        return upload(ids, self._device, torch.int64)
 
     def _staged(self, num_rows: int) -> Tensor:
         """Rows on the device. Every use is ordered by the stream, so one buffer does."""

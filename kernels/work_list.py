@@ -23,7 +23,7 @@ from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.shared_runs import SharedRuns, find_shared_runs
 from radixkv.kernels.spec import AttentionSpec
 
-__all__ = ["WorkLimits", "WorkList", "make_work_list"]
+__all__ = ["NO_WORK", "WorkLimits", "WorkList", "make_work_list"]
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -93,6 +93,14 @@ class WorkList:
         if window is not None:
             np.maximum(self.positions - (window - 1), 0, out=self.first_keys)
         return True
+
+
+def _no_rows(*shape: int) -> Int32Array:
+    return np.empty((0, *shape), dtype=np.int32)
+
+
+NO_WORK = WorkList(_no_rows(), _no_rows(), _no_rows(), _no_rows(6), _no_rows(3), _no_rows(), num_part_rows=0)
+"""A list of nothing."""
 
 
 def make_work_list(batch: AttentionBatch, spec: AttentionSpec, group: int, limits: WorkLimits) -> WorkList:

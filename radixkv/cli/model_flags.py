@@ -66,6 +66,12 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "whatever of them is cached; for models that the native decoder runs. Branches then read a common prefix one by one",
     )
     flags.add_argument(
+        "--no-cuda-graphs",
+        action="store_true",
+        help="on a GPU, launch every decode step's kernels one by one rather than replay a graph captured per batch size: "
+        "slower, but errors then name their place",
+    )
+    flags.add_argument(
         "--max-model-len",
         type=int,
         metavar="TOKENS",
@@ -209,6 +215,7 @@ def worker_config(options: argparse.Namespace, service: str | None, listen: str 
         kv_dtype=options.kv_dtype,
         adapters=_adapters(options.adapter),
         deterministic=options.deterministic,
+        cuda_graphs=not options.no_cuda_graphs,
         max_model_len=options.max_model_len,
         pool_name=options.pool,
         limits=_limits(options),

@@ -14,9 +14,12 @@ from torch import Tensor
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, Scratch, plan_attention
+from radixkv.kernels.kv_cache import Layout
 from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.upload import upload
 from radixkv.worker.adapters import load_adapters
 from radixkv.worker.attention import ATTENTION_NAME, AttentionSite, ShapeProbe, StepAttention, register_attention
+from radixkv.worker.decode_steps import BATCH_SIZES, DecodeRow, DecodeSteps
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
@@ -24,12 +27,9 @@ from radixkv.worker.kv_pool import KVPool, pool_token_bytes
 from radixkv.worker.latent_attention import absorb_latents
 from radixkv.worker.native_model import find_native_model
 from radixkv.worker.packed_linear import pack_linears
+from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
 
-__all__ = ["DEVICES", "DTYPES", "ForwardRow", "ModelRunner"]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DEVICES = ("cpu", "cuda")
-QUANTIZATIONS = ("auto", "none", "int8")
+__all__ = ["ForwardRow", "ModelRunner"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class ModelRunner:
         kv_dtype: str = "auto",
         adapters: Mapping[str, Path] | None = None,
         deterministic: bool = False,
+        cuda_graphs: bool = True,
     ) -> None:
         """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
 
@@ -99,16 +100,17 @@ class ModelRunner:
             adapters: folders of low-rank adapters by name; they are not rounded.
             deterministic: whether logits are to be the same to the bit whatever else is in a step, however a prompt is cut, and
                 whatever of it was found in the cache.
+            cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `decode_steps`.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
             ModelError: the model cannot be loaded, its architecture cannot be served from a block table, or an adapter does
                 not fit it.
         """
-        self.device = _choose_device(device)
-        self.dtype = _choose_dtype(dtype, self.device)
+        self.device = choose_device(device)
+        self.dtype = choose_dtype(dtype, self.device)
         kv_format = choose_kv_format(kv_dtype, self.dtype)
-        rounds = _wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
+        rounds = wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         self._adapters = load_adapters(adapters or {})
         register_attention()
         self._model = _load(model, self.dtype, self.device)
@@ -134,6 +136,8 @@ class ModelRunner:
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
             self._native = find_native_model(self._model, self._layers, specs, self._run, self.kv_format)
         self._shares_reads = not deterministic
+        self._uses_steps = cuda_graphs
+        self._steps: DecodeSteps | None = None
         if deterministic:
             self._check_deterministic()
         if num_blocks is not None:
@@ -177,50 +181,76 @@ class ModelRunner:
         """
         sizes = (num_blocks, block_size, self.dtype, self.device, num_host_blocks)
         self.pool = KVPool(self._layers, *sizes, kv_format=self.kv_format)
-        self._batch: AttentionBatch | None = None  # of the last step
+        self._batch: AttentionBatch | None = None  # of the last step that was planned for itself
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out the block ops of one answer, in order; see `KVPool.carry_out`."""
         self.pool.carry_out(ops)
 
+    def release_pool(self) -> None:
+        """Give the pool's memory back, and that of what was made over it; `allocate_pool` makes another."""
+        self._batch = self._steps = None
+        del self.pool
+
+    def prepare(self, num_rows: int) -> None:
+        """Make what decoding up to so many rows at once needs, on CUDA graphs, now rather than at its first use."""
+        if steps := self._take_steps():
+            steps.prepare(num_rows)
+
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
-        """Compute all rows in one pass over the weights.
+        """Compute all rows in one pass over the weights. On CUDA the host does not wait for it.
 
         Returns:
-            float32 [number of rows with `wants_logits`, vocab_size], in the order of `rows`.
+            float32 [number of rows with `wants_logits`, vocab_size], in the order of `rows`; good until the next call.
         """
-        query_lens = [len(row.token_ids) for row in rows]
-        context_lens = [row.start + length for row, length in zip(rows, query_lens, strict=True)]
+        if _is_decode(rows) and (steps := self._take_steps()):
+            slots = [self._slots(row, row.start + 1)[0] for row in rows]
+            decoding = [DecodeRow(row.token_ids[0], row.start, slot) for row, slot in zip(rows, slots, strict=True)]
+            logits = steps.run(decoding, self._plan(rows, None))
+            if logits is not None:
+                return logits
         token_ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slots = []
         kept: list[int] = []
-        for row, end in zip(rows, context_lens, strict=True):
+        for row in rows:
+            end = row.start + len(row.token_ids)
             token_ids += row.token_ids
             positions += range(row.start, end)
             slots += self._slots(row, end)
             if row.wants_logits:
                 kept.append(len(token_ids) - 1)
         ids, at, wanted, written = (
-            torch.tensor(values, dtype=torch.int64, device=self.device)
-            for values in (token_ids, positions, kept, slots)
+            upload(values, self.device, torch.int64) for values in (token_ids, positions, kept, slots)
         )
-        batch = plan_attention(
+        self._batch = batch = self._plan(rows, self._batch)
+        row_adapters = [row.adapter for row in rows]
+        if self._native is not None and not any(row_adapters):  # it knows no adapters
+            return self._native.forward(ids, at, wanted, written, self.pool, batch)
+        with self._adapters.step(row_adapters, [len(row.token_ids) for row in rows], wanted):
+            return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
+
+    def _plan(self, rows: Sequence[ForwardRow], before: AttentionBatch | None) -> AttentionBatch:
+        query_lens = [len(row.token_ids) for row in rows]
+        return plan_attention(
             query_lens,
-            context_lens,
+            [row.start + length for row, length in zip(rows, query_lens, strict=True)],
             [row.block_table for row in rows],
             self.pool.block_size,
             self.device,
             scratch=self._scratch,
             shares=self._shares_reads,
-            before=self._batch,
+            before=before,
         )
-        self._batch = batch
-        row_adapters = [row.adapter for row in rows]
-        if self._native is not None and not any(row_adapters):  # it knows no adapters
-            return self._native.forward(ids, at, wanted, written, self.pool, batch)
-        with self._adapters.step(row_adapters, query_lens, wanted):
-            return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
+
+    def _take_steps(self) -> DecodeSteps | None:
+        """Static steps over the pool that there is, where its caches are those of the device's kernels."""
+        if not self._uses_steps or self.pool.caches[0].layout is not Layout.HEAD_MAJOR:
+            return None
+        if self._steps is None or self._steps.pool is not self.pool:
+            sizes = {"vocab_size": self.vocab_size, "max_model_len": self.max_model_len}
+            self._steps = DecodeSteps(self.pool, self._answer, **sizes)
+        return self._steps if self._steps.is_usable else None
 
     def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:
         """Lay the linear layers' weights out for a CPU's kernels; the `quantization` that came of it."""
@@ -263,7 +293,12 @@ class ModelRunner:
         return [-1] * num_stored + slots
 
     def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
-        """By the model's own code."""
+        """By the model's own code, in float32."""
+        with torch.inference_mode():
+            return self._answer(token_ids, positions, kept, site).float()
+
+    def _answer(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
+        """The same in the dtype that the model answers in."""
         with torch.inference_mode():
             logits: Tensor = self._model(
                 input_ids=token_ids[None],
@@ -272,7 +307,7 @@ class ModelRunner:
                 logits_to_keep=kept,
                 radixkv_site=site,
             ).logits[0]
-            return logits.float()
+            return logits
 
     def _probe(self) -> ShapeProbe:
         probe = ShapeProbe()
@@ -287,33 +322,11 @@ class ModelRunner:
         return probe
 
 
-def _choose_device(device: str) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.partition(":")[0] not in DEVICES:
-        raise InvalidArgumentError("device", device, "auto, cpu, or cuda")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidArgumentError("device", device, "cpu on this machine, where torch finds no CUDA device")
-    return torch.device(device)
-
-
-def _choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    if dtype == "auto":
-        fast_bf16 = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if fast_bf16 else torch.float32
-    if dtype not in DTYPES:
-        raise InvalidArgumentError("dtype", dtype, f"auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
-
-
-def _wants_int8(quantization: str, device: torch.device, by_default: bool) -> bool:
-    if quantization not in QUANTIZATIONS:
-        raise InvalidArgumentError("quantization", quantization, ", ".join(QUANTIZATIONS))
-    if quantization == "int8" and device.type != "cpu":
-        raise InvalidArgumentError(
-            "quantization", quantization, f"auto or none on {device}: weights are rounded on a CPU alone"
-        )
-    return quantization == "int8" or (quantization == "auto" and by_default)
+def _is_decode(rows: Sequence[ForwardRow]) -> bool:
+    """Whether each row is one token of the model alone that gives logits, and there are no more than steps are made for."""
+    return 0 < len(rows) <= BATCH_SIZES[-1] and all(
+        len(row.token_ids) == 1 and row.wants_logits and not row.adapter for row in rows
+    )
 
 
 def _load(model: str, dtype: torch.dtype, device: torch.device) -> Any:

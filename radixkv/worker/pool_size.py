@@ -221,7 +221,7 @@ def _measure_activations(runner: ModelRunner, block_size: int, limits: Scheduler
     try:
         peak = peak_of(lambda: _profile(runner, limits), runner.device)
     finally:
-        del runner.pool
+        runner.release_pool()
     return _estimate_activations(runner, limits) if peak is None else peak
 
 

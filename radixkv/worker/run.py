@@ -51,6 +51,7 @@ class WorkerConfig:
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
         adapters: folders of low-rank adapters, by the name that requests give.
         deterministic: whether a reply is the same to the bit whatever else runs and whatever is cached; see `ModelRunner`.
+        cuda_graphs: whether decode steps on CUDA are captured, at the start, and replayed.
         max_model_len: longest sequence to be served, in tokens; the pool must hold one. None: what the model allows, and what
             the pool holds.
         limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
@@ -77,6 +78,7 @@ class WorkerConfig:
     kv_dtype: str = "auto"
     adapters: Mapping[str, Path] = field(default_factory=dict)
     deterministic: bool = False
+    cuda_graphs: bool = True
     max_model_len: int | None = None
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     share_prefixes: bool = True
@@ -212,9 +214,11 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         kv_dtype=config.kv_dtype,
         adapters=config.adapters,
         deterministic=config.deterministic,
+        cuda_graphs=config.cuda_graphs,
     )
     plan = plan_pool(runner, wish, config.limits)
     runner.allocate_pool(plan.num_blocks, plan.block_size, plan.num_host_blocks)
+    runner.prepare(config.limits.max_running)
     return runner, plan
 
 

@@ -61,6 +61,7 @@ def test_importing_the_kernels_needs_no_gpu_and_no_interpreter() -> None:
     [
         "test_attention_by_triton.py",
         "test_block_movement.py",
+        "test_decode_steps_by_triton.py",
         "test_host_blocks.py",
         "test_quantised_by_triton.py",
         "test_tree_by_triton.py",

@@ -1,0 +1,296 @@
+"""Decode steps in buffers that stay where they are: on CUDA each batch size is captured once as a graph, and replayed.
+
+    every step, on the host          inputs [3, size]    token ids, positions, slots; one copy. Rows past the batch: slot -1
+                                     tables              only the entries that changed
+                                     work lists          only where the tree did; see `work_list`
+    captured once per size           the model's own code over these, the logits into a buffer, every list moved on by a token
+
+A row past the batch writes nothing, stands in no work list, and what it answers is not read. Elsewhere than on CUDA the same
+step runs without a graph. A model whose code cannot be captured, for it waits for the device, is run as it is from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import AttentionBatch, KVCache, write_kv, write_latents
+from radixkv.kernels.attention import attend_loaded
+from radixkv.kernels.device_work import SPLIT_KEYS, DeviceWork, WorkCapacity, advance, plan_work
+from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.tree_attention import form_limits, layer_shape
+from radixkv.kernels.upload import upload
+from radixkv.kernels.work_list import NO_WORK, WorkList
+from radixkv.worker.attention import AttentionSite
+from radixkv.worker.kv_pool import KVPool
+
+__all__ = ["BATCH_SIZES", "DecodeRow", "DecodeSteps", "padded_size"]
+
+BATCH_SIZES = (1, 2, 4, *range(8, 257, 8))
+"""What steps are padded to. Larger batches are run as they are."""
+
+_FIRST_CAPACITY = WorkCapacity(
+    entries=BATCH_SIZES[-1], items=2048, merges=BATCH_SIZES[-1], merge_parts=2048, part_rows=2048
+)
+"""Room for eight splits of every row's context, 8,192 keys; a list that needs more makes the buffers, and all steps, anew."""
+
+_LOG = logging.getLogger(__name__)
+
+Compute = Callable[[Tensor, Tensor, Tensor, AttentionSite], Tensor]
+"""Token ids, positions, which of them give logits, and where attention goes -> logits, in any dtype."""
+
+
+def padded_size(num_rows: int) -> int | None:
+    """The smallest batch size that holds so many rows; None: there is none."""
+    index = bisect_left(BATCH_SIZES, num_rows)
+    return BATCH_SIZES[index] if num_rows > 0 and index < len(BATCH_SIZES) else None
+
+
+class DecodeRow(NamedTuple):
+    """One token of a sequence: its id, its position, and the slot that its K and V go to, or -1."""
+
+    token_id: int
+    position: int
+    slot: int
+
+
+@dataclass(slots=True)
+class _Kind:
+    """The work of the layers of one window and shape. `work_list`: None where it is not known what the buffers hold."""
+
+    spec: AttentionSpec
+    group: int
+    work: DeviceWork
+    part_shape: tuple[int, int]
+    work_list: WorkList | None = None
+    is_loaded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a batch size reads, what runs it, and what it leaves."""
+
+    inputs: Tensor
+    logits: Tensor
+    run: Callable[[], None]
+
+
+class DecodeSteps:
+    """Steps in which every row has one token and gives logits, over one pool of head-major caches. For one thread.
+
+    Attributes:
+        pool: what they write to and read from.
+    """
+
+    def __init__(self, pool: KVPool, compute: Compute, *, vocab_size: int, max_model_len: int) -> None:
+        """Allocates the block tables of as many rows as there may be."""
+        self.pool = pool
+        self._compute = compute
+        self._vocab_size = vocab_size
+        self._captures = pool.device.type == "cuda"
+        self._has_failed = False
+        self._steps: dict[int, _Step] = {}
+        self._graph_memory: Any = None  # a handle; torch does not export its type
+        self._kinds: dict[tuple[object, ...], _Kind] = {}
+        self._outputs: dict[tuple[int, int], Tensor] = {}
+        self._before: AttentionBatch | None = None  # whose lists are loaded, and were moved on by a token
+        shape = BATCH_SIZES[-1], -(-max_model_len // pool.block_size)
+        self._host_tables = np.zeros(shape, dtype=np.int32)
+        with torch.inference_mode(False):  # a tensor born in inference mode could not be written outside it
+            self._tables = torch.zeros(shape, dtype=torch.int32, device=pool.device)
+            self._kept = torch.arange(shape[0], device=pool.device)
+            self._logits = torch.empty((0, vocab_size), dtype=torch.float32, device=pool.device)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a step can be run; False once a capture has failed."""
+        return not self._has_failed
+
+    def prepare(self, num_rows: int) -> None:
+        """Make the steps of all sizes up to that of `num_rows` now, rather than when each is first wanted."""
+        started_s = time.monotonic()
+        largest = padded_size(num_rows) or BATCH_SIZES[-1]
+        sizes = [size for size in reversed(BATCH_SIZES) if size <= largest]  # memory of the largest holds the others'
+        if all(self._take(size) for size in sizes) and self._captures:
+            _LOG.info("captured CUDA graphs for %d batch sizes in %.1f s", len(sizes), time.monotonic() - started_s)
+
+    def run(self, rows: Sequence[DecodeRow], batch: AttentionBatch) -> Tensor | None:
+        """Compute one step, the first of a size apart without waiting for the device.
+
+        Args:
+            rows: from 1 to the last of `BATCH_SIZES`.
+            batch: of the same rows.
+
+        Returns:
+            float32 [len(rows), vocab_size], until the next call overwrites it; None: the model cannot be captured, and
+            nothing was computed.
+
+        Raises:
+            InvalidArgumentError: a block id is past the pool.
+        """
+        size = padded_size(len(rows))
+        assert size is not None, "the caller asks for steps that there are"
+        if batch.highest_block >= self.pool.num_blocks:
+            raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {self.pool.num_blocks}")
+        step = self._take(size)
+        if step is not None and self._plan_work(batch):  # what was made refers to buffers that were outgrown
+            self._forget_steps()
+            step = self._take(size)
+            self._plan_work(batch)
+        if step is None:
+            return None
+        inputs = np.zeros((3, size), dtype=np.int64)
+        inputs[2] = -1
+        inputs[:, : len(rows)] = np.array(rows, dtype=np.int64).T
+        step.inputs.copy_(upload(inputs, self.pool.device), non_blocking=True)
+        self._load_tables(batch)
+        for kind in self._kinds.values():
+            if not kind.is_loaded:
+                assert kind.work_list is not None
+                kind.work.load(kind.work_list)
+                kind.is_loaded = True
+        step.run()
+        self._before = batch
+        return step.logits[: len(rows)]
+
+    def attend(self, query: Tensor, cache: KVCache, spec: AttentionSpec) -> Tensor:
+        """Attention of a layer over the loaded lists; for the steps' own sites."""
+        shape = layer_shape(query, cache.k, cache.v_head_dim, is_latent=cache.is_latent)
+        forms = form_limits(shape, query.device)
+        part_shape = query.shape[1], cache.v_head_dim
+        key = shape.group, forms, part_shape, spec.sliding_window
+        kind = self._kinds.get(key)
+        with torch.inference_mode(False):
+            if kind is None:
+                work = DeviceWork(_FIRST_CAPACITY, forms, *part_shape, query.device)
+                self._kinds[key] = kind = _Kind(spec, shape.group, work, part_shape)
+            if part_shape not in self._outputs:
+                rows = BATCH_SIZES[-1], *part_shape
+                self._outputs[part_shape] = torch.zeros(rows, dtype=query.dtype, device=query.device)
+        out = self._outputs[part_shape][: query.shape[0]]
+        return attend_loaded(query, cache, self._tables, kind.work, spec, out)
+
+    # -- what a step reads
+
+    def _load_tables(self, batch: AttentionBatch) -> None:
+        """The entries that differ from those on the device."""
+        new = batch.host_tables
+        held = self._host_tables[: new.shape[0], : new.shape[1]]
+        rows, columns = np.nonzero(held != new)
+        if len(rows):
+            values = new[rows, columns]
+            held[rows, columns] = values
+            places = rows * self._host_tables.shape[1] + columns
+            changed = upload(np.stack([places, values.astype(np.int64)]), self.pool.device)
+            self._tables.view(-1).index_copy_(0, changed[0], changed[1].to(torch.int32))
+
+    def _plan_work(self, batch: AttentionBatch) -> bool:
+        """Every kind's list, where the one on the device has not moved on to this batch. Returns whether buffers were outgrown,
+        and made anew.
+        """
+        before, self._before = self._before, None
+        has_grown = False
+        for kind in self._kinds.values():
+            known = kind.work_list if before is not None and kind.is_loaded else None
+            if known is not None and before is not None and known.advance(before, batch, kind.spec, SPLIT_KEYS):
+                continue
+            kind.work_list = plan_work(batch, kind.spec, kind.group, kind.work.limits)
+            kind.is_loaded = False
+            needed = WorkCapacity.of(kind.work_list)
+            if not kind.work.capacity.holds(needed):
+                has_grown = True
+                room = kind.work.capacity.union(needed.with_spare().with_spare().with_spare())
+                kind.work = DeviceWork(room, kind.work.limits, *kind.part_shape, self.pool.device)
+        return has_grown
+
+    # -- making steps
+
+    def _take(self, size: int) -> _Step | None:
+        """The step of a batch size, made at its first use; None: it cannot be."""
+        if self._has_failed:
+            return None
+        if size not in self._steps:
+            try:
+                self._steps[size] = self._make(size)
+            except RuntimeError as error:  # torch's, of whatever the device cannot do or has not the memory for
+                if not self._captures:
+                    raise
+                self._forget_steps()
+                self._has_failed = True
+                _LOG.warning("decode runs without CUDA graphs, since the model cannot be captured: %s", error)
+                return None
+        return self._steps[size]
+
+    def _make(self, size: int) -> _Step:
+        """The body is run once over empty lists, so that all is compiled and allocated that is kept, and then captured."""
+        with torch.inference_mode(False):
+            inputs = torch.zeros((3, size), dtype=torch.int64, device=self.pool.device)
+            if self._logits.shape[0] < size:
+                self._logits = torch.empty((size, self._vocab_size), dtype=torch.float32, device=self.pool.device)
+        logits = self._logits[:size]
+        inputs[2] = -1
+        self._unload()
+
+        def body() -> None:
+            with torch.inference_mode():
+                logits.copy_(self._compute(inputs[0], inputs[1], self._kept[:size], _Site(self, inputs[2])))
+                for kind in self._kinds.values():
+                    advance(kind.work, kind.spec)
+
+        body()
+        if not self._captures:
+            return _Step(inputs, logits, body)
+        return _Step(inputs, logits, self._capture(body).replay)
+
+    def _unload(self) -> None:
+        for kind in self._kinds.values():
+            kind.work.load(NO_WORK)
+            kind.work_list, kind.is_loaded = None, False
+
+    def _capture(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        if self._graph_memory is None:
+            self._graph_memory = torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize(self.pool.device)
+        stream = torch.cuda.current_stream(self.pool.device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may use the device meanwhile: only what this one does must be fit for a graph.
+            with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+                body()
+        finally:
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own
+        return graph
+
+    def _forget_steps(self) -> None:
+        if self._captures:
+            torch.cuda.synchronize(self.pool.device)  # a graph that runs is not to be destroyed
+        self._steps.clear()
+        self._graph_memory = None  # torch takes no handle again whose graphs are all gone
+
+
+class _Site:
+    """Where the layers' calls of a static step arrive. `slots` [size] int64."""
+
+    def __init__(self, steps: DecodeSteps, slots: Tensor) -> None:
+        self._steps = steps
+        self._slots = slots
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        cache = self._steps.pool.caches[layer]
+        write_kv(key, value, cache, self._slots)
+        return self._steps.attend(query, cache, spec)
+
+    def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
+        cache = self._steps.pool.caches[layer]
+        assert cache.v_head_dim == value_dim
+        write_latents(latents, cache, self._slots)
+        return self._steps.attend(query, cache, spec)

@@ -1,0 +1,48 @@
+"""Where a model computes and in what, from what the user asked for."""
+
+from __future__ import annotations
+
+import torch
+
+from radixkv.core.errors import InvalidArgumentError
+
+__all__ = ["choose_device", "choose_dtype", "wants_int8"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEVICES = ("cpu", "cuda")
+QUANTIZATIONS = ("auto", "none", "int8")
+
+
+def choose_device(device: str) -> torch.device:
+    """``"auto"`` is cuda where there is one; a device without a number is the current one of its kind."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in DEVICES:
+        raise InvalidArgumentError("device", device, "auto, cpu, or cuda")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidArgumentError("device", device, "cpu on this machine, where torch finds no CUDA device")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and chosen.index is None:  # tensors name the device that they lie on by its index
+        return torch.device("cuda", torch.cuda.current_device())
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """``"auto"`` is bfloat16 where the device computes in it, else float32."""
+    if dtype == "auto":
+        fast_bf16 = torch.cpu._is_avx512_bf16_supported() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if fast_bf16 else torch.float32
+    if dtype not in DTYPES:
+        raise InvalidArgumentError("dtype", dtype, f"auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def wants_int8(quantization: str, device: torch.device, by_default: bool) -> bool:
+    """Whether the linear layers' weights are to be rounded."""
+    if quantization not in QUANTIZATIONS:
+        raise InvalidArgumentError("quantization", quantization, ", ".join(QUANTIZATIONS))
+    if quantization == "int8" and device.type != "cpu":
+        raise InvalidArgumentError(
+            "quantization", quantization, f"auto or none on {device}: weights are rounded on a CPU alone"
+        )
+    return quantization == "int8" or (quantization == "auto" and by_default)

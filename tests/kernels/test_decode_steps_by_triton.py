@@ -1,0 +1,206 @@
+"""Static decode steps answer what transformers does, whatever batches follow one another; on CUDA they are replayed graphs."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import CONFIGS, VOCAB_SIZE, reference_logits, reference_model, save_model
+from triton_device import DEVICE, needs_triton_device
+
+from radixkv.kernels import allocate_kv, allocate_latents, device_work
+from radixkv.kernels.kv_cache import Layout
+from radixkv.worker import decode_steps, model
+from radixkv.worker.decode_steps import BATCH_SIZES, padded_size
+from radixkv.worker.model import ForwardRow, ModelRunner
+
+pytestmark = needs_triton_device
+
+TOLERANCE = 2e-4
+NUM_BLOCKS = 64
+BLOCK_SIZE = 4
+TRUNK = 14
+
+
+class Branches:
+    """Branches that continue one trunk, on scattered blocks of a runner's pool; what nobody wrote there is NaN."""
+
+    def __init__(self, runner: ModelRunner, reference: Any, seed: int = 0) -> None:
+        self.runner, self.reference = runner, reference
+        self.random = random.Random(seed)
+        self.free = list(range(NUM_BLOCKS))
+        self.random.shuffle(self.free)
+        for cache in runner.pool.caches:
+            for tensor in cache.tensors:
+                if tensor.is_floating_point() and tensor.element_size() > 1:
+                    tensor.fill_(torch.nan)
+        self.trunk = self.random.choices(range(3, VOCAB_SIZE), k=TRUNK)
+        self.trunk_table = self._blocks(TRUNK)
+        runner.forward([ForwardRow(self.trunk, 0, self.trunk_table, 0, False)])
+        self.histories: list[list[int]] = []
+        self.tables: list[array[int]] = []
+
+    def _blocks(self, num_tokens: int) -> array[int]:
+        return array("i", [self.free.pop() for _ in range(-(-num_tokens // BLOCK_SIZE))])
+
+    def begin(self, own_tokens: int) -> None:
+        """A branch of its own tokens after the trunk's whole blocks, computed but for the last."""
+        shared = TRUNK // BLOCK_SIZE
+        history = self.trunk[: shared * BLOCK_SIZE] + self.random.choices(range(3, VOCAB_SIZE), k=own_tokens)
+        table = self.trunk_table[:shared] + self._blocks(own_tokens + 8)
+        start = shared * BLOCK_SIZE
+        if own_tokens > 1:
+            self.runner.forward([ForwardRow(history[start:-1], start, table, 0, False)])
+        self.histories.append(history)
+        self.tables.append(table)
+
+    def decode(self, *branches: int) -> torch.Tensor:
+        """A step of these branches, each of which then has the most likely token more."""
+        rows = [
+            ForwardRow(self.histories[b][-1:], len(self.histories[b]) - 1, self.tables[b], 0, True) for b in branches
+        ]
+        logits = self.runner.forward(rows).cpu().clone()
+        expected = torch.stack([reference_logits(self.reference, self.histories[b])[-1] for b in branches])
+        torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+        for branch, row in zip(branches, logits, strict=True):
+            self.histories[branch].append(int(row.argmax()))
+        return logits
+
+
+def load(family: str, folder: Path, **arguments: Any) -> tuple[ModelRunner, Any]:
+    """A runner whose pool is laid out as on a GPU, and transformers' own model."""
+    torch.set_num_threads(1)
+    path = save_model(family, folder)
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    runner = ModelRunner(path, **sizes, dtype="float32", device=DEVICE, **arguments)
+    for index, cache in enumerate(runner.pool.caches):
+        widths = cache.head_dim, cache.v_head_dim
+        if cache.is_latent:
+            moved = allocate_latents(*sizes.values(), *widths, cache.dtype, DEVICE, layout=Layout.HEAD_MAJOR)
+        else:
+            moved = allocate_kv(
+                *sizes.values(),
+                cache.num_kv_heads,
+                widths[0],
+                cache.dtype,
+                DEVICE,
+                v_head_dim=widths[1],
+                format=cache.format,
+                layout=Layout.HEAD_MAJOR,
+            )
+        runner.pool.caches[index] = moved
+    return runner, reference_model(path)
+
+
+@pytest.fixture
+def only_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding is not to fall back to a step planned for itself."""
+    planned = model.StepAttention
+
+    def refuse(pool: Any, batch: Any, slots: Any) -> Any:
+        assert batch.host_prefill_rows or batch.num_tokens == 1, "a decode was not run by a static step"
+        return planned(pool, batch, slots)
+
+    monkeypatch.setattr(model, "StepAttention", refuse)
+
+
+@pytest.mark.usefixtures("only_steps")
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "gpt_oss", "deepseek_v3"])
+def test_branches_that_come_and_go_get_what_transformers_answers(family: str, tmp_path: Path) -> None:
+    assert family in CONFIGS
+    branches = Branches(*load(family, tmp_path))
+    for own_tokens in (6, 3, 9):
+        branches.begin(own_tokens)
+    for _ in range(3):
+        branches.decode(0, 1, 2)
+    branches.begin(5)  # a prompt between the steps
+    branches.decode(0, 1, 2, 3)
+    branches.decode(3, 0, 2)  # another order
+    branches.decode(2)
+    branches.decode(0, 1, 2, 3)
+
+
+@pytest.mark.usefixtures("only_steps")
+def test_lists_are_made_anew_where_items_end_and_buffers_where_they_are_outgrown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in (device_work, decode_steps):
+        monkeypatch.setattr(module, "SPLIT_KEYS", 8)
+    monkeypatch.setattr(decode_steps, "_FIRST_CAPACITY", device_work.WorkCapacity(256, 3, 2, 4, 4))
+    branches = Branches(*load("llama", tmp_path))
+    for own_tokens in (7, 1):
+        branches.begin(own_tokens)
+    for _ in range(8):
+        branches.decode(0, 1)
+
+
+@pytest.mark.usefixtures("only_steps")
+def test_a_step_writes_the_slots_of_its_rows_and_nothing_else(tmp_path: Path) -> None:
+    runner, reference = load("llama", tmp_path)
+    branches = Branches(runner, reference)
+    for own_tokens in (2, 3, 4):
+        branches.begin(own_tokens)
+    before = [tensor.clone() for cache in runner.pool.caches for tensor in cache.tensors]
+    places = [
+        (table[(len(h) - 1) // BLOCK_SIZE], (len(h) - 1) % BLOCK_SIZE)
+        for h, table in zip(branches.histories, branches.tables, strict=True)
+    ]
+    branches.decode(0, 1, 2)
+    after = [tensor for cache in runner.pool.caches for tensor in cache.tensors]
+    for old, new in zip(before, after, strict=True):
+        for block, offset in places:
+            assert not torch.equal(old[block, :, offset], new[block, :, offset])
+            old[block, :, offset] = new[block, :, offset]
+        torch.testing.assert_close(old, new, atol=0, rtol=0, equal_nan=True)
+    stored = [
+        ForwardRow(h[-2:-1], len(h) - 2, t, len(h), True)
+        for h, t in zip(branches.histories, branches.tables, strict=True)
+    ]
+    kept = [tensor.clone() for tensor in after]
+    runner.forward(stored)
+    for old, new in zip(kept, after, strict=True):
+        torch.testing.assert_close(old, new, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_quantised_caches_give_what_a_step_planned_for_itself_gives(kv_dtype: str, tmp_path: Path) -> None:
+    answers = []
+    for cuda_graphs in (True, False):
+        runner, _ = load("llama", tmp_path, kv_dtype=kv_dtype, cuda_graphs=cuda_graphs)
+        table = array("i", range(NUM_BLOCKS))
+        ids = random.Random(1).choices(range(3, VOCAB_SIZE), k=20)
+        runner.forward([ForwardRow(ids[:-2], 0, table, 0, False)])
+        logits = [
+            runner.forward([ForwardRow([token], at, table, 0, True)]).clone() for at, token in enumerate(ids[-2:], 18)
+        ]
+        answers.append(torch.cat(logits))
+    torch.testing.assert_close(*answers, atol=1e-6, rtol=0)
+
+
+def test_steps_are_padded_to_the_next_size() -> None:
+    for count, size in ((1, 1), (3, 4), (5, 8), (9, 16), (65, 72), (256, 256)):
+        assert padded_size(count) == size
+    assert padded_size(0) is padded_size(BATCH_SIZES[-1] + 1) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_model_that_cannot_be_captured_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runner, reference = load("llama", tmp_path)
+    answer = runner._answer
+
+    def waits(*arguments: Any) -> torch.Tensor:
+        logits = answer(*arguments)
+        assert not bool(logits.isnan().all())  # read by the host
+        return logits
+
+    monkeypatch.setattr(runner, "_answer", waits)
+    branches = Branches(runner, reference)
+    branches.begin(5)
+    for _ in range(3):
+        branches.decode(0)
+    assert runner._take_steps() is None
