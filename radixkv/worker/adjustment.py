@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from radixkv.kernels.upload import upload
+
 __all__ = ["Addend", "Adjustment", "adjust"]
 
 
@@ -53,15 +55,15 @@ def adjust(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tensor:
         addends = [(index, addend) for index, one in asking if (addend := getattr(one, kind)) is not None]
         if addends:
             places = _places(adjusted, [(index, addend.ids) for index, addend in addends])
-            values = torch.from_numpy(np.concatenate([addend.values for _, addend in addends])).to(adjusted.device)
+            values = upload(np.concatenate([addend.values for _, addend in addends]), adjusted.device)
             adjusted[places] = adjusted[places] + values
     banned = [(index, one.banned_ids) for index, one in asking if one.banned_ids is not None]
     if banned:
         adjusted[_places(adjusted, banned)] = -torch.inf
     masked = [(index, one.allowed) for index, one in asking if one.allowed is not None]
     if masked:
-        rows = torch.tensor([index for index, _ in masked], device=adjusted.device)
-        forbidden = torch.from_numpy(_forbidden([bits for _, bits in masked], adjusted.shape[-1])).to(adjusted.device)
+        rows = upload([index for index, _ in masked], adjusted.device, torch.int64)
+        forbidden = upload(_forbidden([bits for _, bits in masked], adjusted.shape[-1]), adjusted.device)
         adjusted[rows] = adjusted[rows].masked_fill_(forbidden, -torch.inf)
     return adjusted
 
@@ -69,7 +71,7 @@ def adjust(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tensor:
 def _places(logits: Tensor, ids: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> tuple[Tensor, Tensor]:
     rows = np.concatenate([np.full(len(of_row), index, dtype=np.int64) for index, of_row in ids])
     columns = np.concatenate([of_row for _, of_row in ids])
-    return torch.from_numpy(rows).to(logits.device), torch.from_numpy(columns).to(logits.device)
+    return upload(rows, logits.device), upload(columns, logits.device)
 
 
 def _forbidden(masks: Sequence[bytes], vocab_size: int) -> npt.NDArray[np.bool_]:

@@ -52,6 +52,7 @@ class Branch:
         num_matched: how much of its history was cached when last told, and `was_matched` whether it ever was.
         was_refused: whether an acquire of it ever found too few blocks.
         waits_for: while PENDING, the providing sequence and the length of the common prefix.
+        is_awaiting_token: whether a batch under way is to draw from the end of its history.
         is_reserving: whether its acquire reserves what it is expected to generate.
         max_length: tokens that the history never exceeds (prompt + what may be generated); the last is never run.
         num_computed: while OPENING, what is expected to be found in the cache.
@@ -66,6 +67,7 @@ class Branch:
         "due_s",
         "generation",
         "index",
+        "is_awaiting_token",
         "is_reserving",
         "max_length",
         "num_computed",
@@ -104,6 +106,7 @@ class Branch:
         self.was_matched = self.was_refused = False
         self.waits_for = (0, 0)
         self.is_reserving = True
+        self.is_awaiting_token = False
         self._forget_sequence()
 
     def _forget_sequence(self) -> None:
@@ -139,8 +142,10 @@ class Branch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all of its history has been run, so that it can only wait to be told how it goes on."""
-        return self.phase is Phase.RUNNING and self.num_computed >= len(self.tokens)
+        """Whether all of its history has been run, so that it can only wait to be told how it goes on by others than a batch
+        under way.
+        """
+        return self.phase is Phase.RUNNING and self.num_computed >= len(self.tokens) and not self.is_awaiting_token
 
     def open(self, seq_id: int, num_tokens: int) -> None:
         """An acquire or a fork of `num_tokens` positions goes out for it under `seq_id`."""

@@ -2,6 +2,10 @@
 
 rows -> forward -> logits -- sample --> generation.take -> Delta, ends, forks at the end of a prompt
                           \\- beams ---> candidates; once all beams of a search have theirs, it advances
+
+        launch                       |  finish
+
+On a GPU nothing before `finish` waits for the device, so that the host has other things to do meanwhile; see `rounds`.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.kernels.upload import upload
 from radixkv.worker.adjustment import adjust
 from radixkv.worker.batching import Row
 from radixkv.worker.beams import Candidate
 from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.device_draws import launch_draws
 from radixkv.worker.generation import Generation
 from radixkv.worker.model import ForwardRow
 from radixkv.worker.sampler import Sampler
@@ -39,6 +45,16 @@ class _Draw(NamedTuple):
 
     row: int
     branch: Branch
+
+
+class _Batch(NamedTuple):
+    """What was launched. `branches`: those that get `tokens`, in this order; None: there are none."""
+
+    rows: Sequence[Row]
+    branches: Sequence[Branch]
+    tokens: Callable[[], list[SampledToken]] | None
+    searching: Sequence[_Draw]
+    logits: Tensor
 
 
 class Drawing:
@@ -70,9 +86,21 @@ class Drawing:
         self._completed = completed
         self._fail = fail
         self._sampler = Sampler()
+        self._batch: _Batch | None = None  # under way
 
-    def run(self, rows: Sequence[Row]) -> None:
-        """Run the rows, choose for every branch whose history they complete, and tell the streams."""
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a batch was launched and is not finished."""
+        return self._batch is not None
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether beams are in the batch that is under way."""
+        return self._batch is not None and bool(self._batch.searching)
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """Run the rows, and begin to choose for every branch whose history they complete."""
+        assert self._batch is None, "one batch at a time"
         logits = self._runner.forward([_forward_row(row) for row in rows])
         self._counters.num_forwards += 1
         drawing: list[_Draw] = []
@@ -83,16 +111,37 @@ class Drawing:
             generation.num_computed_tokens += row.end - row.start
             self._counters.num_computed_tokens += row.end - row.start
             if row.wants_logits:
+                row.branch.is_awaiting_token = True
                 if generation.is_searching and len(row.branch.tokens) >= generation.trunk_length:
                     searching.append(_Draw(num_logits, row.branch))
                 else:
                     drawing += [_Draw(num_logits, branch) for branch in self._drawers(row.branch)]
                 num_logits += 1
         self._scheduler.ran(rows)
-        if drawing:
-            self._sample(_rows_of(logits, drawing), [branch for _, branch in drawing])
+        branches = [branch for _, branch in drawing]
+        tokens = self._choose(logits, drawing) if drawing else None
+        self._batch = _Batch(rows, branches, tokens, searching, logits)
+
+    def finish(self) -> None:
+        """Wait for what was chosen, and tell the streams. A branch that has ended since is told nothing."""
+        batch = self._take_batch()
+        if batch is None:
+            return
+        if batch.tokens is not None:
+            self._give(batch.branches, batch.tokens())
+        searching = [draw for draw in batch.searching if draw.branch.phase is not Phase.FINISHED]
         if searching:
-            self._search(_rows_of(logits, searching), [branch for _, branch in searching])
+            self._search(_rows_of(batch.logits, searching), [branch for _, branch in searching])
+
+    def forget(self) -> None:
+        """Choose nothing of what is under way: its branches have lost their sequences, and will run again."""
+        self._take_batch()
+
+    def _take_batch(self) -> _Batch | None:
+        batch, self._batch = self._batch, None
+        for branch, _, _ in batch.rows if batch is not None else ():
+            branch.is_awaiting_token = False
+        return batch
 
     def _drawers(self, branch: Branch) -> list[Branch]:
         """Who draws from a branch's logits: itself, and at the end of the trunk all that it is about to be forked into."""
@@ -103,14 +152,21 @@ class Drawing:
             generation.add_branch(branch.max_length)
         return generation.branches[:]
 
-    def _sample(self, logits: Tensor, branches: Sequence[Branch]) -> None:
-        sampled = self._sampler.sample(logits, [branch.generation.sampler_row(branch) for branch in branches])
+    def _choose(self, logits: Tensor, draws: Sequence[_Draw]) -> Callable[[], list[SampledToken]]:
+        """Begin to choose a token for each; what is answered gives them."""
+        rows = [branch.generation.sampler_row(branch) for _, branch in draws]
+        if logits.device.type != "cpu":
+            return launch_draws(logits, rows, [row for row, _ in draws]).tokens
+        tokens = self._sampler.sample(_rows_of(logits, draws), rows)
+        return lambda: tokens
+
+    def _give(self, branches: Sequence[Branch], sampled: Sequence[SampledToken]) -> None:
         now_s = self._clock()
         ended: list[tuple[Branch, Taken]] = []
         forks: dict[str, list[Branch]] = {}
         for branch, token in zip(branches, sampled, strict=True):
             generation = branch.generation
-            if branch.phase is Phase.FINISHED:  # a sibling's fault has ended the generation
+            if branch.phase is Phase.FINISHED:  # cancelled, or a sibling's fault has ended the generation
                 continue
             is_forced = len(branch.tokens) < generation.trunk_length
             taken = generation.take(branch, token)
@@ -192,7 +248,9 @@ class Drawing:
 
 def _rows_of(logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
     rows = [row for row, _ in draws]
-    return logits if rows == list(range(logits.shape[0])) else logits[rows]
+    if rows == list(range(logits.shape[0])):
+        return logits
+    return logits.index_select(0, upload(rows, logits.device, torch.int64))
 
 
 def _forward_row(row: Row) -> ForwardRow:

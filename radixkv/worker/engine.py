@@ -74,6 +74,8 @@ class Engine:
             computed again; without it, it fails with the error.
         num_remembered: finished generations that can still be forked.
         unshared_namespaces: namespaces in which no request shares a prefix with another; None: all of them.
+        overlaps: whether the runner computes on a device of its own, so that there are other things to do meanwhile; see
+            `rounds`.
         cache_stats: asks the cache for its stats and times, on any thread; without it the holder is asked, on the engine's.
         clock: seconds, monotonic.
         new_id: source of generation ids.
@@ -91,6 +93,7 @@ class Engine:
         reattach: Callable[[], CacheHolder] | None = None,
         num_remembered: int = 1024,
         unshared_namespaces: Collection[str] | None = (),
+        overlaps: bool = False,
         cache_stats: Callable[[], tuple[CacheStats, BlockTimes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
@@ -131,6 +134,7 @@ class Engine:
             clock=clock,
             wake=self.wake,
             num_remembered=num_remembered,
+            overlaps=overlaps,
         )
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
         self._thread.start()

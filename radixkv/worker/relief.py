@@ -30,6 +30,13 @@ class Relief:
         self._preemption = preemption
         self._block_size = block_size
 
+    def is_wanted(self) -> bool:
+        """Whether `relieve` could take blocks from somebody."""
+        if any(branch.is_stuck for branch in self._holders):
+            return True
+        refused = self._admission.queue.find_refused()
+        return refused is not None and any(refused.priority > branch.priority for branch in self._holders)
+
     def relieve(self, now_s: float) -> None:
         """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
         stuck = [branch for branch in self._holders if branch.is_stuck]

@@ -5,6 +5,11 @@
     apply        <----- answers, as they come
     plan_batch; forward, sample, tell the streams: see `drawing`
 
+With `overlaps`, for a GPU, a round launches its batch and leaves it under way: the next one says its Step and applies answers
+while the device computes, and only then waits for the tokens. What that Step reports as computed is so before anything behind
+it in the device's stream reads it. No branch is preempted and no search advanced under a batch: where that may be due, the
+batch is finished first.
+
 Branches that have room run on without an answer. Only for branches that would begin a round waits, and for a fifth of the
 last batch's time at most: they save a whole round, and the others lose little. For the same reason a round may begin a moment
 later, for requests that come right behind a reply; see `followers`. One thread drives all of this; see `engine`.
@@ -94,6 +99,7 @@ class Rounds:
         clock: seconds, monotonic.
         wake: called, on any thread, when an answer has come that a round may be waiting for.
         num_remembered: finished generations kept.
+        overlaps: whether a batch is left under way while the next Step is said.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class Rounds:
         clock: Callable[[], float],
         wake: Callable[[], None],
         num_remembered: int,
+        overlaps: bool = False,
     ) -> None:
         self.holder = holder
         self.generations: dict[str, Generation] = {}
@@ -124,7 +131,9 @@ class Rounds:
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; those of ended generations are passed over
         self._num_submitted = self._num_answered = 0
         self._followers = Followers()
+        self._overlaps = overlaps
         self._batch_s = 0.0  # what the last one took
+        self._batch_start_s = 0.0
         self._leaves_queue = False  # whether somebody waited for room when the last round ended
 
     # -- commands
@@ -205,6 +214,8 @@ class Rounds:
         notices = self._take_notices()
         has_news = self._take_answers()  # a notice comes behind the answer that it belongs to
         self._scheduler.noticed(notices)
+        if self._drawing.is_searching or self._scheduler.takes_blocks:
+            has_news |= self._finish_batch()
         ops = self._scheduler.plan_step()
         failures = self._scheduler.take_failures()
         self._fail(failures)
@@ -213,12 +224,14 @@ class Rounds:
         if ops:
             self._submit(ops)
             self._wait_for_beginners(ops)
+        has_news |= self._finish_batch()
         has_news |= self._take_answers()
         rows = self._scheduler.plan_batch()
         if rows:
-            start_s = self._clock()
-            self._drawing.run(rows)
-            self._batch_s = self._clock() - start_s
+            self._batch_start_s = self._clock()
+            self._drawing.launch(rows)
+            if not self._overlaps:
+                self._finish_batch()
         self._leaves_queue = self._scheduler.num_queued > 0
         while self._calls and self._num_answered >= min(self._calls[0].after_step, self._num_submitted):
             self._calls.popleft().run()
@@ -227,12 +240,20 @@ class Rounds:
     def next_round_s(self) -> float:
         """When a further round should begin at the earliest, on the engine's clock; to be asked when all messages are read."""
         now_s = self._clock()
-        return now_s if self._leaves_queue else self._followers.awaited_until_s(now_s)
+        return now_s if self._leaves_queue or self._drawing.is_under_way else self._followers.awaited_until_s(now_s)
 
     @property
     def next_deadline_s(self) -> float:
         """When a round is to come though no message does, on the engine's clock."""
         return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def _finish_batch(self) -> bool:
+        """Returns whether one was under way, so that there may be something to say."""
+        if not self._drawing.is_under_way:
+            return False
+        self._drawing.finish()
+        self._batch_s = self._clock() - self._batch_start_s
+        return True
 
     def _expire(self) -> None:
         """End the generations whose time is over."""
@@ -353,6 +374,7 @@ class Rounds:
         """The lease is gone: begin again with a new holder, or end everything with the error."""
         self._answers.clear()
         self._num_answered = self._num_submitted
+        self._drawing.forget()
         self._scheduler.lose_all()
         if self._reattach is not None:
             try:

@@ -148,6 +148,7 @@ class Worker:
             limits=replace(config.limits, swap_blocks=plan.num_host_blocks),
             unshared_namespaces=config.unshared_namespaces if config.share_prefixes else None,
             reattach=lease.reattach if config.service else None,
+            overlaps=self.runner.device.type == "cuda",
             cache_stats=lease.stats if config.service else None,
             num_remembered=config.num_remembered,
         )

@@ -25,9 +25,9 @@ from torch import Tensor
 from radixkv.worker.adjustment import Adjustment, adjust
 from radixkv.worker.sampling import SampledToken, SamplingParams
 
-__all__ = ["Sampler", "SamplerRow"]
+__all__ = ["NUM_CANDIDATES", "Sampler", "SamplerRow", "inverse_cdf", "is_filtered", "uniform"]
 
-_NUM_CANDIDATES = (128, 1024)
+NUM_CANDIDATES = (128, 1024)
 """Most likely entries that are sorted first, and next; a row that keeps more has its whole vocabulary sorted."""
 
 _CHUNK = 256
@@ -86,16 +86,17 @@ def _draw(logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
     """Token ids [rows] int64. Every operation treats each row apart, so no draw depends on its neighbours."""
     temperatures = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32, device=logits.device)
     probabilities = torch.softmax(logits / temperatures[:, None], dim=-1)
-    filtered = [index for index, row in enumerate(rows) if _is_filtered(row.params)]
+    filtered = [index for index, row in enumerate(rows) if is_filtered(row.params)]
     if filtered:
         bounds = torch.zeros(len(rows), dtype=torch.float32, device=logits.device)
         bounds[filtered] = _lower_bounds(_take(probabilities, filtered), [rows[index].params for index in filtered])
         probabilities.masked_fill_(probabilities < bounds[:, None], 0.0)
-    uniforms = torch.tensor([_uniform(row) for row in rows], dtype=torch.float64, device=logits.device)
-    return _inverse_cdf(probabilities, uniforms)
+    uniforms = torch.tensor([uniform(row) for row in rows], dtype=torch.float64, device=logits.device)
+    return inverse_cdf(probabilities, uniforms)
 
 
-def _is_filtered(params: SamplingParams) -> bool:
+def is_filtered(params: SamplingParams) -> bool:
+    """Whether not every entry may be drawn."""
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
@@ -105,7 +106,7 @@ def _lower_bounds(probabilities: Tensor, params: Sequence[SamplingParams]) -> Te
     bounds = probabilities.amax(-1) * min_p
     pending = [index for index, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
     num_entries = probabilities.shape[-1]
-    for size in (*(size for size in _NUM_CANDIDATES if size < num_entries), num_entries):
+    for size in (*(size for size in NUM_CANDIDATES if size < num_entries), num_entries):
         if not pending:
             break
         ordered = torch.topk(_take(probabilities, pending), size, dim=-1).values
@@ -134,14 +135,14 @@ def _rank_bounds(ordered: Tensor, params: Sequence[SamplingParams], *, is_whole:
     return ordered.gather(1, num_kept[:, None] - 1)[:, 0], knows_mass | by_p_found
 
 
-def _uniform(row: SamplerRow) -> float:
+def uniform(row: SamplerRow) -> float:
     """53 random bits as a number in [0, 1), the same for the same (seed, branch, position) everywhere and always."""
     message = struct.pack("<QQQ", row.seed, row.branch, row.position)
     digest = hashlib.blake2b(message, digest_size=8, person=b"radixkv-draw").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """[rows] int64: first entry at which the cumulated mass passes uniform * total, so never an entry without mass."""
     num_rows, num_entries = probabilities.shape
     if num_entries % _CHUNK:

@@ -157,6 +157,11 @@ class Scheduler:
         """Branches that wait for a prefix that another one is computing."""
         return len(self._admission.pending)
 
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether the next Step may take a sequence from a branch that runs."""
+        return self._relief.is_wanted()
+
     def plan_step(self) -> list[StepOp]:
         """Ops of the next Step, in the order that the cache must apply them; empty when there is nothing to say.
 

@@ -80,6 +80,7 @@ class Desk:
             clock=self._clock,
             wake=lambda: None,
             num_remembered=16,
+            overlaps=options.get("overlaps", False),
         )
         self.generations: list[Generation] = []
 

@@ -62,8 +62,10 @@ def _check(stream: GenerationStream, sampling: SamplingParams) -> None:
     assert len(reasons) == sampling.n
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "overlaps"), [(seed, False) for seed in range(100)] + [(seed, True) for seed in range(100, 140)]
+)
+def test_random_requests_get_the_tokens_of_the_model_alone(seed: int, overlaps: bool) -> None:
     rng = random.Random(seed)
     num_blocks, block_size = POOLS[seed % len(POOLS)]
     capacity = num_blocks * block_size
@@ -76,7 +78,7 @@ def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
         swap_blocks=rng.choice([1, 2, 100]),
     )
     runner = HashRunner(num_blocks, block_size)
-    with Engine(runner, PrefixCache(num_blocks, block_size), limits=limits) as engine:
+    with Engine(runner, PrefixCache(num_blocks, block_size), limits=limits, overlaps=overlaps) as engine:
         open_streams: list[tuple[GenerationStream, SamplingParams]] = []
         generation_ids: list[str] = []
         histories: list[list[int]] = [[rng.randrange(1, 3)]]

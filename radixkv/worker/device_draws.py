@@ -1,0 +1,208 @@
+"""Draws on a device that the host does not wait for: what `Sampler` answers, launched in one go and read in one copy.
+
+    host                       device                                                       host
+    packed parameters ---->    adjusted logits -> softmax -> bounds -> first entry past u
+                               log probabilities, the most likely                ---->      one packed answer
+
+Shapes depend on nothing that the device finds. The bounds of top-k and top-p are therefore looked for among a fixed number of
+most likely entries; a row that keeps more than those says so in its answer, and is drawn again by `Sampler` when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.kernels.upload import upload
+from radixkv.worker.adjustment import adjust
+from radixkv.worker.sampler import NUM_CANDIDATES, Sampler, SamplerRow, inverse_cdf, is_filtered, uniform
+from radixkv.worker.sampling import SampledToken
+
+__all__ = ["LaunchedDraws", "launch_draws"]
+
+
+class _Parameters(NamedTuple):
+    """Of the rows that draw, and which rows do what; on the device, views of one buffer.
+
+    `forced`: token id of every row that has one, else 0.
+    """
+
+    sources: Tensor
+    forced: Tensor
+    greedy: Tensor
+    drawing: Tensor
+    ranked: Tensor
+    telling: Tensor
+    uniforms: Tensor
+    temperatures: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+
+class LaunchedDraws:
+    """Tokens that a device is choosing. The logits must stay as they are until they are read."""
+
+    def __init__(self, logits: Tensor, rows: Sequence[SamplerRow], sources: Sequence[int]) -> None:
+        """As `launch_draws`."""
+        self._rows = rows
+        self._sources = sources
+        self._logits = logits
+        self._telling = [index for index, row in enumerate(rows) if row.is_scored or row.params.logprobs is not None]
+        self._width = min(
+            max((rows[index].params.logprobs or 0 for index in self._telling), default=0), logits.shape[1]
+        )
+        packed = self._launch()
+        on_device = logits.device.type != "cpu"
+        self._answer = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=on_device)
+        self._answer.copy_(packed, non_blocking=True)
+        self._copied = torch.cuda.Event() if on_device else None  # type: ignore[no-untyped-call]  # torch has no type for it
+        if self._copied is not None:
+            self._copied.record()
+
+    def tokens(self) -> list[SampledToken]:
+        """One per row, once the device has chosen them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        num_rows, num_told = len(self._rows), len(self._telling)
+        answer = self._answer.numpy()
+        ids, is_found = answer[:num_rows].astype(np.int64).tolist(), answer[num_rows : 2 * num_rows]
+        tokens = [SampledToken(token_id, None, ()) for token_id in ids]
+        told = answer[2 * num_rows :].reshape(num_told, 1 + 2 * self._width)
+        for index, line in zip(self._telling, told.tolist(), strict=True):
+            count = min(self._rows[index].params.logprobs or 0, self._width)
+            top_ids, values = map(int, line[1 : 1 + count]), line[1 + self._width : 1 + self._width + count]
+            tokens[index] = SampledToken(ids[index], line[0], tuple(zip(top_ids, values, strict=True)))
+        self._draw_again([int(index) for index in np.flatnonzero(is_found == 0)], tokens)
+        return tokens
+
+    def _draw_again(self, indices: Sequence[int], tokens: list[SampledToken]) -> None:
+        """Rows that keep more entries than were looked at."""
+        if indices:
+            sources = upload([self._sources[index] for index in indices], self._logits.device, torch.int64)
+            rows = [self._rows[index] for index in indices]
+            for index, token in zip(
+                indices, Sampler().sample(self._logits.index_select(0, sources), rows), strict=True
+            ):
+                tokens[index] = token
+
+    def _launch(self) -> Tensor:
+        """[2 * rows + telling * (1 + 2 * width)] float64: ids, whether found; per telling row its log probability, the most
+        likely ids, and theirs.
+        """
+        rows = self._rows
+        greedy: list[int] = []
+        drawing: list[int] = []
+        for index, row in enumerate(rows):
+            if row.forced_id is None:
+                (greedy if row.params.is_greedy else drawing).append(index)
+        ranked = [index for index in drawing if rows[index].params.top_k > 0 or rows[index].params.top_p < 1]
+        parameters = self._upload(greedy, drawing, ranked)
+        own = self._logits
+        if list(self._sources) != list(range(own.shape[0])):
+            own = own.index_select(0, parameters.sources)
+        adjusted = adjust(own, [row.adjustment for row in rows])
+        token_ids = parameters.forced.clone()
+        is_found = torch.ones(len(rows), dtype=torch.bool, device=own.device)
+        if greedy:
+            token_ids.index_copy_(0, parameters.greedy, torch.argmax(_take(adjusted, parameters.greedy), dim=-1))
+        if drawing:
+            drawn, found = self._draw(_take(adjusted, parameters.drawing), parameters, len(ranked))
+            token_ids.index_copy_(0, parameters.drawing, drawn)
+            is_found.index_copy_(0, parameters.drawing, found)
+        parts = [token_ids.double(), is_found.double()]
+        if self._telling:
+            logprobs = torch.log_softmax(_take(own, parameters.telling), dim=-1)
+            told = logprobs.gather(1, token_ids.index_select(0, parameters.telling)[:, None])
+            top = torch.topk(logprobs, self._width, dim=-1)
+            parts.append(torch.cat([told.double(), top.indices.double(), top.values.double()], dim=1).flatten())
+        return torch.cat(parts)
+
+    def _draw(self, logits: Tensor, parameters: _Parameters, num_ranked: int) -> tuple[Tensor, Tensor]:
+        """Token ids of the drawing rows, and whether their bounds were among the entries looked at."""
+        probabilities = torch.softmax(logits / parameters.temperatures.float()[:, None], dim=-1)
+        is_found = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+        drawing = [row for row in self._rows if row.forced_id is None and not row.params.is_greedy]
+        if any(is_filtered(row.params) for row in drawing):
+            bounds = probabilities.amax(-1) * parameters.min_p.float()
+            if num_ranked:
+                ranked, found = _rank_bounds(
+                    _take(probabilities, parameters.ranked), parameters.top_k, parameters.top_p
+                )
+                bounds.index_copy_(
+                    0, parameters.ranked, torch.maximum(bounds.index_select(0, parameters.ranked), ranked)
+                )
+                is_found.index_copy_(0, parameters.ranked, found)
+            probabilities.masked_fill_(probabilities < bounds[:, None], 0.0)
+        return inverse_cdf(probabilities, parameters.uniforms), is_found
+
+    def _upload(self, greedy: Sequence[int], drawing: Sequence[int], ranked: Sequence[int]) -> _Parameters:
+        """`ranked` is told as places among `drawing`."""
+        rows, place = self._rows, {index: at for at, index in enumerate(drawing)}
+        integers = (
+            self._sources,
+            [row.forced_id or 0 for row in rows],
+            greedy,
+            drawing,
+            [place[index] for index in ranked],
+            self._telling,
+            [min(rows[index].params.top_k or 2**62, 2**62) for index in ranked],
+        )
+        floats = (
+            [uniform(rows[index]) for index in drawing],
+            [rows[index].params.temperature for index in drawing],
+            [rows[index].params.top_p for index in ranked],
+            [rows[index].params.min_p for index in drawing],
+        )
+        columns = [np.array(column, dtype=np.int64) for column in integers]
+        columns += [np.array(column, dtype=np.float64).view(np.int64) for column in floats]
+        buffer = upload(np.concatenate(columns), self._logits.device)
+        views = torch.split(buffer, [len(column) for column in columns])
+        *indices, top_k = views[: len(integers)]
+        uniforms, temperatures, top_p, min_p = (view.view(torch.float64) for view in views[len(integers) :])
+        return _Parameters._make((*indices, uniforms, temperatures, top_k, top_p, min_p))
+
+
+def launch_draws(logits: Tensor, rows: Sequence[SamplerRow], sources: Sequence[int]) -> LaunchedDraws:
+    """Begin to choose one token per row, as `Sampler.sample` would from the logits `logits[sources]`.
+
+    Args:
+        logits: float32 [any, vocab], which are not to change until the tokens were read.
+        rows: at least one.
+        sources: [len(rows)] the row of the logits that each draws from.
+    """
+    return LaunchedDraws(logits, rows, sources)
+
+
+def _take(rows: Tensor, indices: Tensor) -> Tensor:
+    return rows if len(indices) == len(rows) else rows.index_select(0, indices)
+
+
+def _rank_bounds(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Per row the least probability that top-k and then top-p keep, and whether it was found.
+
+    The mass that top-p takes its share of is that of what top-k kept; where it keeps all, it is 1, or the sum where all entries
+    had to be looked at: as `Sampler` has it, to the bit.
+    """
+    num_entries = probabilities.shape[-1]
+    few, size = NUM_CANDIDATES[0], min(NUM_CANDIDATES[-1], num_entries)
+    ordered = torch.topk(probabilities, size, dim=-1).values
+    cumulated = torch.cumsum(ordered, -1, dtype=torch.float64)
+    is_whole = size == num_entries
+    has_k = top_k < 2**62
+    num_by_k = top_k.clamp(max=size)
+    num_by_1 = torch.searchsorted(cumulated, top_p[:, None])[:, 0] + 1  # of a mass of 1
+    knows_mass = top_k <= size
+    if is_whole:
+        found_among_few = (num_by_1 <= few) & (few < num_entries)
+        knows_mass = has_k | ~found_among_few
+    mass = torch.where(knows_mass, cumulated.gather(1, num_by_k[:, None] - 1)[:, 0], 1.0)
+    num_by_p = torch.searchsorted(cumulated, (top_p * mass)[:, None])[:, 0] + 1
+    is_found = knows_mass | (~has_k & (num_by_p <= size))
+    num_by_p = torch.where(top_p < 1, num_by_p, size)
+    num_kept = torch.minimum(num_by_k, num_by_p.clamp(max=size))
+    return ordered.gather(1, num_kept[:, None] - 1)[:, 0], is_found
