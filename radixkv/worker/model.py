@@ -6,7 +6,7 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from radixkv.worker.latent_attention import absorb_latents
 from radixkv.worker.native_model import find_native_model
 from radixkv.worker.packed_linear import pack_linears
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["ForwardRow", "ModelRunner"]
 
@@ -71,7 +74,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: str,
+        model: str | PreTrainedModel,
         *,
         num_blocks: int | None,
         block_size: int = 16,
@@ -87,6 +90,7 @@ class ModelRunner:
         """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
 
         Args:
+            model: or one that is loaded already, which is then the runner's to change; it stays in its dtype.
             num_blocks: blocks of the pool; None: `allocate_pool` is called before the first forward.
             block_size: token slots of a block.
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 where the device computes in
@@ -108,7 +112,7 @@ class ModelRunner:
                 not fit it.
         """
         self.device = choose_device(device)
-        self.dtype = choose_dtype(dtype, self.device)
+        self.dtype = choose_dtype(dtype, self.device) if isinstance(model, str) else model.dtype
         kv_format = choose_kv_format(kv_dtype, self.dtype)
         rounds = wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         self._adapters = load_adapters(adapters or {})
@@ -329,8 +333,12 @@ def _is_decode(rows: Sequence[ForwardRow]) -> bool:
     )
 
 
-def _load(model: str, dtype: torch.dtype, device: torch.device) -> Any:
+def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device) -> Any:
     """The model in eval mode on `device`, its attention handed to the registered function."""
+    if not isinstance(model, str):
+        given: Any = model
+        given.set_attn_implementation(ATTENTION_NAME)
+        return given.eval().requires_grad_(False).to(device)
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with quiet_transformers():
