@@ -201,10 +201,6 @@ class ModelRunner:
             slots += self._slots(row, end)
             if row.wants_logits:
                 kept.append(len(token_ids) - 1)
-        ids, at, wanted, written = (
-            torch.tensor(values, dtype=torch.int64, device=self.device)
-            for values in (token_ids, positions, kept, slots)
-        )
         batch = plan_attention(
             query_lens,
             context_lens,
@@ -218,7 +214,11 @@ class ModelRunner:
         self._batch = batch
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it knows no adapters
-            return self._native.forward(ids, at, wanted, written, self.pool, batch)
+            return self._native.forward(token_ids, positions, kept, slots, self.pool, batch)
+        ids, at, wanted, written = (
+            torch.tensor(values, dtype=torch.int64, device=self.device)
+            for values in (token_ids, positions, kept, slots)
+        )
         with self._adapters.step(row_adapters, query_lens, wanted):
             return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
 
