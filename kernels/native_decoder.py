@@ -224,7 +224,8 @@ class NativeDecoder:
         _check_range("positions", positions, 0, min(cosines.shape[0], sines.shape[0]))
         _check_range("slots", slots, None, caches[0].num_blocks * batch.block_size)
         _check_range("kept", kept, 0, num_tokens)
-        logits = torch.empty(len(kept), weights.head.weight.num_outputs, dtype=torch.float32)
+        # Not torch's, which lets other threads of Python run before the kernel does, in place of beside it.
+        logits = torch.from_numpy(np.empty((len(kept), weights.head.weight.num_outputs), np.float32))
         if not num_tokens:
             return logits
         calls = [
