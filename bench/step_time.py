@@ -17,7 +17,8 @@ add up to, `a token` what one chat waits for its next one through gRPC, with the
     python -m bench.step_time            3 replies of 128 tokens for each number of chats (2 minutes on two cores)
     python -m bench.step_time --quick    one of 16: a smoke test; figures not worth quoting
 
-Milliseconds; of the steps in which all chats decode, the mean of the middle half by their length. Exit code of a full run: 0 when the bar is met, else 1.
+Milliseconds; means over the middle half, by their length, of the steps in which all chats decode. Exit code of a full run: 0
+when the bar is met, else 1.
 """
 
 from __future__ import annotations
