@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import tempfile
 
@@ -10,7 +11,9 @@ import pytest
 from radixkv.worker.threads import configure_threads
 
 configure_threads()  # before any test imports torch
-os.environ["RADIXKV_STATE"] = tempfile.mkdtemp(prefix="radixkv-state-")  # what tests start keeps nothing of the user's
+_state = tempfile.TemporaryDirectory(prefix="radixkv-state-")
+os.environ["RADIXKV_STATE"] = _state.name  # what tests start keeps nothing of the user's
+atexit.register(_state.cleanup)
 
 
 @pytest.fixture(scope="session")
