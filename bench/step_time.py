@@ -17,7 +17,8 @@ add up to, `a token` what one chat waits for its next one through gRPC, with the
     python -m bench.step_time            3 replies of 128 tokens for each number of chats (2 minutes on two cores)
     python -m bench.step_time --quick    one of 16: a smoke test; figures not worth quoting
 
-Milliseconds; means over the steps in which all chats decode. Exit code of a full run: 0 when the bar is met, else 1.
+Milliseconds; means over the middle half, by their length, of the steps in which all chats decode. Exit code of a full run: 0
+when the bar is met, else 1.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ class Stopwatch:
     """Seconds of each part in the rounds whose forward decodes a token for every one of `num_chats`."""
 
     num_chats: int
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    num_steps: int = 0
+    steps: list[dict[str, float]] = field(default_factory=list)
     num_context_tokens: int = 0
     linear_bytes: int = 0
 
@@ -113,8 +113,7 @@ class Stopwatch:
             answer = timed(*arguments)
             if self._is_counted and self._was_counted:
                 self._round[BETWEEN] = started_s - self._ended_s
-                self.seconds = {part: self.seconds[part] + taken_s for part, taken_s in self._round.items()}
-                self.num_steps += 1
+                self.steps.append(self._round)
             self._was_counted = self._is_counted
             self._ended_s = perf_counter()
             return answer
@@ -184,7 +183,9 @@ class Stopwatch:
             yield
 
     def parts_ms(self) -> dict[str, float]:
-        return {part: seconds / self.num_steps * 1e3 for part, seconds in self.seconds.items()}
+        ordered = sorted(self.steps, key=lambda parts: sum(parts.values()))
+        middle = ordered[len(ordered) // 4 : -(-len(ordered) * 3 // 4)]
+        return {part: statistics.mean(parts[part] for parts in middle) * 1e3 for part in PARTS}
 
 
 @contextmanager
@@ -301,7 +302,7 @@ def measure(options: argparse.Namespace, model: str) -> dict[int, Timed]:
     found = {}
     for num_chats, watch in watches.items():
         linear_bytes = watch.linear_bytes or weight_bytes
-        kv_bytes = watch.num_context_tokens / watch.num_steps * token_bytes
+        kv_bytes = watch.num_context_tokens / len(watch.steps) * token_bytes
         read_ms = (linear_bytes + kv_bytes) / machine.bytes_per_s * 1e3
         multiply_ms = 2 * linear_bytes * num_chats / machine.flops_per_s * 1e3
         found[num_chats] = Timed(watch.parts_ms(), tokens_ms[num_chats], read_ms, multiply_ms)

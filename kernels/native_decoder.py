@@ -1,5 +1,6 @@
-"""A whole decoder of the Llama family in one call on a CPU, from a step's embedded tokens to its logits.
+"""A whole decoder of the Llama family in one call on a CPU, from a step's tokens to its logits.
 
+    first        hidden = embeddings of the tokens
     per layer    x = norm(hidden);  q, k, v = x Wqkv + b;  heads of q and k normed, where the model does, and rotated
                  k and v go to their slots;  hidden += paged attention(q) Wo + b
                  x = norm(hidden);  hidden += (silu(x Wgate + b) * (x Wup + b)) Wdown + b
@@ -20,6 +21,7 @@ reads blocks once for several (`plan_attention(shares=...)`). Needs the native k
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -78,8 +80,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderWeights:
-    """All layers, what follows them (`head` [vocabulary, hidden], `last_norm` [hidden] float32), and the sizes."""
+    """All layers, what comes before them (`embeddings` [vocabulary, hidden] in the dtype of activations), what follows them
+    (`head` [vocabulary, hidden], `last_norm` [hidden] float32), and the sizes.
+    """
 
+    embeddings: Tensor
     layers: Sequence[DecoderLayer]
     head: Linear
     last_norm: Tensor
@@ -100,6 +105,7 @@ class _Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", _Pointer),
         ("head", NativeInt8Weight),
+        ("embeddings", _Pointer),
         ("last_norm", _Pointer),
         *(
             (name, ctypes.c_int32)
@@ -118,9 +124,9 @@ class _Decoder(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, _Pointer) for name in ("hidden", "cosines", "sines", "slots", "kept")),
+        *((name, _Pointer) for name in ("token_ids", "positions", "slots", "kept", "cosines", "sines")),
         *((name, _Pointer) for name in ("attention", "works", "caches", "logits", "seconds")),
-        *((name, _Pointer) for name in ("rounded", "q", "attended", "qkv", "gate_up")),
+        *((name, _Pointer) for name in ("rounded", "q", "attended", "hidden", "qkv", "gate_up")),
         ("num_tokens", ctypes.c_int64),
         ("num_kept", ctypes.c_int64),
         ("num_threads", ctypes.c_int32),
@@ -157,6 +163,7 @@ class NativeDecoder:
         self._decoder = _Decoder(
             layers=ctypes.addressof(layers),
             head=_native_linear(weights.head),
+            embeddings=weights.embeddings.data_ptr(),
             last_norm=weights.last_norm.data_ptr(),
             num_layers=len(weights.layers),
             hidden_size=self._hidden_size,
@@ -173,26 +180,29 @@ class NativeDecoder:
         self._kind_of_layer = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
         self._caches: Sequence[KVCache] = ()
         self._native_caches = (NativeKVCache * 0)()
+        self._buffer_sizes = (0, 0)
+        self._buffer_addresses: tuple[int, ...] = ()
         linears = [weights.head, *chain.from_iterable(map(_linears, weights.layers))]
         self.linear_bytes = sum(linear.weight.packed.nbytes + linear.weight.scales.nbytes for linear in linears)
 
     def run(
         self,
-        hidden: Tensor,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        kept: Sequence[int],
         cosines: Tensor,
         sines: Tensor,
-        slots: Tensor,
-        kept: Tensor,
         caches: Sequence[KVCache],
         batch: AttentionBatch,
     ) -> Tensor:
         """Computes T tokens: writes their K and V, and answers the logits of those in `kept`.
 
         Args:
-            hidden: [T, hidden] float32: the embedded tokens. May be overwritten.
-            cosines, sines: [T, D] float32, of the tokens' rotary angles.
-            slots: [T] int64, where K and V go; below 0: nowhere.
-            kept: [K] int64, tokens.
+            token_ids, positions: [T].
+            slots: [T], where K and V go; below 0: nowhere.
+            kept: [K], tokens by their place in the step.
+            cosines, sines: [positions, D] float32, of the rotary angles of all positions up to the last.
             caches: per layer, from `allocate_kv`, in `dtype` and one format; kept until others are given, and not changed.
             batch: the step's sequences, T rows.
 
@@ -200,20 +210,22 @@ class NativeDecoder:
             [K, vocabulary] float32.
 
         Raises:
-            InvalidArgumentError: a shape, dtype, slot, token or block id that does not fit.
+            InvalidArgumentError: a length, shape, dtype, token, position, slot or block id that does not fit.
         """
-        weights = self._weights
-        num_tokens, cpu = batch.num_tokens, torch.device("cpu")
-        check_tensor("hidden", hidden, (num_tokens, self._hidden_size), (torch.float32,), cpu)
+        weights, num_tokens = self._weights, batch.num_tokens
+        for name, values in (("token_ids", token_ids), ("positions", positions), ("slots", slots)):
+            if len(values) != num_tokens:
+                raise InvalidArgumentError(f"len({name})", len(values), f"{num_tokens}, the batch's rows")
         for name, angles in (("cosines", cosines), ("sines", sines)):
-            check_tensor(name, angles, (num_tokens, weights.head_dim), (torch.float32,), cpu)
-        check_tensor("slots", slots, (num_tokens,), (torch.int64,), cpu)
-        check_tensor("kept", kept, (None,), (torch.int64,), cpu)
-        hidden, cosines, sines, slots, kept = (tensor.contiguous() for tensor in (hidden, cosines, sines, slots, kept))
+            check_tensor(name, angles, (None, weights.head_dim), (torch.float32,), torch.device("cpu"))
+        cosines, sines = cosines.contiguous(), sines.contiguous()
         native_caches = self._native_caches_of(caches, batch)
+        _check_range("token_ids", token_ids, 0, weights.embeddings.shape[0])
+        _check_range("positions", positions, 0, min(cosines.shape[0], sines.shape[0]))
         _check_range("slots", slots, None, caches[0].num_blocks * batch.block_size)
         _check_range("kept", kept, 0, num_tokens)
-        logits = torch.empty(kept.shape[0], weights.head.weight.num_outputs, dtype=torch.float32)
+        # Not torch's, which lets other threads of Python run before the kernel does, in place of beside it.
+        logits = torch.from_numpy(np.empty((len(kept), weights.head.weight.num_outputs), np.float32))
         if not num_tokens:
             return logits
         calls = [
@@ -221,34 +233,44 @@ class NativeDecoder:
         ]
         attention = _pointers([calls[kind].layer for kind in self._kind_of_layer])
         works = _pointers([calls[kind].work for kind in self._kind_of_layer])
+        integers = [array("q", values) for values in (token_ids, positions, slots, kept)]
         step = _Step(
-            *(tensor.data_ptr() for tensor in (hidden, cosines, sines, slots, kept)),
+            *(values.buffer_info()[0] for values in integers),
+            cosines.data_ptr(),
+            sines.data_ptr(),
             *map(ctypes.addressof, (attention, works, native_caches)),
             logits.data_ptr(),
             None if self.seconds is None else self.seconds.ctypes.data,
-            *(buffer.data_ptr() for buffer in self._buffers(num_tokens, kept.shape[0], batch.scratch)),
+            *self._buffers(num_tokens, len(kept), batch.scratch),
             num_tokens,
-            kept.shape[0],
+            len(kept),
             torch.get_num_threads(),
         )
         self._function(ctypes.addressof(self._decoder), ctypes.addressof(step))
         return logits
 
-    def _buffers(self, num_tokens: int, num_kept: int, scratch: Scratch) -> tuple[Tensor, ...]:
-        """What lies between the kernels of a layer: what the matrices multiply, q and attended in `dtype`, qkv and gate_up in
-        float32.
+    def _buffers(self, num_tokens: int, num_kept: int, scratch: Scratch) -> tuple[int, ...]:
+        """Addresses of what lies between the kernels of a layer: what the matrices multiply, q and attended in `dtype`; hidden,
+        qkv and gate_up in float32. Those of the step before, if it was of the same size.
         """
+        sizes = (num_tokens, num_kept)
+        if sizes == self._buffer_sizes:
+            return self._buffer_addresses
         weights, intermediate_size = self._weights, self._decoder.intermediate_size
         q_size, kv_size = weights.num_heads * weights.head_dim, weights.num_kv_heads * weights.head_dim
         like, most_inputs = weights.last_norm, max(self._hidden_size, q_size, intermediate_size)
         rounded_bytes = most_inputs // GROUP_SIZE * ROUNDED_GROUP_BYTES
-        return (
+        buffers = (
             scratch.take("rounded", (max(num_tokens, num_kept), rounded_bytes), like, torch.uint8),
             scratch.take("q", (num_tokens, q_size), like, self.dtype),
             scratch.take("attended", (num_tokens, q_size), like, self.dtype),
+            scratch.take("hidden", (num_tokens, self._hidden_size), like),
             scratch.take("qkv", (num_tokens, q_size + 2 * kv_size), like),
             scratch.take("gate_up", (num_tokens, 2 * intermediate_size), like),
         )
+        self._buffers_in_use = buffers  # whoever else takes scratch of these names may get other memory
+        self._buffer_sizes, self._buffer_addresses = sizes, tuple(buffer.data_ptr() for buffer in buffers)
+        return self._buffer_addresses
 
     def _native_caches_of(self, caches: Sequence[KVCache], batch: AttentionBatch) -> ctypes.Array[NativeKVCache]:
         """The structures of the caches, those of the run before where they are the same."""
@@ -313,8 +335,10 @@ def _check(weights: DecoderWeights, hidden_size: int, intermediate_size: int) ->
                 check_tensor(name, norm, (width,), (torch.float32,), torch.device("cpu"))
         if layer.attention.sinks is not None:
             raise InvalidArgumentError("attention.sinks", "given", "None")
+    vocabulary, dtype = weights.head.weight.num_outputs, weights.head.weight.dtype
+    check_tensor("embeddings", weights.embeddings, (None, hidden_size), (dtype,), torch.device("cpu"))
     check_tensor("last_norm", weights.last_norm, (hidden_size,), (torch.float32,), torch.device("cpu"))
-    _check_linear("head", weights.head, (weights.head.weight.num_outputs, hidden_size), weights.head.weight.dtype)
+    _check_linear("head", weights.head, (vocabulary, hidden_size), dtype)
 
 
 def _check_linear(name: str, linear: Linear, shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -326,9 +350,9 @@ def _check_linear(name: str, linear: Linear, shape: tuple[int, int], dtype: torc
         check_tensor(f"{name}.bias", linear.bias, (weight.num_outputs,), (torch.float32,), torch.device("cpu"))
 
 
-def _check_range(name: str, values: Tensor, low: int | None, end: int) -> None:
-    if values.numel():
-        least, most = (int(value) for value in torch.aminmax(values))
+def _check_range(name: str, values: Sequence[int], low: int | None, end: int) -> None:
+    if values:
+        least, most = min(values), max(values)
         if most >= end or (low is not None and least < low):
             raise InvalidArgumentError(
                 name, most if most >= end else least, f"below {end}" if low is None else f"{low} to {end - 1}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import tempfile
 
@@ -9,8 +10,21 @@ import pytest
 
 from radixkv.worker.threads import configure_threads
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process per core runs the tests
 configure_threads()  # before any test imports torch
-os.environ["RADIXKV_STATE"] = tempfile.mkdtemp(prefix="radixkv-state-")  # what tests start keeps nothing of the user's
+_state = tempfile.TemporaryDirectory(prefix="radixkv-state-")
+os.environ["RADIXKV_STATE"] = _state.name  # what tests start keeps nothing of the user's
+atexit.register(_state.cleanup)
+
+
+MOST_PROCESSES = 4
+"""A process takes up to 1.5 GB."""
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means."""
+    return min(MOST_PROCESSES, os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ from bench.conversations import WorkloadMissingError, default_workloads
 from bench.peer_wheel import PeerMissingError
 from bench.report import RESULTS_DIR, Progress, Report
 from bench.serving.driver import Driver, DriverConfig, DriverError
-from bench.serving.figures import OURS, Figures, as_document, bars, prefill_seconds, summarise_runs, table
+from bench.serving.figures import OURS, Figures, as_document, bars, prefill_bars, prefill_seconds, summarise_runs, table
 from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
 from bench.serving.made_up import MadeUp
 from bench.serving.material import Material
@@ -249,10 +249,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     documents: list[dict[str, Any]] = []
+    why_missing = "; ".join(missing.values())
+    prefills = {name: prefill_seconds(runs) for name, runs in bench.prefills.items()}
+    report.bars += prefill_bars(prefills, () if options.quick else PEERS, why_missing)
     for workload in workloads:
         by_system = bench.figures(workload, token_bytes)
         report.tables.append(table(workload, by_system))
-        report.bars += bars(workload, by_system, () if options.quick else PEERS, "; ".join(missing.values()))
+        report.bars += bars(workload, by_system, () if options.quick else PEERS, why_missing)
         documents.append(
             {"workload": workload.name, "about": workload.about}
             | {name: as_document(figures) for name, figures in by_system.items()}
@@ -263,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "systems": described,
         "missing": missing,
         "agreement_of_first_tokens": agreements,
-        "prefill_seconds": {name: prefill_seconds(runs) for name, runs in bench.prefills.items()},
+        "prefill_seconds": prefills,
         "num_repeats": bench.num_repeats,
         "workloads": documents,
     }

@@ -16,7 +16,7 @@ from bench.serving.limit import information_limit
 from bench.serving.plan import Workload
 from bench.serving.system import Run
 
-__all__ = ["OURS", "Figures", "as_document", "bars", "prefill_seconds", "summarise_runs", "table"]
+__all__ = ["OURS", "Figures", "as_document", "bars", "prefill_bars", "prefill_seconds", "summarise_runs", "table"]
 
 OURS = "radixkv"
 SHARE_OF_BOUND = 0.8
@@ -28,6 +28,7 @@ LEAST_LEFT = 0.02
 class Figures:
     """One workload on one system: medians over its runs. Times in seconds, memory in bytes, work in positions.
 
+    tokens_per_s: of all replies, over the wall time. token_p50_s: from one token of a reply to its next, within a call.
     num_redundant: prompt positions computed beyond the limit. bound: None for radixkv itself.
     """
 
@@ -39,6 +40,7 @@ class Figures:
     wall_most_s: float
     first_p50_s: float
     first_p99_s: float
+    token_p50_s: float
     tokens_per_s: float
     num_computed: int
     num_prompt_limit: int
@@ -101,6 +103,7 @@ def summarise_runs(
         wall_most_s=max(run.wall_s for run in runs),
         first_p50_s=median(percentile(times, 0.5) for times in firsts),
         first_p99_s=median(percentile(times, 0.99) for times in firsts),
+        token_p50_s=median(_token_seconds(run) for run in runs),
         tokens_per_s=workload.num_generated / wall_s,
         num_computed=round(median(run.counts.num_computed for run in runs)),
         num_prompt_limit=round(median(limit.num_prompt for limit in limits)),
@@ -114,14 +117,38 @@ def summarise_runs(
     )
 
 
+def _token_seconds(run: Run) -> float:
+    """Median over the calls of more than one token; 0 where there are none."""
+    calls = [(outcome, max(map(len, outcome.replies)) - 1) for outcome in run.outcomes]
+    return median([(outcome.end_s - outcome.first_s) / steps for outcome, steps in calls if steps] or [0.0])
+
+
+def prefill_bars(prefills: Mapping[str, Mapping[int, float]], peers: Sequence[str], why_missing: str) -> list[Bar]:
+    """Prompts that share nothing are to be computed sooner than by every peer. `prefills`: `prefill_seconds` by system."""
+    found = []
+    for peer in peers:
+        theirs = prefills.get(peer)
+        for length, seconds in prefills[OURS].items():
+            sooner = theirs[length] / seconds if theirs else None
+            reason = f"{length / seconds:,.0f} tokens/s" if theirs else why_missing
+            name = f"a prompt of {length:,} tokens: sooner than {peer}"
+            found.append(Bar(name, sooner, 1, "x", at_least=True, reason=reason))
+    return found
+
+
 def bars(workload: Workload, by_system: Mapping[str, Figures], peers: Sequence[str], why_missing: str) -> list[Bar]:
-    """What one workload has to show. A plain conversation only has to compute no more than it must."""
+    """What one workload has to show. A plain conversation has to compute no more than it must, and to decode as fast."""
     ours = by_system[OURS]
     over = ours.num_computed - ours.most_allowed
     note = f"{ours.num_computed:,} of at most {ours.most_allowed:,}"
     found = [Bar(f"{workload.name}: tokens computed beyond the limit + 1 per request", over, 0, reason=note)]
     if not workload.branches:
-        return found
+        return found + [_decode_bar(workload, ours, by_system.get(peer), peer, why_missing) for peer in peers]
+    walls_s = [by_system[peer].wall_s for peer in peers if peer in by_system]
+    if peers and workload.least_faster > 1:
+        faster = min(walls_s) / ours.wall_s if len(walls_s) == len(peers) else None
+        name = f"{workload.name}: faster than the better peer"
+        found.append(Bar(name, faster, workload.least_faster, "x", at_least=True, reason=why_missing))
     for peer in peers:
         theirs = by_system.get(peer)
         if theirs is None or theirs.bound is None:
@@ -144,6 +171,14 @@ def bars(workload: Workload, by_system: Mapping[str, Figures], peers: Sequence[s
     return found
 
 
+def _decode_bar(workload: Workload, ours: Figures, theirs: Figures | None, peer: str, why_missing: str) -> Bar:
+    name = f"{workload.name}: decodes as fast as {peer}"
+    if theirs is None:
+        return Bar(name, None, 1, "x", at_least=True, reason=why_missing)
+    reason = f"{1 / ours.token_p50_s:,.0f} tokens/s, {1 / theirs.token_p50_s:,.0f}"
+    return Bar(name, theirs.token_p50_s / ours.token_p50_s, 1, "x", at_least=True, reason=reason)
+
+
 def table(workload: Workload, by_system: Mapping[str, Figures]) -> Table:
     """One row per system."""
     columns = (
@@ -151,6 +186,7 @@ def table(workload: Workload, by_system: Mapping[str, Figures]) -> Table:
         "wall s",
         "first ms p50",
         "p99",
+        "a token ms",
         "tokens/s",
         "computed",
         "limit",
@@ -168,6 +204,7 @@ def table(workload: Workload, by_system: Mapping[str, Figures]) -> Table:
                 f"{figures.wall_s:.2f}",
                 f"{1e3 * figures.first_p50_s:,.0f}",
                 f"{1e3 * figures.first_p99_s:,.0f}",
+                f"{1e3 * figures.token_p50_s:.1f}",
                 f"{figures.tokens_per_s:.0f}",
                 f"{figures.num_computed:,}",
                 f"{figures.num_prompt_limit + figures.num_decode:,}",

@@ -44,7 +44,8 @@ Lane = tuple[tuple[Call, ...], ...]
 @dataclass(frozen=True, slots=True)
 class Workload:
     """See the module's picture. `branches`: whether prompts share prefixes beyond a plain conversation. `is_long`: takes some
-    system so long that the first repeat alone has it. `about`: what was taken and what was cut, for the report.
+    system so long that the first repeat alone has it. `least_faster`: how many times faster than the best peer radixkv is to be
+    at least. `about`: what was taken and what was cut, for the report.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Workload:
     max_at_once: int
     branches: bool = True
     is_long: bool = False
+    least_faster: float = 1.0
 
     def calls(self) -> Iterator[Call]:
         """All of them, lane by lane."""

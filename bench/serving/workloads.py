@@ -20,6 +20,8 @@ __all__ = ["WORKLOADS", "Ingredients"]
 _T = TypeVar("_T")
 
 MAX_CONTEXT = 8192
+LEAST_FASTER = 3.0
+"""Where nearly all of every prompt is shared."""
 TASKS = (
     "object_counting",
     "sports_understanding",
@@ -59,7 +61,8 @@ def _fan_out(from_: Ingredients, name: str, num_questions: int, num_tokens: int,
         f"BIG-Bench Hard, {num_questions} questions of {', '.join(task.name for task in tasks)}, one job, at most 64 at once; "
         f"greedy replies of {num_tokens} tokens"
     )
-    return Workload(name, about, tuple(lanes), min(64, num_questions), is_long=num_questions > 64)
+    at_once, is_long = min(64, num_questions), num_questions > 64
+    return Workload(name, about, tuple(lanes), at_once, is_long=is_long, least_faster=LEAST_FASTER)
 
 
 def fan_out_64(from_: Ingredients) -> Workload:
@@ -124,7 +127,7 @@ def drafts(from_: Ingredients) -> Workload:
     prompt = from_.text.encode("\n".join(session)[: 16 * length])[:length]
     lanes: list[Lane] = [((Call((tuple(prompt),), num_tokens, n=n, seed=0),),)]
     about = f"{n} replies at once of {num_tokens} tokens to a text of {length:,} tokens"
-    return Workload("drafts", about, tuple(lanes), 1)
+    return Workload("drafts", about, tuple(lanes), 1, least_faster=LEAST_FASTER)
 
 
 def trees(from_: Ingredients) -> Workload:

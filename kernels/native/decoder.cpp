@@ -1,5 +1,6 @@
-// A decoder of the Llama family, from a step's embedded tokens to its logits: native_decoder.py tells it.
+// A decoder of the Llama family, from a step's tokens to its logits: native_decoder.py tells it.
 //
+//   first        hidden = embeddings of the tokens
 //   per layer    x = norm(hidden);  q, k, v = x Wqkv + b;  heads of q and k normed, where the model does, and rotated
 //                k and v go to their slots;  hidden += attention(q) Wo
 //                x = norm(hidden);  hidden += (silu(x Wgate) * (x Wup)) Wdown
@@ -31,16 +32,17 @@ struct DecoderLayer {
 struct Decoder {
   const DecoderLayer* layers;
   Int8Weight head;
+  const void* embeddings;  // [vocabulary, hidden_size] of type T
   const float* last_norm;  // [hidden_size]
   int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
   float norm_epsilon;
 };
 
 struct DecoderStep {
-  float* hidden;              // [num_tokens, hidden_size] embedded tokens; overwritten
-  const float *cosines, *sines;  // [num_tokens, D]
+  const int64_t *token_ids, *positions;  // [num_tokens]
   const int64_t* slots;       // [num_tokens]; nothing is written below 0
   const int64_t* kept;        // [num_kept] tokens whose logits are asked for
+  const float *cosines, *sines;  // [positions, D]
   const Layer* const* attention;  // per layer
   const Work* const* works;       // per layer
   const KvCache* caches;      // per layer, of numbers of type T or of codes
@@ -50,7 +52,7 @@ struct DecoderStep {
   // kept token as well; q and attended [num_heads * D] are of type T; then fp32.
   RoundedGroup* rounded;
   void *q, *attended;
-  float *qkv, *gate_up;
+  float *hidden, *qkv, *gate_up;
   int64_t num_tokens, num_kept;
   int32_t num_threads;
 };
@@ -126,6 +128,7 @@ class Step {
 
  private:
   void run_in_team() const {
+    timed(kRest, [&] { each_token([&](int64_t token) { embed(token); }); });
     for (int number = 0; number < decoder_.num_layers; ++number) {
       const DecoderLayer& layer = decoder_.layers[number];
       const KvCache& cache = step_.caches[number];
@@ -173,6 +176,15 @@ class Step {
     for (int64_t token = 0; token < num_tokens_; ++token) visit(token);
   }
 
+  void embed(int64_t token) const {
+    const int64_t size = decoder_.hidden_size;
+    const T* from = static_cast<const T*>(decoder_.embeddings) + step_.token_ids[token] * size;
+    float* to = step_.hidden + token * size;
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) store(to + i, load_floats(from + i));
+    for (; i < size; ++i) to[i] = as_float(from[i]);
+  }
+
   void norm(const float* weight) const {
     each_token([&](int64_t token) { norm(token, weight, token); });
   }
@@ -191,7 +203,8 @@ class Step {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
     each_token([&](int64_t token) {
       float* from = step_.qkv + token * (num_heads + 2 * num_kv_heads) * dim;
-      const float *cosines = step_.cosines + token * dim, *sines = step_.sines + token * dim;
+      const int64_t angles = step_.positions[token] * dim;
+      const float *cosines = step_.cosines + angles, *sines = step_.sines + angles;
       for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
         const float* weight = head < num_heads ? layer.q_norm : layer.k_norm;
         if (weight) norm_row(from + head * dim, weight, dim, decoder_.norm_epsilon, from + head * dim);

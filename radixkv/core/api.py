@@ -20,6 +20,19 @@ from typing import Literal, NamedTuple, Protocol, overload
 
 from radixkv.core.errors import RadixKVError
 from radixkv.core.explanation import EvictedTokens, EvictionReason, Explanation, MissCause, NamespaceMatch
+from radixkv.core.reports import (
+    DEFAULT_PRIORITY,
+    BlockTimes,
+    CacheEvent,
+    CacheEventKind,
+    CacheStats,
+    EventStats,
+    NamespaceUsage,
+    NodeInfo,
+    PinInfo,
+    Tier,
+    TimeHistogram,
+)
 from radixkv.core.tokens import TokensLike
 
 __all__ = [
@@ -64,7 +77,6 @@ __all__ = [
 
 DEFAULT_NAMESPACE = "default"
 
-DEFAULT_PRIORITY = 35
 MAX_PRIORITY = 100
 
 
@@ -144,122 +156,6 @@ class ExtendResult(NamedTuple):
     ops: tuple[Copy, ...]
 
 
-class CacheStats(NamedTuple):
-    """Gauges of now and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens.
-
-    `num_missed_*_tokens` count the whole blocks of acquired prompts that did not match, by cause: nothing went on there, other
-    histories did, or it had been evicted (as far as is remembered). `eviction` is the name of the policy that orders eviction.
-    """
-
-    num_blocks: int
-    block_size: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_private_blocks: int
-    num_evictable_blocks: int
-    num_promised_blocks: int
-    num_nodes: int
-    num_sequences: int
-    num_queries: int
-    num_query_tokens: int
-    num_hit_tokens: int
-    num_inserted_tokens: int
-    num_forks: int
-    num_evicted_blocks: int
-    num_copied_tokens: int
-    num_pending: int
-    num_notices: int
-    num_pins: int
-    num_pinned_blocks: int
-    num_missed_new_tokens: int
-    num_missed_parted_tokens: int
-    num_missed_evicted_tokens: int
-    eviction: str
-
-
-class TimeHistogram(NamedTuple):
-    """Times in seconds, one per block. `counts[i]`: at most `bounds_s[i]` and above the bound before; the last: above all."""
-
-    bounds_s: tuple[float, ...]
-    counts: tuple[int, ...]
-    sum_s: float
-
-
-class BlockTimes(NamedTuple):
-    """How long blocks live, each field under the name of its metric. Counted per radix node, weighted by its blocks.
-
-    `kv_block_lifetime_seconds`: from when the first block of the node was published to its eviction.
-    `kv_block_idle_before_evict_seconds`: from its last use to its eviction.
-    `kv_block_reuse_gap_seconds`: from its last use to the acquire that found it, of blocks that nobody held in between; a
-    sample, of one such acquire in eight.
-    """
-
-    kv_block_lifetime_seconds: TimeHistogram
-    kv_block_idle_before_evict_seconds: TimeHistogram
-    kv_block_reuse_gap_seconds: TimeHistogram
-
-
-CacheEventKind = Literal["reset", "stored", "removed", "cleared", "synced"]
-
-Tier = Literal["device", "host", "disk", "remote"]
-
-
-class CacheEvent(NamedTuple):
-    """One change of what is cached. Only whole blocks are told of: a tail is stored once it is full.
-
-    `kind`:
-
-    - ``"stored"``: blocks became matchable. Those above them were stored before.
-    - ``"removed"``: blocks are no longer matchable: evicted, withdrawn or replaced by others of the same content.
-    - ``"cleared"``: a namespace was cleared; its blocks were told as removed just before.
-    - ``"reset"``: forget everything that was told. A snapshot of what is cached follows.
-    - ``"synced"``: the snapshot is complete: what was told since the reset is what is cached.
-
-    `sequence_number`: consecutive over all that one reader may see. 0 between a reset and its synced, which has the number
-    that the snapshot stands for. `position`: tokens of history above the first block. `tokens`: packed ids of the blocks
-    stored, else empty. `block_ids`: int32, one per block. `block_hashes`: uint64, one per block, each standing for the
-    namespace and all of the history up to its block's end. `parent_hash`: that of the block above the first; None at the
-    beginning of a history and where nothing was stored. `tier`: where the blocks lie.
-    """
-
-    sequence_number: int
-    kind: CacheEventKind
-    namespace: str
-    position: int
-    tokens: bytes
-    block_ids: array[int]
-    block_hashes: array[int]
-    parent_hash: int | None
-    tier: Tier = "device"
-
-
-class EventStats(NamedTuple):
-    """Those who follow the events of a cache.
-
-    `num_event_subscribers`: open subscriptions, a gauge. `num_events_sent`: events handed to them, a counter.
-    `num_event_resets`: times that one of them fell so far behind that it had to begin anew, a counter.
-    """
-
-    num_event_subscribers: int
-    num_events_sent: int
-    num_event_resets: int
-
-
-class PinInfo(NamedTuple):
-    """A protected prefix: `tokens`, packed, `num_tokens` of them in `num_blocks` blocks.
-
-    `ttl_s`: how long it is protected after each use; `remaining_s`: how long it will be, if nobody uses it. Where nothing is
-    pinned all numbers but `ttl_s` are 0.
-    """
-
-    namespace: str
-    tokens: bytes
-    num_tokens: int
-    num_blocks: int
-    ttl_s: float
-    remaining_s: float
-
-
 class Retention(NamedTuple):
     """How long a range of a history is worth keeping: positions in [`start`, `end`), to its end if None.
 
@@ -272,42 +168,6 @@ class Retention(NamedTuple):
     end: int | None = None
     priority: int = DEFAULT_PRIORITY
     duration_s: float | None = None
-
-
-class NamespaceUsage(NamedTuple):
-    """What one namespace has of a pool.
-
-    `num_blocks`: blocks that it owns, cached or private. `num_blocks_in_use`: those of them that cannot be evicted, being
-    locked or private, and those promised to its sequences. `block_quota`, `sequence_quota`: see `PrefixCache.set_quota`.
-    """
-
-    namespace: str
-    num_blocks: int
-    num_blocks_in_use: int
-    num_sequences: int
-    block_quota: int | None
-    sequence_quota: int | None
-
-
-class NodeInfo(NamedTuple):
-    """One radix node, parents before children. `parent_id` is 0 for children of a root.
-
-    `last_access_s`, `pinned_until_s`, `retained_until_s`: by the clock of the cache; `pinned_until_s` is 0 where no pin stands
-    on the node itself, `retained_until_s` where its `priority` has no end.
-    """
-
-    node_id: int
-    parent_id: int
-    namespace: str
-    position: int
-    tokens: bytes
-    block_ids: tuple[int, ...]
-    is_tail: bool
-    lock_ref: int
-    last_access_s: float
-    pinned_until_s: float
-    priority: int = DEFAULT_PRIORITY
-    retained_until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,12 +118,25 @@ class Holders:
 
     # -- what is to be said
 
-    def take_ops(self, reserve: Callable[[Branch], int]) -> list[Sent]:
-        """Reports, forks, releases, asks for room. O(holders). `reserve`: tokens to reserve for a child."""
-        sent = [Sent(report) for report in self._last_reports]
+    def take_reports(self, *, waits: bool) -> list[Sent]:
+        """What has been computed; to be said before all else. O(holders).
+
+        With `waits` a branch that decodes tells of whole blocks alone: a Step for each token would cost the decode more than
+        the cache gains. Who of this worker could use less than a block says an op of its own, before which all is told.
+        """
+        sent = []
         for branch in self._by_seq_id.values():
-            if report := _report(branch):
+            if (not waits or self._is_due(branch)) and (report := _report(branch)):
                 sent.append(Sent(report, (branch,)))
+        return sent
+
+    def _is_due(self, branch: Branch) -> bool:
+        is_in_reply = branch.num_reported >= branch.num_known  # the history that it was opened with is published
+        return not is_in_reply or branch.num_computed // self._block_size > branch.num_reported // self._block_size
+
+    def take_ops(self, reserve: Callable[[Branch], int]) -> list[Sent]:
+        """Last reports, forks, releases, asks for room. O(holders). `reserve`: tokens to reserve for a child."""
+        sent = [Sent(report) for report in self._last_reports]
         sent += self._take_forks(reserve)
         sent += [Sent(release) for release in self._releases]
         self._last_reports.clear()

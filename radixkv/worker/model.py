@@ -224,13 +224,13 @@ class ModelRunner:
             slots += self._slots(row, end)
             if row.wants_logits:
                 kept.append(len(token_ids) - 1)
-        ids, at, wanted, written = (
-            upload(values, self.device, torch.int64) for values in (token_ids, positions, kept, slots)
-        )
         self._batch = batch = self._plan(rows, self._batch)
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it knows no adapters
-            return self._native.forward(ids, at, wanted, written, self.pool, batch)
+            return self._native.forward(token_ids, positions, kept, slots, self.pool, batch)
+        ids, at, wanted, written = (
+            upload(values, self.device, torch.int64) for values in (token_ids, positions, kept, slots)
+        )
         with self._adapters.step(row_adapters, [len(row.token_ids) for row in rows], wanted):
             return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
 

@@ -43,22 +43,26 @@ _MOST_APART = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 class NativeModel:
-    """Embeds tokens and runs the decoder on them."""
+    """Runs the decoder on a step's tokens."""
 
     def __init__(self, model: Any, decoder: NativeDecoder) -> None:
-        self._embeddings = model.get_input_embeddings().weight.detach()
         self._angles = _Angles(model.model.rotary_emb)
         self._decoder = decoder
         self.dtype = decoder.dtype
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, kept: Tensor, slots: Tensor, pool: KVPool, batch: AttentionBatch
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        kept: Sequence[int],
+        slots: Sequence[int],
+        pool: KVPool,
+        batch: AttentionBatch,
     ) -> Tensor:
         """[T] ids at [T] positions, K and V of which go to [T] slots of the pool: float32 logits of the tokens in `kept`."""
+        cosines, sines = self._angles.up_to(max(batch.host_context_lens, default=0))
         with torch.inference_mode():
-            hidden = self._embeddings[token_ids].float()
-            cosines, sines = self._angles.of(positions, max(batch.host_context_lens, default=0))
-            return self._decoder.run(hidden, cosines, sines, slots, kept, pool.caches, batch)
+            return self._decoder.run(token_ids, positions, slots, kept, cosines, sines, pool.caches, batch)
 
 
 class _Angles:
@@ -66,15 +70,18 @@ class _Angles:
 
     def __init__(self, rotary: Any) -> None:
         self._rotary = rotary
-        self._cosines = self._sines = torch.empty(0)
+        self._cosines, self._sines = self._compute(1)
 
-    def of(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """[T, D] each, float32, of [T] positions below `end`."""
+    def up_to(self, end: int) -> tuple[Tensor, Tensor]:
+        """[at least `end`, D] each, float32."""
         if end > len(self._cosines):
-            all_positions = torch.arange(1 << (end - 1).bit_length())
-            cosines, sines = self._rotary(torch.empty(0), all_positions[None])
-            self._cosines, self._sines = cosines[0], sines[0]
-        return self._cosines[positions], self._sines[positions]
+            self._cosines, self._sines = self._compute(1 << (end - 1).bit_length())
+        return self._cosines, self._sines
+
+    def _compute(self, end: int) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            cosines, sines = self._rotary(torch.empty(0), torch.arange(end)[None])
+        return cosines[0].contiguous(), sines[0].contiguous()
 
 
 def find_native_model(
@@ -117,6 +124,7 @@ def _weights(model: Any, layers: Sequence[LayerShape], specs: Sequence[Attention
     shape = layers[0]
     pages = _pages_for(model)
     return DecoderWeights(
+        embeddings=model.get_input_embeddings().weight.detach().contiguous(),
         layers=[_layer(layer, spec, pages) for layer, spec in zip(model.model.layers, specs, strict=True)],
         head=_linear(model.lm_head, pages),
         last_norm=model.model.norm.weight.detach().float(),
@@ -176,10 +184,11 @@ def _compare(
     run: Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor],
 ) -> float:
     """How far the two ways' logits of a short prompt are apart, relative to their norm."""
-    token_ids = torch.from_numpy(np.linspace(0, model.config.vocab_size - 1, _NUM_COMPARED).astype(np.int64))
-    positions = torch.arange(_NUM_COMPARED)
+    token_ids = np.linspace(0, model.config.vocab_size - 1, _NUM_COMPARED).astype(np.int64).tolist()
+    positions = list(range(_NUM_COMPARED))
     batch = plan_attention([_NUM_COMPARED], [_NUM_COMPARED], [array("i", [0])], _NUM_COMPARED, "cpu")
     pools = [KVPool(layers, 1, _NUM_COMPARED, native.dtype, _CPU) for _ in range(2)]
-    expected = run(token_ids, positions, positions, StepAttention(pools[0], batch, positions))
+    at = torch.tensor(positions)
+    expected = run(torch.tensor(token_ids), at, at, StepAttention(pools[0], batch, at))
     found = native.forward(token_ids, positions, positions, positions, pools[1], batch)
     return float((found - expected).norm() / expected.norm())

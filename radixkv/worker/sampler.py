@@ -14,14 +14,18 @@ Log probabilities that are told are of the distribution before any of this.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from radixkv.kernels.native_build import native_library
+from radixkv.kernels.native_draw import DrawRow, draw_natively
 from radixkv.worker.adjustment import Adjustment, adjust
 from radixkv.worker.sampling import SampledToken, SamplingParams
 
@@ -57,25 +61,48 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: Sequence[SamplerRow]) -> list[SampledToken]:
         """One token per row. `logits` is float32 [len(rows), vocab]; O(len(rows) * vocab)."""
-        adjusted = adjust(logits, [row.adjustment for row in rows])
-        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        forced = [index for index, row in enumerate(rows) if row.forced_id is not None]
-        greedy = [index for index, row in enumerate(rows) if row.params.is_greedy and row.forced_id is None]
-        drawing = [index for index, row in enumerate(rows) if not row.params.is_greedy and row.forced_id is None]
-        if forced:
-            token_ids[forced] = torch.tensor([rows[index].forced_id for index in forced], device=logits.device)
-        if greedy:
-            token_ids[greedy] = torch.argmax(_take(adjusted, greedy), dim=-1)
-        if drawing:
-            token_ids[drawing] = _draw(_take(adjusted, drawing), [rows[index] for index in drawing])
-        tokens = [SampledToken(token_id, None, ()) for token_id in token_ids.tolist()]
+        token_ids = [-1 if row.forced_id is None else row.forced_id for row in rows]
+        choosing = [index for index, row in enumerate(rows) if row.forced_id is None]
+        if choosing:
+            adjusted = adjust(logits, [row.adjustment for row in rows])
+            library = native_library() if logits.device.type == "cpu" else None
+            choose = _choose if library is None else partial(_choose_natively, library)
+            for index, token_id in zip(choosing, choose(adjusted, rows, choosing), strict=True):
+                token_ids[index] = token_id
+        tokens = [SampledToken(token_id, None, ()) for token_id in token_ids]
         telling = [index for index, row in enumerate(rows) if row.is_scored or row.params.logprobs is not None]
         if telling:
+            chosen = torch.tensor([token_ids[index] for index in telling], device=logits.device)
             num_top = [rows[index].params.logprobs or 0 for index in telling]
-            answers = _with_logprobs(_take(logits, telling), token_ids[telling], num_top)
-            for index, answer in zip(telling, answers, strict=True):
+            for index, answer in zip(telling, _with_logprobs(_take(logits, telling), chosen, num_top), strict=True):
                 tokens[index] = answer
         return tokens
+
+
+def _choose_natively(
+    library: ctypes.CDLL, logits: Tensor, rows: Sequence[SamplerRow], choosing: Sequence[int]
+) -> list[int]:
+    """Token ids of the rows at `choosing`."""
+    draws = [
+        DrawRow(index, 0.0, 0, 1.0, 0.0, 0.0)
+        if params.is_greedy
+        else DrawRow(index, params.temperature, params.top_k, params.top_p, params.min_p, uniform(rows[index]))
+        for index in choosing
+        for params in (rows[index].params,)
+    ]
+    return draw_natively(library, logits, draws)
+
+
+def _choose(logits: Tensor, rows: Sequence[SamplerRow], choosing: Sequence[int]) -> list[int]:
+    """As `_choose_natively`, by torch."""
+    token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    greedy = [index for index in choosing if rows[index].params.is_greedy]
+    drawing = [index for index in choosing if not rows[index].params.is_greedy]
+    if greedy:
+        token_ids[greedy] = torch.argmax(_take(logits, greedy), dim=-1)
+    if drawing:
+        token_ids[drawing] = _draw(_take(logits, drawing), [rows[index] for index in drawing])
+    return _take(token_ids, choosing).tolist()
 
 
 def _take(rows: Tensor, indices: Sequence[int]) -> Tensor:

@@ -172,6 +172,8 @@ class Scheduler:
         self._relief.relieve(now_s)
         sent = self._holders.take_ops(self._admission.reserve)
         self._plan_admissions(sent, now_s)
+        shares_now = any(isinstance(entry.op, (AcquireOp, ForkOp)) for entry in sent)
+        sent = self._holders.take_reports(waits=not shares_now) + sent
         if sent:
             for branch in self._admission.queue.take_to_ask(_MATCHES_PER_STEP):
                 if branch.generation.terms.shares_prefix:

@@ -17,8 +17,8 @@ from radixkv.worker.limits import SchedulerLimits
 class PromptCache(LateCache):
     """Answers at once, and keeps what was reported of the sequences."""
 
-    def __init__(self) -> None:
-        super().__init__(64, 8)
+    def __init__(self, block_size: int = 8) -> None:
+        super().__init__(64, block_size)
         self.reported: list[int] = []
 
     def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
@@ -35,8 +35,8 @@ def num_tokens(generation: Generation) -> int:
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_what_a_batch_computes_is_reported_before_its_token_is_taken(overlaps: bool) -> None:
-    cache = PromptCache()
-    desk = Desk(cache, HashRunner(64, 8), SchedulerLimits(), overlaps=overlaps)
+    cache = PromptCache(block_size=1)  # whole blocks are reported as they are computed
+    desk = Desk(cache, HashRunner(64, 1), SchedulerLimits(), overlaps=overlaps)
     generation = desk.put([1, 2, 3], greedy(6))
     seen = []
     while desk.rounds.generations:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 from desk import Desk, LateCache, advance, greedy, take
 from hash_model import VOCAB_SIZE, HashRunner, generate
 from torch import Tensor
 
-from radixkv import PrefixCache, UnavailableError
+from radixkv import PrefixCache, UnavailableError, pack_tokens
+from radixkv.core.api import AcquireOp, InsertOp, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.worker import rounds
 from radixkv.worker.generation import Generation
@@ -27,13 +30,43 @@ def test_a_decode_never_waits_for_an_answer_that_comes_within_a_block(lag: int) 
     desk.rounds.run()
     cache.answer()
     num_rounds = 0
+    due: deque[int] = deque()
     while desk.rounds.generations:
         assert desk.rounds.run()
         num_rounds += 1
-        while len(cache.waiting) > lag:
+        due += [num_rounds + lag] * (len(cache.waiting) - len(due))
+        while due and due[0] <= num_rounds:
+            due.popleft()
             cache.answer()
     assert num_rounds == 40  # one for the prompt, one for every token but the last; none was idle
     assert take(generation) == {0: generate([1, 2, 3], 40)}
+
+
+def test_a_decode_says_a_step_for_every_block_and_all_it_has_when_another_begins() -> None:
+    cache = LateCache(64, 8)
+    steps: list[Sequence[StepOp]] = []
+    submit = cache.submit
+
+    def noting(ops: Sequence[StepOp]) -> Future[list[StepResult]]:
+        steps.append(ops)
+        answer = submit(ops)
+        cache.answer()
+        return answer
+
+    cache.submit = noting  # type: ignore[method-assign]
+    desk = Desk(cache, HashRunner(64, 8), SchedulerLimits())
+    desk.put([1, 2, 3], greedy(38))
+    while len(desk.runner.rows) < 20:
+        desk.rounds.run()
+    reports = [op.num_computed for ops in steps for op in ops if isinstance(op, InsertOp)]
+    assert reports == [3, 8, 16]
+    desk.put([1, 2, 3], greedy(2))
+    desk.rounds.run()
+    assert [type(op) for op in steps[-1][:2]] == [InsertOp, AcquireOp]
+    while desk.rounds.generations:
+        desk.rounds.run()
+    desk.rounds.run()
+    assert cache.match(pack_tokens([1, 2, 3, *generate([1, 2, 3], 38)])).num_tokens == 40  # all but the last, never run
 
 
 def test_decodes_run_on_while_a_new_request_waits_to_be_acquired() -> None:
@@ -158,7 +191,8 @@ def test_without_a_way_to_reattach_a_lost_lease_ends_what_runs_with_its_error() 
         desk.rounds.run()
         cache.answer()
     cache.lose()
-    desk.rounds.run()
+    for _ in range(4):  # a block: then there is something to say
+        desk.rounds.run()
     for generation in (running, queued):
         with pytest.raises(StaleIncarnationError):
             take(generation)

@@ -77,11 +77,16 @@ class Toy:
                 name: 1 + 0.3 * self._random(self.dim) if has_head_norms else None for name in ("q_norm", "k_norm")
             }
             self.layers.append(layer)
+        self.embeddings = self._random(self.vocabulary, self.hidden_size).to(self.dtype)
         self.head = self._linear(self.vocabulary, self.hidden_size)
         self.last_norm = 1 + 0.3 * self._random(self.hidden_size)
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
+
+    def draw(self, num_tokens: int) -> list[int]:
+        """Random token ids."""
+        return torch.randint(self.vocabulary, (num_tokens,), generator=self._generator).tolist()
 
     def _linear(self, num_outputs: int, num_inputs: int) -> tuple[Tensor, Tensor | None]:
         weight = (self._random(num_outputs, num_inputs) * num_inputs**-0.5).to(self.dtype)
@@ -89,6 +94,7 @@ class Toy:
 
     def weights(self) -> DecoderWeights:
         return DecoderWeights(
+            embeddings=self.embeddings,
             layers=[self._layer(layer) for layer in self.layers],
             head=_joined(self.head),
             last_norm=self.last_norm,
@@ -111,11 +117,11 @@ class Toy:
             attention=self.spec,
         )
 
-    def expect(self, hidden: Tensor, keep: Keep = lambda _, k, v: (k, v)) -> Tensor:
-        """Logits after every token of one sequence [T, hidden], in float64."""
-        hidden = hidden.double()
+    def expect(self, token_ids: list[int], keep: Keep = lambda _, k, v: (k, v)) -> Tensor:
+        """Logits after every token of one sequence, in float64."""
+        hidden = self.embeddings[token_ids].double()
         positions = torch.arange(hidden.shape[0])
-        cosines, sines = (angles.double() for angles in self.angles(positions))
+        cosines, sines = (angles.double() for angles in self.angles(len(token_ids)))
         visible = positions[None] <= positions[:, None]
         if self.spec.sliding_window is not None:
             visible &= positions[None] > positions[:, None] - self.spec.sliding_window
@@ -137,8 +143,8 @@ class Toy:
             hidden = hidden + _multiply(gated, layer["down"])
         return _multiply(_norm(hidden, self.last_norm), self.head)
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        turns = positions[:, None] * torch.logspace(0, -2, self.dim // 2, dtype=torch.float64)
+    def angles(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        turns = torch.arange(num_positions)[:, None] * torch.logspace(0, -2, self.dim // 2, dtype=torch.float64)
         both = torch.cat((turns, turns), dim=1)
         return both.cos().float(), both.sin().float()
 
@@ -201,22 +207,22 @@ class Served:
         return array("i", [self.free.pop() for _ in range(-(-num_tokens // BLOCK_SIZE))])
 
     def run(
-        self, parts: list[tuple[Tensor, int, array[int]]], num_stored: int = 0, kept: list[int] | None = None
+        self, parts: list[tuple[list[int], int, array[int]]], num_stored: int = 0, kept: list[int] | None = None
     ) -> Tensor:
-        """Each part: embedded tokens, their first position, a block table. Logits of the tokens in `kept`, or of all."""
-        lengths = [len(hidden) for hidden, _, _ in parts]
-        ends = [start + len(hidden) for hidden, start, _ in parts]
+        """Each part: token ids, their first position, a block table. Logits of the tokens in `kept`, or of all."""
+        lengths = [len(tokens) for tokens, _, _ in parts]
+        ends = [start + len(tokens) for tokens, start, _ in parts]
         batch = plan_attention(lengths, ends, [table for _, _, table in parts], BLOCK_SIZE, "cpu")
-        positions = torch.cat([torch.arange(start, end) for (_, start, _), end in zip(parts, ends, strict=True)])
+        positions = [p for (_, start, _), end in zip(parts, ends, strict=True) for p in range(start, end)]
         slots = [
             table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE if p >= num_stored else -1
-            for (hidden, start, table), end in zip(parts, ends, strict=True)
+            for (_, start, table), end in zip(parts, ends, strict=True)
             for p in range(start, end)
         ]
-        hidden = torch.cat([hidden for hidden, _, _ in parts]).clone()
-        wanted = torch.tensor(range(len(positions)) if kept is None else kept, dtype=torch.int64)
-        angles = self.toy.angles(positions)
-        return self.decoder.run(hidden, *angles, torch.tensor(slots, dtype=torch.int64), wanted, self.caches, batch)
+        token_ids = [token for tokens, _, _ in parts for token in tokens]
+        wanted = range(len(positions)) if kept is None else kept
+        angles = self.toy.angles(max(ends))
+        return self.decoder.run(token_ids, positions, slots, wanted, *angles, self.caches, batch)
 
 
 TRAITS: dict[str, dict[str, Any]] = {
@@ -240,11 +246,11 @@ def test_it_computes_its_formula_in_one_piece_in_chunks_and_token_by_token(
 ) -> None:
     toy = Toy(dtype, **traits)
     served = Served(toy)
-    hidden = toy._random(21, toy.hidden_size)
-    expected = toy.expect(hidden)
-    assert close(served.run([(hidden, 0, served.take(21))]), expected, dtype)
+    tokens = toy.draw(21)
+    expected = toy.expect(tokens)
+    assert close(served.run([(tokens, 0, served.take(21))]), expected, dtype)
     table = served.take(21)
-    pieces = [served.run([(hidden[start:end], start, table)]) for start, end in ((0, 7), (7, 17), (17, 18), (18, 21))]
+    pieces = [served.run([(tokens[start:end], start, table)]) for start, end in ((0, 7), (7, 17), (17, 18), (18, 21))]
     assert close(torch.cat(pieces), expected, dtype)
 
 
@@ -256,8 +262,8 @@ def test_over_codes_it_stores_k_and_v_as_near_as_the_format_can_and_attends_to_w
 ) -> None:
     toy = Toy(dtype, **traits)
     served = Served(toy, kv_format)
-    hidden, table = toy._random(21, toy.hidden_size), served.take(21)
-    pieces = [served.run([(hidden[start:end], start, table)]) for start, end in ((0, 10), (10, 20), (20, 21))]
+    tokens, table = toy.draw(21), served.take(21)
+    pieces = [served.run([(tokens[start:end], start, table)]) for start, end in ((0, 10), (10, 20), (20, 21))]
 
     def keep(layer: int, *exact: Tensor) -> tuple[Tensor, Tensor]:
         found = []
@@ -268,7 +274,7 @@ def test_over_codes_it_stores_k_and_v_as_near_as_the_format_can_and_attends_to_w
             found.append(rotate(numbers))
         return found[0], found[1]
 
-    assert close(torch.cat(pieces), toy.expect(hidden, keep), dtype)
+    assert close(torch.cat(pieces), toy.expect(tokens, keep), dtype)
 
 
 def half_steps(kv_format: KVFormat, rows: Tensor, scales: Tensor) -> Tensor:
@@ -283,15 +289,15 @@ def half_steps(kv_format: KVFormat, rows: Tensor, scales: Tensor) -> Tensor:
 def test_branches_of_one_prefix_in_one_step_beside_a_prompt() -> None:
     toy = Toy(torch.float32)
     served = Served(toy)
-    prefix, prompt = toy._random(8, toy.hidden_size), toy._random(5, toy.hidden_size)
-    turns = toy._random(3, 2, toy.hidden_size)
+    prefix, prompt = toy.draw(8), toy.draw(5)
+    turns = [toy.draw(2) for _ in range(3)]
     shared = served.take(8)
     served.run([(prefix, 0, shared)])
     tables = [shared + served.take(2) for _ in turns]
     served.run([(turn[:1], 8, table) for turn, table in zip(turns, tables, strict=True)])
     parts = [(turn[1:], 9, table) for turn, table in zip(turns, tables, strict=True)]
     found = served.run([*parts, (prompt, 0, served.take(5))])
-    expected = [toy.expect(torch.cat((prefix, turn)))[-1:] for turn in turns]
+    expected = [toy.expect(prefix + turn)[-1:] for turn in turns]
     assert close(found, torch.cat([*expected, toy.expect(prompt)]), torch.float32)
 
 
@@ -300,10 +306,10 @@ def test_what_is_stored_already_is_computed_and_not_written(kv_format: KVFormat 
     toy = Toy(torch.float32)
     served = Served(toy, kv_format)
     untouched = [tensor.view(torch.uint8)[0].clone() for tensor in served.tensors()]
-    hidden, table = toy._random(6, toy.hidden_size), served.take(6)
-    expected = served.run([(hidden, 0, table)])
+    tokens, table = toy.draw(6), served.take(6)
+    expected = served.run([(tokens, 0, table)])
     before = [tensor.clone() for tensor in served.tensors()]
-    assert close(served.run([(hidden, 0, table)], num_stored=6), expected, torch.float32)
+    assert close(served.run([(tokens, 0, table)], num_stored=6), expected, torch.float32)
     for tensor, earlier, first in zip(served.tensors(), before, untouched, strict=True):
         assert torch.equal(tensor.view(torch.uint8), earlier.view(torch.uint8))
         assert torch.equal(tensor.view(torch.uint8)[0], first)
@@ -312,7 +318,7 @@ def test_what_is_stored_already_is_computed_and_not_written(kv_format: KVFormat 
 def test_a_token_does_not_depend_on_what_else_is_in_the_step() -> None:
     toy = Toy(torch.float32)
     served = Served(toy)
-    one, other = (toy._random(6, toy.hidden_size) for _ in range(2))
+    one, other = (toy.draw(6) for _ in range(2))
     alone = served.run([(one, 0, served.take(6))])
     together = served.run([(other, 0, served.take(6)), (one, 0, served.take(6))])
     assert torch.equal(together[6:], alone)
@@ -321,22 +327,22 @@ def test_a_token_does_not_depend_on_what_else_is_in_the_step() -> None:
 def test_a_step_of_no_tokens_of_no_logits_and_of_one_tokens_logits_many_times() -> None:
     toy = Toy(torch.float32)
     served = Served(toy)
-    assert served.run([(toy._random(0, toy.hidden_size), 0, array("i"))]).shape == (0, toy.vocabulary)
-    hidden, table = toy._random(3, toy.hidden_size), served.take(3)
-    assert served.run([(hidden, 0, table)], kept=[]).shape == (0, toy.vocabulary)
+    assert served.run([(toy.draw(0), 0, array("i"))]).shape == (0, toy.vocabulary)
+    tokens, table = toy.draw(3), served.take(3)
+    assert served.run([(tokens, 0, table)], kept=[]).shape == (0, toy.vocabulary)
     assert torch.equal(
-        served.run([(hidden, 0, table)], kept=[2] * 99), served.run([(hidden, 0, table)])[2].expand(99, -1)
+        served.run([(tokens, 0, table)], kept=[2] * 99), served.run([(tokens, 0, table)])[2].expand(99, -1)
     )
 
 
 def test_another_default_dtype_changes_nothing() -> None:
     toy = Toy(torch.float32)
-    hidden = toy._random(3, toy.hidden_size)
+    tokens = toy.draw(3)
     served = Served(toy)
-    expected = served.run([(hidden, 0, served.take(3))])
+    expected = served.run([(tokens, 0, served.take(3))])
     torch.set_default_dtype(torch.bfloat16)  # as transformers does while it loads a model, on any thread
     try:
-        found = served.run([(hidden, 0, served.take(3))])
+        found = served.run([(tokens, 0, served.take(3))])
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found, expected)
@@ -347,20 +353,24 @@ def test_misfits_are_refused_by_name_and_change_nothing() -> None:
     served = Served(toy)
     batch = plan_attention([2], [2], [array("i", [0])], BLOCK_SIZE, "cpu")
     fitting: dict[str, Any] = {
-        "hidden": torch.zeros(2, toy.hidden_size),
+        "token_ids": [0, 1],
+        "positions": [0, 1],
+        "slots": [0, 1],
+        "kept": [1],
         "cosines": torch.zeros(2, toy.dim),
         "sines": torch.zeros(2, toy.dim),
-        "slots": torch.tensor([0, 1]),
-        "kept": torch.tensor([1]),
         "caches": served.caches,
         "batch": batch,
     }
     cases: list[tuple[str, Any, str]] = [
-        ("hidden", torch.zeros(3, toy.hidden_size), r"hidden\.shape"),
+        ("token_ids", [0], r"len\(token_ids\)"),
+        ("token_ids", [0, toy.vocabulary], "token_ids"),
+        ("token_ids", [-1, 0], "token_ids"),
+        ("positions", [0, 2], "positions"),
         ("cosines", torch.zeros(2, toy.dim + 1), r"cosines\.shape"),
-        ("slots", torch.tensor([0, NUM_BLOCKS * BLOCK_SIZE]), "slots"),
-        ("kept", torch.tensor([2]), "kept"),
-        ("kept", torch.tensor([-1]), "kept"),
+        ("slots", [0, NUM_BLOCKS * BLOCK_SIZE], "slots"),
+        ("kept", [2], "kept"),
+        ("kept", [-1], "kept"),
         ("caches", served.caches[:1], r"len\(caches\)"),
         ("caches", Served(Toy(torch.bfloat16)).caches, "caches"),
         ("caches", [served.caches[0], Served(toy, KVFormat.INT8).caches[1]], "caches"),
@@ -385,5 +395,7 @@ def test_weights_that_do_not_fit_each_other_are_refused() -> None:
             NativeDecoder(replace(weights, layers=[wrong, wrong]))
     with pytest.raises(InvalidArgumentError, match=r"^last_norm\.dtype is "):
         NativeDecoder(replace(weights, last_norm=weights.last_norm.double()))
+    with pytest.raises(InvalidArgumentError, match=r"^embeddings\.dtype is "):
+        NativeDecoder(replace(weights, embeddings=weights.embeddings.double()))
     with pytest.raises(InvalidArgumentError, match=r"^heads is "):
         NativeDecoder(replace(weights, num_kv_heads=3))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import zlib
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bench.serving.__main__ import Bench
-from bench.serving.figures import OURS, bars, prefill_seconds, summarise_runs
+from bench.serving.figures import OURS, bars, prefill_bars, prefill_seconds, summarise_runs
 from bench.serving.limit import information_limit
 from bench.serving.made_up import MadeUp
 from bench.serving.plan import Call, Outcome, Quote, ReadyCall, Workload
@@ -116,6 +117,26 @@ class TestFigures:
         }
         missed = [bar.name for bar in bars(WORKLOAD, by_system, ["peer"], "") if not bar.passed]
         assert missed == ["two: faster than peer"]
+
+    def test_a_shared_prompt_is_to_be_answered_several_times_faster_than_by_the_better_peer(self) -> None:
+        workload = replace(WORKLOAD, least_faster=3.0)
+        by_system = {
+            name: summarise_runs(workload, [run(name, wall_s, 7)], PREFILL, 1)
+            for name, wall_s in ((OURS, 2.0), ("one", 5.0), ("other", 9.0))
+        }
+        missed = [(bar.name, bar.value) for bar in bars(workload, by_system, ["one", "other"], "") if not bar.passed]
+        assert missed == [("two: faster than the better peer", 2.5)]
+
+    def test_a_plain_chat_is_to_decode_as_fast_and_a_prompt_to_be_computed_sooner(self) -> None:
+        plain = replace(WORKLOAD, branches=False)
+        figures = summarise_runs(plain, [run(OURS, 5.0, 7)], PREFILL, 1)
+        assert figures.token_p50_s == 1.0  # the second token of two, a second behind the first
+        by_system = {OURS: figures, "peer": replace(figures, token_p50_s=0.5)}
+        missed = [(bar.name, bar.value) for bar in bars(plain, by_system, ["peer"], "") if not bar.passed]
+        assert missed == [("two: decodes as fast as peer", 0.5)]
+        found = prefill_bars({OURS: {64: 2.0, 256: 8.0}, "peer": {64: 4.0, 256: 4.0}}, ["peer"], "")
+        assert [(bar.value, bar.passed) for bar in found] == [(2.0, True), (0.5, False)]
+        assert prefill_bars({OURS: {64: 2.0}}, ["peer"], "not fetched")[0].value is None
 
     def test_computing_a_prompt_twice_misses_a_bar(self) -> None:
         figures = {OURS: summarise_runs(WORKLOAD, [run(OURS, 1.0, 10)], {}, 1)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from waits import Waits
 
+from radixkv.worker import sampler
 from radixkv.worker.adjustment import Addend, Adjustment
 from radixkv.worker.device_draws import launch_draws
 from radixkv.worker.sampler import Sampler, SamplerRow
 from radixkv.worker.sampling import SamplingParams
 
 FEW = 12
+
+
+@pytest.fixture(autouse=True, scope="module")
+def drawn_by_torch() -> Iterator[None]:
+    """The sampler draws as it does on a device, rather than by the compiled kernel of a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "native_library", lambda: None)
+        yield
+
+
 ADJUSTMENTS = (
     None,
     Adjustment(bias=Addend(np.array([1, 3]), np.array([2.5, -9.0], np.float32)), banned_ids=np.array([0, 7])),

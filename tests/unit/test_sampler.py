@@ -8,11 +8,22 @@ import pytest
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.native_build import native_library
+from radixkv.worker import sampler
 from radixkv.worker.sampler import Sampler, SamplerRow
 from radixkv.worker.sampling import SamplingParams, fresh_seed
 
 VOCAB_SIZE = 1500
 NUM_DRAWS = 4000
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to draw."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampler, "native_library", lambda: None)
+    elif native_library() is None:
+        pytest.skip("no compiled kernels here")
 
 
 def random_logits(count: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
@@ -105,6 +116,21 @@ def test_a_draw_depends_on_its_own_row_alone() -> None:
     alone = [Sampler().sample(logits[index : index + 1], [rows[index]])[0] for index in range(24)]
     backwards = Sampler().sample(logits.flip(0), rows[::-1])[::-1]
     assert together == alone == backwards
+
+
+def test_both_ways_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(64, seed=8, vocab_size=20_000)
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.8},
+        {"top_k": 50, "temperature": 2.0},
+        {"top_p": 0.95},
+        {"top_p": 0.999, "min_p": 0.01, "temperature": 3.0},
+        {"top_k": 5000, "top_p": 0.9, "temperature": 10.0},
+    ]
+    rows = [row(seed=index, position=index, **settings[index % 5]) for index in range(64)]
+    found = [token.token_id for token in Sampler().sample(logits, rows)]
+    monkeypatch.setattr(sampler, "native_library", lambda: None)
+    assert found == [token.token_id for token in Sampler().sample(logits, rows)]
 
 
 def test_seed_branch_and_position_each_change_the_draws() -> None:

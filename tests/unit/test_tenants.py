@@ -42,7 +42,8 @@ def finish_all(bench: Bench, num_branches: int) -> None:
 def failure_of(bench: Bench) -> tuple[Branch, RadixKVError]:
     """Rounds until a branch fails."""
     for _ in range(100):
-        failures = bench.scheduler.apply(bench.cache.step(bench.scheduler.plan_step())).failures
+        ops = bench.scheduler.plan_step()
+        failures = bench.scheduler.apply(bench.cache.step(ops)).failures if ops else bench.scheduler.take_failures()
         if failures:
             bench.scheduler.finish(failures[0][0])
             return failures[0]
