@@ -28,6 +28,7 @@ from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, Retention
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
 from radixkv.worker.adapters import adapter_namespace
+from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.prompts import PromptReader
@@ -75,6 +76,7 @@ class Engine:
         num_remembered: finished generations that can still be forked.
         unshared_namespaces: namespaces in which no request shares a prefix with another; None: all of them.
         cache_stats: asks the cache for its stats and times, on any thread; without it the holder is asked, on the engine's.
+        arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: there are none.
         clock: seconds, monotonic.
         new_id: source of generation ids.
     """
@@ -92,6 +94,7 @@ class Engine:
         num_remembered: int = 1024,
         unshared_namespaces: Collection[str] | None = (),
         cache_stats: Callable[[], tuple[CacheStats, BlockTimes]] | None = None,
+        arena: Arena | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
@@ -101,7 +104,7 @@ class Engine:
             vocab_size=runner.vocab_size,
             eos_token_ids=runner.eos_token_ids,
             max_length=runner.max_model_len,
-            num_blocks=pool.num_blocks,
+            num_blocks=arena.first_block if arena else pool.num_blocks,
             block_size=pool.block_size,
         )
         self._info = ModelInfo(
@@ -126,11 +129,12 @@ class Engine:
         self._rounds = Rounds(
             runner,
             holder,
-            Scheduler(pool.block_size, self._limits, clock=clock),
+            Scheduler(pool.block_size, self._limits, clock=clock, has_lines=arena is not None),
             reattach=reattach,
             clock=clock,
             wake=self.wake,
             num_remembered=num_remembered,
+            arena=arena,
         )
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
         self._thread.start()
