@@ -17,6 +17,7 @@ from tiny_models import reference_model, reference_replies, save_model
 from radixkv import PrefixCache
 from radixkv.worker.arena import Arena
 from radixkv.worker.engine import Engine
+from radixkv.worker.generation import Generation
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
 from radixkv.worker.request import Delta, ForkParams, GenerateParams, Usage
@@ -260,3 +261,35 @@ def test_lines_outlive_the_lease() -> None:
     run()
     assert take_hashes(further)[0] == generate([*prompt, *expected, 8], 4)
     assert desk.runner.rows[num_before] == (15, 17)
+
+
+def _half_computed() -> tuple[Desk, Generation, list[int]]:
+    """A desk with a line of which 8 of 16 tokens are computed."""
+    prompt = list(range(1, 17))
+    limits = SchedulerLimits(max_batch_tokens=32, chunk_tokens=4)
+    desk = Desk(PrefixCache(16, 4), HashRunner(32, 4), limits, arena=Arena(16, 1, 16, 4))
+    line = desk.put(prompt, greedy_of_hashes(3))
+    while len(desk.runner.rows) < 2:
+        desk.rounds.run()
+    return desk, line, prompt
+
+
+def test_who_waits_for_a_line_that_is_cancelled_goes_on_by_itself() -> None:
+    desk, line, prompt = _half_computed()
+    waiter = desk.put([*prompt, 20], greedy_of_hashes(3))
+    desk.rounds.run()
+    assert desk.rounds.stats().num_pending_branches == 1
+    desk.rounds.cancel(line)
+    for _ in range(30):
+        desk.rounds.run()
+    assert take_hashes(waiter)[0] == generate([*prompt, 20], 3)
+    assert desk.runner.rows.count((0, 4)) == 1  # it goes on where the other one stood
+
+
+def test_what_a_cancelled_line_has_not_computed_is_not_waited_for() -> None:
+    desk, line, prompt = _half_computed()
+    desk.rounds.cancel(line)
+    parting = desk.put([*prompt[:14], 20], greedy_of_hashes(3))
+    for _ in range(30):
+        desk.rounds.run()
+    assert take_hashes(parting)[0] == generate([*prompt[:14], 20], 3)
