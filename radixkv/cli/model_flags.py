@@ -63,7 +63,9 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--deterministic",
         action="store_true",
         help="the same reply to the bit, with the same seed, whatever else runs, however prompts are cut into chunks, and "
-        "whatever of them is cached; for models that the native decoder runs. Branches then read a common prefix one by one",
+        "whatever of them is cached; on machines of one kind with as many threads. Branches then read a common prefix one by "
+        "one, and models that the native decoder does not run go in tiles of a few sizes; one that gives other logits in other "
+        "company even so is refused",
     )
     flags.add_argument(
         "--max-model-len",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,20 @@ from radixkv.kernels.kv_format import KVFormat
 from radixkv.worker.adapters import load_adapters
 from radixkv.worker.attention import ATTENTION_NAME, AttentionSite, ShapeProbe, StepAttention, register_attention
 from radixkv.worker.errors import ModelError
+from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
 from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
 from radixkv.worker.latent_attention import absorb_latents
 from radixkv.worker.native_model import find_native_model
 from radixkv.worker.packed_linear import pack_linears
+from radixkv.worker.steady_code import (
+    CHECK_BLOCK_SIZE,
+    CHECK_BLOCKS,
+    SteadyCode,
+    agreeing_sizes,
+    use_steady_experts,
+)
 
 __all__ = ["DEVICES", "DTYPES", "ForwardRow", "ModelRunner"]
 
@@ -35,22 +43,6 @@ _LOG = logging.getLogger(__name__)
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _MAX_LEN_WITHOUT_CONFIG = 2048
-
-
-class ForwardRow(NamedTuple):
-    """One sequence's share of a step: compute positions [start, start + len(token_ids)).
-
-    `block_table`: logical block index -> block id (int32), covering every position up to the last one computed; KV
-    of the positions below `start` lies there already. Positions below `num_stored` are computed but not written. With
-    `wants_logits` the last position's logits are answered. `adapter`: by name; empty: the model alone.
-    """
-
-    token_ids: Sequence[int]
-    start: int
-    block_table: array[int]
-    num_stored: int
-    wants_logits: bool
-    adapter: str = ""
 
 
 class ModelRunner:
@@ -98,12 +90,12 @@ class ModelRunner:
                 computes in: that, as which latents are stored always.
             adapters: folders of low-rank adapters by name; they are not rounded.
             deterministic: whether logits are to be the same to the bit whatever else is in a step, however a prompt is cut, and
-                whatever of it was found in the cache.
+                whatever of it was found in the cache. With adapters the native decoder then runs nothing.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
             ModelError: the model cannot be loaded, its architecture cannot be served from a block table, or an adapter does
-                not fit it.
+                not fit it; or with `deterministic` its own code answers a row otherwise beside others.
         """
         self.device = _choose_device(device)
         self.dtype = _choose_dtype(dtype, self.device)
@@ -121,10 +113,11 @@ class ModelRunner:
         self.eos_token_ids = _eos_token_ids(self._model)
         widest_output = _widest_output(self._model, self.vocab_size)
         self.quantization = self._pack_weights(rounds, is_asked_for=quantization == "int8")
-        self._adapters.attach(self._model, self.dtype, self.device)
+        self._adapters.attach(self._model, self.dtype, self.device, is_steady=deterministic)
         tensors = (*self._model.parameters(), *self._model.buffers())
         self.weight_bytes = sum(tensor.nbytes for tensor in tensors) + self._adapters.nbytes
         self._scratch = Scratch()
+        self._steady: SteadyCode | None = None
         probe = self._probe()
         self.widest_output = max(widest_output, probe.widest_query)
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
@@ -134,8 +127,9 @@ class ModelRunner:
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
             self._native = find_native_model(self._model, self._layers, specs, self._run, self.kv_format)
         self._shares_reads = not deterministic
-        if deterministic:
-            self._check_deterministic()
+        if deterministic and (self._native is None or self._adapters.names):
+            self._native = None
+            self._tile_sizes = self._find_tile_sizes()
         if num_blocks is not None:
             self.allocate_pool(num_blocks, block_size)
 
@@ -189,6 +183,12 @@ class ModelRunner:
         Returns:
             float32 [number of rows with `wants_logits`, vocab_size], in the order of `rows`.
         """
+        if self._steady is None:
+            return self._step(rows)
+        return torch.cat([self._step(tile) for tile in cut_into_tiles(rows, self._tile_sizes, self.pool.block_size)])
+
+    def _step(self, rows: Sequence[ForwardRow]) -> Tensor:
+        """As `forward`, whatever that makes of its rows."""
         query_lens = [len(row.token_ids) for row in rows]
         context_lens = [row.start + length for row, length in zip(rows, query_lens, strict=True)]
         token_ids: list[int] = []
@@ -219,8 +219,13 @@ class ModelRunner:
             torch.tensor(values, dtype=torch.int64, device=self.device)
             for values in (token_ids, positions, kept, slots)
         )
-        with self._adapters.step(row_adapters, query_lens, wanted):
-            return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
+        site = StepAttention(self.pool, batch, written)
+        if self._steady is None or not kept:
+            with self._adapters.step(row_adapters, query_lens, wanted):
+                return self._run(ids, at, wanted, site)
+        everything = torch.arange(len(token_ids), device=self.device)
+        with self._adapters.step(row_adapters, query_lens, everything):
+            return self._run(ids, at, everything, site)[wanted]
 
     def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:
         """Lay the linear layers' weights out for a CPU's kernels; the `quantization` that came of it."""
@@ -232,17 +237,14 @@ class ModelRunner:
             )
         return "int8" if num_rounded else "none"
 
-    def _check_deterministic(self) -> None:
-        """Torch's products round a row differently in batches of other sizes; the native decoder's do not."""
-        if self._native is None:
-            raise ModelError(
-                "deterministic mode needs the native decoder, which runs Llama, Mistral, Qwen2 and Qwen3 with int8 weights "
-                "on a CPU with a C++ compiler; choose such a model and --quantization int8, or leave the mode out"
-            )
-        if self._adapters.names:
-            raise ModelError(
-                "deterministic mode does not go with adapters: their rows are not run by the native decoder"
-            )
+    def _find_tile_sizes(self) -> tuple[int, ...]:
+        """How many tokens the steps may have in which the model's own code answers a row alike."""
+        use_steady_experts(self._model)
+        self._steady = SteadyCode()
+        self.allocate_pool(CHECK_BLOCKS, CHECK_BLOCK_SIZE)
+        sizes = agreeing_sizes(self.device, self.vocab_size, self.adapter_names, self._steady, self._step)
+        del self.pool
+        return sizes
 
     def _take_kv_format(self, kv_format: KVFormat | None) -> KVFormat | None:
         """None also where all that the model keeps is latents."""
@@ -264,7 +266,7 @@ class ModelRunner:
 
     def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
         """By the model's own code."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._steady or nullcontext():
             logits: Tensor = self._model(
                 input_ids=token_ids[None],
                 position_ids=positions[None],
