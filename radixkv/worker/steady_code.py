@@ -59,12 +59,15 @@ class SteadyCode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called in place of each of torch's functions."""
-        name = getattr(func, "__name__", "")
-        if name in _ACTIVATIONS and args and args[0].device.type == "cpu":
-            return _in_whole_vectors(func, args[0], args[1:], kwargs or {})
-        if self.product_rows is not None and name in _PRODUCTS:
+        name, options = getattr(func, "__name__", ""), kwargs or {}
+        if name in _ACTIVATIONS:
+            if not args:
+                args, options = (options["input"],), {key: value for key, value in options.items() if key != "input"}
+            if args[0].device.type == "cpu":
+                return _in_whole_vectors(func, args[0], args[1:], options)
+        elif self.product_rows is not None and name in _PRODUCTS:
             self.product_rows.add(args[0].numel() // args[0].shape[-1])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **options)
 
 
 def _in_whole_vectors(function: Any, x: Tensor, others: Sequence[Any], options: dict[str, Any]) -> Tensor:

@@ -140,7 +140,7 @@ def test_an_activation_is_the_same_wherever_it_stands(dtype: torch.dtype) -> Non
         with SteadyCode():
             whole = function(x)
             pieces = [function(x[at : at + 7]) for at in range(0, 2100, 7)]
-            apart = function(torch.stack([x, x], 1)[:, 1])
+            apart = function(input=torch.stack([x, x], 1)[:, 1])
         assert torch.equal(torch.cat(pieces).nan_to_num(), whole[:2100].nan_to_num()), function
         assert torch.equal(apart.nan_to_num(), whole.nan_to_num()), function
         torch.testing.assert_close(whole, function(x), equal_nan=True)
