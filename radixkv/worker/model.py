@@ -240,7 +240,7 @@ class ModelRunner:
     def _find_tile_sizes(self) -> tuple[int, ...]:
         """How many tokens the steps may have in which the model's own code answers a row alike."""
         use_steady_experts(self._model)
-        self._steady = SteadyCode()
+        self._steady = SteadyCode(self._model)
         self.allocate_pool(CHECK_BLOCKS, CHECK_BLOCK_SIZE)
         sizes = agreeing_sizes(self.device, self.vocab_size, self.adapter_names, self._steady, self._step)
         del self.pool
@@ -266,7 +266,7 @@ class ModelRunner:
 
     def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
         """By the model's own code."""
-        with torch.inference_mode(), self._steady or nullcontext():
+        with torch.inference_mode(), self._steady.scope() if self._steady else nullcontext():
             logits: Tensor = self._model(
                 input_ids=token_ids[None],
                 position_ids=positions[None],

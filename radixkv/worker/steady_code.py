@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ _EXPERTS_NAME = "radixkv_steady"
 _ACTIVATIONS = frozenset(
     {"celu", "elu", "gelu", "hardswish", "logsigmoid", "mish", "rsqrt", "selu", "sigmoid", "silu", "softplus"}
 )
+_ACTIVATION_MODULES = ("torch.nn.modules.activation", "transformers.activations")
 _PRODUCTS = frozenset({"linear", "_linear_pointwise"})
 _PIECE = 16384
 """Elements: half of what torch shares among threads, and whole vectors of any machine."""
@@ -50,12 +52,40 @@ _CHECKED_TOKENS = 64
 
 
 class SteadyCode(TorchFunctionMode):
-    """To be entered around a model's forward."""
+    """Within it activations are computed in whole vectors.
 
-    def __init__(self) -> None:
+    Each of torch's functions takes some microseconds more there. So it is entered around a model's activation modules, and
+    around a whole forward only where the model calls activations elsewhere too.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.product_rows: set[int] | None = None
         """Of how many rows linear layers were, where somebody asks."""
+        self._is_in_module = self._has_strays = False
+        for module in model.modules():
+            if type(module).__module__ in _ACTIVATION_MODULES:
+                module.forward = self._around(module.forward)
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it is to be entered around the forward."""
+        return self._has_strays or self.product_rows is not None
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """What a forward is run within."""
+        return self if self.is_everywhere else nullcontext()
+
+    def _around(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*args: Any, **options: Any) -> Tensor:
+            self._is_in_module = True
+            try:
+                with nullcontext() if self.is_everywhere else self:
+                    return forward(*args, **options)
+            finally:
+                self._is_in_module = False
+
+        return run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called in place of each of torch's functions."""
@@ -63,7 +93,10 @@ class SteadyCode(TorchFunctionMode):
         if name in _ACTIVATIONS:
             if not args:
                 args, options = (options["input"],), {key: value for key, value in options.items() if key != "input"}
-            if args[0].device.type == "cpu":
+            if args[0].device.type == "cpu" and not (
+                name == "rsqrt" and args[0].dtype == torch.float32
+            ):  # which is exact
+                self._has_strays |= not self._is_in_module
                 return _in_whole_vectors(func, args[0], args[1:], options)
         elif self.product_rows is not None and name in _PRODUCTS:
             self.product_rows.add(args[0].numel() // args[0].shape[-1])
@@ -133,7 +166,7 @@ def agreeing_sizes(
     """Sizes of tiles in which a row has the same logits to the bit, at any place and among any others.
 
     Args:
-        code: which `run` enters.
+        code: in whose scope `run` runs the model.
         run: logits of rows that fill a tile; over a pool of `CHECK_BLOCKS` of `CHECK_BLOCK_SIZE`.
 
     Raises:
