@@ -8,8 +8,8 @@ SmolLM2-135M-Instruct, over blocks in random order, branches that share nothing 
 Before anything is timed, every branch's logits in a deterministic batch are those that it has alone, to the bit. Figures are
 medians.
 
-    python -m bench.deterministic            two minutes on one core
-    python -m bench.deterministic --quick    a round, some seconds; decides nothing
+    python -m bench.deterministic            four minutes on one core
+    python -m bench.deterministic --quick    a round, a minute; decides nothing
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.deterministic", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="one round, some seconds; nothing is written")
+    parser.add_argument("--quick", action="store_true", help="one round, a minute; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
