@@ -41,6 +41,7 @@ class Configuration:
     """A kernel to compile: the item kernel at a layer in one of its forms, or with form None the merge of its parts.
 
     `heads`: query heads per kv head, columns of a key, columns of a value. `has_variants`: window, soft cap and sinks.
+    `is_steady`: of a merge, whether it takes parts one by one.
     """
 
     layer: str
@@ -51,13 +52,14 @@ class Configuration:
     is_latent: bool = False
     has_variants: bool = False
     block_size: int = 16
+    is_steady: bool = False
 
     @property
     def name(self) -> str:
         """As the table shows it."""
         cache = "" if self.cache == "plain" else f" {self.cache}"
-        variants = " variants" if self.has_variants else ""
-        return f"{self.layer} {self.dtype}{cache} {self.form or 'merge'}{variants}"
+        more = (" variants" if self.has_variants else "") + (" steady" if self.is_steady else "")
+        return f"{self.layer} {self.dtype}{cache} {self.form or 'merge'}{more}"
 
     @property
     def shape(self) -> LayerShape:
@@ -79,7 +81,7 @@ class Configuration:
         if self.form is not None:
             return self.compile_with(self.shape.forms(target)[FORMS.index(self.form)], target)
         width = next_power_of_2(self.heads[2])
-        sizes = {"DV": self.heads[2], "BLOCK_DV": width, "BLOCK_P": step_parts(width)}
+        sizes = {"DV": self.heads[2], "BLOCK_DV": width, "BLOCK_P": step_parts(width, is_steady=self.is_steady)}
         constants = {**sizes, "HAS_SINKS": self.has_variants}
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
 
@@ -129,6 +131,7 @@ FULL = [
     *_both_forms("latent 576", "fp32", **LATENT),
     Configuration("D 128", "bf16", LLAMA, None, has_variants=True),
     Configuration("latent 576", "bf16", (128, 576, 512), None),
+    Configuration("D 128", "bf16", LLAMA, None, has_variants=True, is_steady=True),
 ]
 
 

@@ -41,7 +41,8 @@ def paged_attention(
         sinks: [Hq] one logit per query head that takes part in the softmax and adds no value.
 
     Returns:
-        [T, Hq, Dv], contiguous, in q's dtype. A row depends on nothing but the slots its sequence holds and it sees.
+        [T, Hq, Dv], contiguous, in q's dtype. A row depends on nothing but the slots its sequence holds and it sees; where the
+        batch shares nothing (see `plan_attention`) and the cache holds no codes, not even in its last bit.
 
     Raises:
         InvalidArgumentError: a shape, dtype, device or block id that does not fit.
@@ -70,7 +71,7 @@ def _run_triton(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: Attentio
         return
     num_heads, v_head_dim = out.shape[1:]
     shape = layer_shape(q, cache.k, v_head_dim, is_latent=cache.is_latent)
-    forms = form_limits(shape, q.device)
+    forms = form_limits(shape, q.device, is_steady=not batch.shares)
     work = take_device_work(batch, spec, shape.group, forms, num_heads, v_head_dim)
     values = None if cache.is_latent else cache.v
     attend_by_work(q, cache.k, values, batch.block_tables, work, spec, out, _scales(cache))

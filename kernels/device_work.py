@@ -46,10 +46,14 @@ _ADVANCE_ENTRIES = 256
 
 
 class FormLimits(NamedTuple):
-    """Items of up to `narrow_entries`, which may be 0, take the kernel's narrow form, up to `wide_entries` its wide form."""
+    """Items of up to `narrow_entries`, which may be 0, take the kernel's narrow form, up to `wide_entries` its wide form.
+
+    With `is_steady` a row's sums are made alike in every batch: there is one form, and parts are merged one by one.
+    """
 
     narrow_entries: int
     wide_entries: int
+    is_steady: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,7 @@ def plan_work(batch: AttentionBatch, spec: AttentionSpec, group: int, forms: For
         split_keys=SPLIT_KEYS,
         sharing_queries=_SHARING_QUERIES,
         min_saved_tokens=_MIN_SAVED_TOKENS,
+        merges_all=forms.is_steady,
     )
     return make_work_list(batch, spec, group, limits)
 

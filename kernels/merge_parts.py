@@ -3,7 +3,7 @@
     o[e, h] = sum_p w_p o_p / (sum_p w_p + 2^(sink log2(e) - top))     w_p = 2^(lse_p - top), p over the entry's parts in order
 
 `top` is the largest of the log-sum-exps, base 2, and of the sink. A part with lse = -inf has no weight; an entry that has no
-other gets 0.
+other gets 0. In work that is steady (see `FormLimits`) parts are taken one by one, so that those without weight change nothing.
 Layout: parts [P, Hq, Dv] and lse [P, Hq] in fp32, o [T, Hq, Dv]; the merges as in `work_list`.
 Grid: fixed by the capacity; each program walks (merge, head) in steps of the grid.
 """
@@ -90,9 +90,9 @@ def _merge_parts_kernel(
         tl.store(p_row + b_column, b_out.to(p_out.dtype.element_ty), mask=b_column < DV)
 
 
-def step_parts(block_dv: int) -> int:
+def step_parts(block_dv: int, *, is_steady: bool = False) -> int:
     """Parts that one step of the kernel reads."""
-    return max(2, min(16, _STEP_ELEMENTS // block_dv))
+    return 1 if is_steady else max(2, min(16, _STEP_ELEMENTS // block_dv))
 
 
 def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
@@ -112,7 +112,7 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
         out.stride(0),
         DV=v_head_dim,
         BLOCK_DV=block_dv,
-        BLOCK_P=step_parts(block_dv),
+        BLOCK_P=step_parts(block_dv, is_steady=work.limits.is_steady),
         HAS_SINKS=sinks is not None,
         **PLAIN_OPTIONS,
     )

@@ -60,7 +60,7 @@ def plan_native_call(
     Of the cache only dtype and shape count.
     """
     shape = (cache.dtype, num_heads, cache.num_kv_heads, cache.head_dim, cache.v_head_dim)
-    key: Hashable = (library, shape, spec.scale, spec.sliding_window, spec.softcap)
+    key: Hashable = (library, shape, spec.scale, spec.sliding_window, spec.softcap, spec.sinks is None)
     call: NativeCall | None = batch.plans.get(key)
     if call is None:
         before = batch.before

@@ -9,7 +9,8 @@ Layout: q [T, Hq, D] with any strides over tokens and heads; head-major caches; 
 o [T, Hq, Dv]. Latents: one kv head, D = Dv + rest, the first Dv columns of a key are its value.
 Grid: fixed by the buffers' capacity, each program walks (item, kv head, chunk of its query heads) in steps of the grid, so that
 a graph replays a launch over a list that was loaded later. Narrow form: 16 rows; wide form: 64, for what branches share and for
-prompts. A group of more heads than a form has rows is cut into equal chunks. Nothing is hoisted out of the loops: what a thread
+prompts; where rows are to be the same in every batch (`FormLimits.is_steady`), for all. A group of more heads than a form has
+rows is cut into equal chunks. Nothing is hoisted out of the loops: what a thread
 then keeps through a tile costs more registers than it saves instructions.
 Dtypes: q and o fp32, fp16 or bf16; caches alike, or int8, fp8 or int4 with scales (see `tile`); scores, sums and parts in fp32;
 fp32 products are exact (no tf32).
@@ -258,10 +259,11 @@ def layer_shape(q: Tensor, k_cache: Tensor, v_head_dim: int, *, is_latent: bool 
     )
 
 
-def form_limits(shape: LayerShape, device: torch.device) -> FormLimits:
+def form_limits(shape: LayerShape, device: torch.device, *, is_steady: bool = False) -> FormLimits:
     """What an item may hold in a layer of this shape."""
     narrow, wide = shape.forms(launch_target(device))
-    return FormLimits(narrow.block_m // shape.group, wide.block_m // wide.heads(shape.group))
+    narrow_entries = 0 if is_steady else narrow.block_m // shape.group
+    return FormLimits(narrow_entries, wide.block_m // wide.heads(shape.group), is_steady)
 
 
 def attend_by_work(
@@ -292,7 +294,7 @@ def attend_by_work(
     """
     _check(q, k_cache, v_cache, block_tables, work, spec, out, scales)
     shape = layer_shape(q, k_cache, out.shape[2], is_latent=v_cache is None)
-    limits = form_limits(shape, q.device)
+    limits = form_limits(shape, q.device, is_steady=work.limits.is_steady)
     if work.limits != limits:
         raise InvalidArgumentError("work.limits", work.limits, f"{limits}, those of this layer")
     target, num_heads = launch_target(q.device), q.shape[1]

@@ -7,8 +7,10 @@ until the tree changes.
     parts     what an entry has from one item, output and log-sum-exp, where it stands in several; merged at the end
 
 Items end at absolute multiples of `split_keys`, and where what an entry shares ends: a batch of other branches may cut its sums
-elsewhere, and round them otherwise. A sequence with one new query gets items that reach to the end of their split, past its
-length: it grows into them, and positions are all that a next step changes.
+elsewhere, and round them otherwise. Where nothing is shared, an entry's sums depend on its position alone: items then begin at
+absolute multiples of `KEY_STEP`, and where a merge would round otherwise than an answer at once, all entries have parts.
+A sequence with one new query gets items that reach to the end of their split, past its length: it grows into them, and
+positions are all that a next step changes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.shared_runs import SharedRuns, find_shared_runs
 from radixkv.kernels.spec import AttentionSpec
 
-__all__ = ["NO_WORK", "WorkLimits", "WorkList", "make_work_list"]
+__all__ = ["KEY_STEP", "NO_WORK", "WorkLimits", "WorkList", "make_work_list"]
+
+KEY_STEP = 64
+"""A multiple of the keys that a kernel takes at a time, and a divisor of every `split_keys` in use."""
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -37,12 +42,14 @@ class WorkLimits(NamedTuple):
         split_keys: items end at multiples of it.
         sharing_queries: sequences with up to so many new queries take part in shared runs.
         min_saved_tokens: a run is worth an item of its own from so many tokens, per row on it, that are not read again.
+        merges_all: where nothing is shared, an entry of a single item has it as a part too.
     """
 
     item_rows: int
     split_keys: int
     sharing_queries: int
     min_saved_tokens: float
+    merges_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,8 @@ def make_work_list(batch: AttentionBatch, spec: AttentionSpec, group: int, limit
     positions = np.repeat(contexts - entry_ends, counts) + entries
 
     own = _own_tiles(rows, entry_starts, counts, contexts, covered, spec, group, limits)
+    if not batch.shares:
+        _even_out(own, spec, limits)
     tiles = (
         own
         if shared is None
@@ -196,6 +205,15 @@ def _own_tiles(
     end_keys = np.where(counts[owner] == 1, -(-end // split) * split, end)
     parts = np.where(covered[owner] > 0, 0, -1)
     return np.stack([first + shift, end + shift, rows[owner], first_keys, end_keys, parts], 1)
+
+
+def _even_out(own: Int64Array, spec: AttentionSpec, limits: WorkLimits) -> None:
+    """Makes tiles alike whatever other queries of their sequence they hold. A sink is added to parts last, and to what is none
+    first.
+    """
+    own[:, 3] = own[:, 3] // KEY_STEP * KEY_STEP
+    if limits.merges_all or spec.sinks is not None:
+        own[:, 5] = 0
 
 
 def _shared_tiles(

@@ -63,7 +63,9 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--deterministic",
         action="store_true",
         help="the same reply to the bit, with the same seed, whatever else runs, however prompts are cut into chunks, and "
-        "whatever of them is cached; for models that the native decoder runs. Branches then read a common prefix one by one",
+        "whatever of them is cached; on machines of one kind with as many threads. Branches then read a common prefix one by "
+        "one, and models that the native decoder does not run go in tiles of a few sizes; one that gives other logits in other "
+        "company even so is refused",
     )
     flags.add_argument(
         "--no-cuda-graphs",
@@ -110,13 +112,20 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         "int4 less, at some cost in quality and, on a CPU, time (the README has figures); latents stay as they are "
         "(default %(default)s)",
     )
+    flags.add_argument(
+        "--layout",
+        default=_AUTO,
+        choices=["paged", "arena", _AUTO],
+        help="where KV lies: paged, all of it in the pool's blocks; arena, what has never branched in one contiguous span "
+        "each, for which up to half of the memory is set aside, and in blocks from its first fork on; auto is paged, by "
+        "what was measured: a block table costs one chat some percent at most (default %(default)s)",
+    )
     flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
     flags.add_argument(
         "--utilisation",
         type=float,
-        default=0.90,
         metavar="SHARE",
-        help="share of the device's memory to take in all (default %(default)s)",
+        help="share of the device's memory to take in all (default 0.9; 0.85 with --layout arena)",
     )
     flags.add_argument(
         "--swap-space",
@@ -207,6 +216,7 @@ def worker_config(options: argparse.Namespace, service: str | None, listen: str 
         num_blocks=options.num_blocks,
         block_size=options.block_size,
         utilisation=options.utilisation,
+        layout=options.layout,
         kv_bytes=_size(options.kv_memory, "--kv-memory"),
         swap_bytes=_size(options.swap_space, "--swap-space"),
         dtype=options.dtype,
@@ -249,15 +259,16 @@ def _size(text: str | None, flag: str) -> int | None:
 
 def describe(worker: Worker) -> str:
     """What a worker serves, and where its memory goes, in a line each."""
-    model, pool = worker.engine.model(), worker.runner.pool
+    model, plan = worker.engine.model(), worker.plan
     rounded = ", weights in int8" if worker.runner.quantization == "int8" else ""
     if worker.runner.kv_format is not None:
         rounded += f", KV in {worker.runner.kv_dtype}"
     if worker.config.deterministic:
         rounded += ", deterministic"
+    lines = f", {plan.num_lines} lines" if plan.num_lines else ""
     adapted = f", adapters {', '.join(model.adapters)}" if model.adapters else ""
     return (
         f"{model.name} on {worker.runner.device} in {worker.runner.dtype}{rounded}{adapted}: "
-        f"{model.max_length:,} tokens of context, {pool.num_blocks:,} blocks of {pool.block_size} tokens\n"
+        f"{model.max_length:,} tokens of context, {plan.num_blocks:,} blocks of {plan.block_size} tokens{lines}\n"
         f"  memory         {worker.plan}"
     )

@@ -23,11 +23,13 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
     ("num_requests_waiting", "num_queued_branches", "Branches that wait for their turn"),
     ("num_requests_pending", "num_pending_branches", "Branches that wait for a prefix that another one is computing"),
     ("num_requests_swapped", "num_parked_branches", "Branches whose blocks are in host memory"),
+    ("num_lines", "num_lines", "Histories that lie in spans of their own, outside of the pool's blocks"),
 )
 _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("num_preemptions", "num_preemptions", "Times that a branch had to give up its blocks"),
     ("saved_blocks", "num_saved_blocks", "Blocks moved to host memory"),
     ("loaded_blocks", "num_loaded_blocks", "Blocks moved back from host memory"),
+    ("moved_lines", "num_moved_lines", "Times that a line was moved into blocks"),
     ("model_forwards", "num_forwards", "Passes over the weights"),
     ("computed_tokens", "num_computed_tokens", "Positions run through the model, recomputed ones again"),
     ("prefix_cache_queries", "num_prompt_tokens", "Prompt tokens looked up in the prefix cache"),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.core.api import AcquireResult, ExtendResult
 from radixkv.core.tokens import pack_tokens
+from radixkv.worker.lines import OpenedLine
 
 if TYPE_CHECKING:
     from radixkv.core.errors import QuotaError
@@ -49,7 +50,7 @@ class Branch:
     Attributes:
         order: (arrival of the generation, index of the branch).
         priority, due_s: see `waiting`.
-        num_matched: how much of its history was cached when last told, and `was_matched` whether it ever was.
+        num_matched: how much of its history was cached when last told, and `was_matched` whether it was since it last held any.
         was_refused: whether an acquire of it ever found too few blocks.
         waits_for: while PENDING, the providing sequence and the length of the common prefix.
         is_awaiting_token: whether a batch under way is to draw from the end of its history.
@@ -58,6 +59,7 @@ class Branch:
         num_computed: while OPENING, what is expected to be found in the cache.
         num_known: tokens of the history that the cache knows. num_reported: positions reported to it as computed.
         siblings: branches that advance with it, so that one batch is to run them all.
+        is_line: whether its KV lies in a span of its own, so that it holds no blocks of the pool; see `arena`.
         starved: the last extend was refused for lack of blocks and has not been asked again.
         over_quota: what it was refused with, if it was the quota of its namespace.
     """
@@ -68,6 +70,7 @@ class Branch:
         "generation",
         "index",
         "is_awaiting_token",
+        "is_line",
         "is_reserving",
         "max_length",
         "num_computed",
@@ -114,7 +117,7 @@ class Branch:
         self.block_table: array[int] = array("i")
         self.num_stored = self.num_computed = self.num_reported = self.num_known = 0
         self.room = self.room_asked = 0
-        self.starved = False
+        self.starved = self.is_line = False
         self.over_quota: QuotaError | None = None
 
     @property
@@ -158,6 +161,8 @@ class Branch:
     def opened(self, answer: AcquireResult) -> None:
         """Its acquire or fork was answered: its history up to `num_known` has blocks."""
         self.phase = Phase.RUNNING
+        self.was_matched = False
+        self.is_line = isinstance(answer, OpenedLine)
         self.block_table = answer.block_table
         self.num_stored = answer.num_stored_tokens
         # Where all of the history has KV (a full hit), its last token is run again for its logits alone.

@@ -31,9 +31,10 @@ from radixkv.kernels.tree_attention import form_limits, layer_shape
 from radixkv.kernels.upload import upload
 from radixkv.kernels.work_list import NO_WORK, WorkList
 from radixkv.worker.attention import AttentionSite
+from radixkv.worker.forward_row import ForwardRow
 from radixkv.worker.kv_pool import KVPool
 
-__all__ = ["BATCH_SIZES", "DecodeRow", "DecodeSteps", "padded_size"]
+__all__ = ["BATCH_SIZES", "DecodeRow", "DecodeSteps", "is_decode", "padded_size"]
 
 BATCH_SIZES = (1, 2, 4, *range(8, 257, 8))
 """What steps are padded to. Larger batches are run as they are."""
@@ -53,6 +54,13 @@ def padded_size(num_rows: int) -> int | None:
     """The smallest batch size that holds so many rows; None: there is none."""
     index = bisect_left(BATCH_SIZES, num_rows)
     return BATCH_SIZES[index] if num_rows > 0 and index < len(BATCH_SIZES) else None
+
+
+def is_decode(rows: Sequence[ForwardRow]) -> bool:
+    """Whether each row is one token of the model alone that gives logits, and there are no more than steps are made for."""
+    return 0 < len(rows) <= BATCH_SIZES[-1] and all(
+        len(row.token_ids) == 1 and row.wants_logits and not row.adapter for row in rows
+    )
 
 
 class DecodeRow(NamedTuple):

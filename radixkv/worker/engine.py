@@ -28,6 +28,7 @@ from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, Retention
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
 from radixkv.worker.adapters import adapter_namespace
+from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.prompts import PromptReader
@@ -77,6 +78,7 @@ class Engine:
         overlaps: whether the runner computes on a device of its own, so that there are other things to do meanwhile; see
             `rounds`.
         cache_stats: asks the cache for its stats and times, on any thread; without it the holder is asked, on the engine's.
+        arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: there are none.
         clock: seconds, monotonic.
         new_id: source of generation ids.
     """
@@ -95,6 +97,7 @@ class Engine:
         unshared_namespaces: Collection[str] | None = (),
         overlaps: bool = False,
         cache_stats: Callable[[], tuple[CacheStats, BlockTimes]] | None = None,
+        arena: Arena | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
@@ -104,7 +107,7 @@ class Engine:
             vocab_size=runner.vocab_size,
             eos_token_ids=runner.eos_token_ids,
             max_length=runner.max_model_len,
-            num_blocks=pool.num_blocks,
+            num_blocks=arena.first_block if arena else pool.num_blocks,
             block_size=pool.block_size,
         )
         self._info = ModelInfo(
@@ -129,12 +132,13 @@ class Engine:
         self._rounds = Rounds(
             runner,
             holder,
-            Scheduler(pool.block_size, self._limits, clock=clock),
+            Scheduler(pool.block_size, self._limits, clock=clock, has_lines=arena is not None),
             reattach=reattach,
             clock=clock,
             wake=self.wake,
             num_remembered=num_remembered,
             overlaps=overlaps,
+            arena=arena,
         )
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
         self._thread.start()

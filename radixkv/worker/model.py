@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.upload import upload
 from radixkv.worker.adapters import load_adapters
 from radixkv.worker.attention import ATTENTION_NAME, AttentionSite, ShapeProbe, StepAttention, register_attention
-from radixkv.worker.decode_steps import BATCH_SIZES, DecodeRow, DecodeSteps
+from radixkv.worker.decode_steps import DecodeRow, DecodeSteps, is_decode
 from radixkv.worker.errors import ModelError
+from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
 from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
@@ -28,6 +29,13 @@ from radixkv.worker.latent_attention import absorb_latents
 from radixkv.worker.native_model import find_native_model
 from radixkv.worker.packed_linear import pack_linears
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
+from radixkv.worker.steady_code import (
+    CHECK_BLOCK_SIZE,
+    CHECK_BLOCKS,
+    SteadyCode,
+    agreeing_sizes,
+    use_steady_experts,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,22 +46,6 @@ _LOG = logging.getLogger(__name__)
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _MAX_LEN_WITHOUT_CONFIG = 2048
-
-
-class ForwardRow(NamedTuple):
-    """One sequence's share of a step: compute positions [start, start + len(token_ids)).
-
-    `block_table`: logical block index -> block id (int32), covering every position up to the last one computed; KV
-    of the positions below `start` lies there already. Positions below `num_stored` are computed but not written. With
-    `wants_logits` the last position's logits are answered. `adapter`: by name; empty: the model alone.
-    """
-
-    token_ids: Sequence[int]
-    start: int
-    block_table: array[int]
-    num_stored: int
-    wants_logits: bool
-    adapter: str = ""
 
 
 class ModelRunner:
@@ -103,13 +95,14 @@ class ModelRunner:
                 computes in: that, as which latents are stored always.
             adapters: folders of low-rank adapters by name; they are not rounded.
             deterministic: whether logits are to be the same to the bit whatever else is in a step, however a prompt is cut, and
-                whatever of it was found in the cache.
-            cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `decode_steps`.
+                whatever of it was found in the cache. With adapters the native decoder then runs nothing.
+            cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `decode_steps`. Not with
+                `deterministic`, whose steps are cut into tiles.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
             ModelError: the model cannot be loaded, its architecture cannot be served from a block table, or an adapter does
-                not fit it.
+                not fit it; or with `deterministic` its own code answers a row otherwise beside others.
         """
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device) if isinstance(model, str) else model.dtype
@@ -127,10 +120,11 @@ class ModelRunner:
         self.eos_token_ids = _eos_token_ids(self._model)
         widest_output = _widest_output(self._model, self.vocab_size)
         self.quantization = self._pack_weights(rounds, is_asked_for=quantization == "int8")
-        self._adapters.attach(self._model, self.dtype, self.device)
+        self._adapters.attach(self._model, self.dtype, self.device, is_steady=deterministic)
         tensors = (*self._model.parameters(), *self._model.buffers())
         self.weight_bytes = sum(tensor.nbytes for tensor in tensors) + self._adapters.nbytes
         self._scratch = Scratch()
+        self._steady: SteadyCode | None = None
         probe = self._probe()
         self.widest_output = max(widest_output, probe.widest_query)
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
@@ -140,10 +134,11 @@ class ModelRunner:
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
             self._native = find_native_model(self._model, self._layers, specs, self._run, self.kv_format)
         self._shares_reads = not deterministic
-        self._uses_steps = cuda_graphs
+        self._uses_steps = cuda_graphs and not deterministic
         self._steps: DecodeSteps | None = None
-        if deterministic:
-            self._check_deterministic()
+        if deterministic and (self._native is None or self._adapters.names):
+            self._native = None
+            self._tile_sizes = self._find_tile_sizes()
         if num_blocks is not None:
             self.allocate_pool(num_blocks, block_size)
 
@@ -207,15 +202,22 @@ class ModelRunner:
         Returns:
             float32 [number of rows with `wants_logits`, vocab_size], in the order of `rows`; good until the next call.
         """
-        if _is_decode(rows) and (steps := self._take_steps()):
+        if self._steady is not None:
+            tiles = cut_into_tiles(rows, self._tile_sizes, self.pool.block_size)
+            return torch.cat([self._step(tile) for tile in tiles])
+        steps = self._take_steps() if is_decode(rows) else None
+        logits = None
+        if steps is not None:
             slots = [self._slots(row, row.start + 1)[0] for row in rows]
             decoding = [DecodeRow(row.token_ids[0], row.start, slot) for row, slot in zip(rows, slots, strict=True)]
             logits = steps.run(decoding, self._plan(rows, None))
-            if logits is not None:
-                return logits
+        return self._step(rows) if logits is None else logits
+
+    def _step(self, rows: Sequence[ForwardRow]) -> Tensor:
+        """As `forward`, planned for these rows alone."""
         token_ids: list[int] = []
         positions: list[int] = []
-        slots = []
+        slots: list[int] = []
         kept: list[int] = []
         for row in rows:
             end = row.start + len(row.token_ids)
@@ -231,8 +233,13 @@ class ModelRunner:
         ids, at, wanted, written = (
             upload(values, self.device, torch.int64) for values in (token_ids, positions, kept, slots)
         )
-        with self._adapters.step(row_adapters, [len(row.token_ids) for row in rows], wanted):
-            return self._run(ids, at, wanted, StepAttention(self.pool, batch, written))
+        site, row_lens = StepAttention(self.pool, batch, written), [len(row.token_ids) for row in rows]
+        if self._steady is None or not kept:
+            with self._adapters.step(row_adapters, row_lens, wanted):
+                return self._run(ids, at, wanted, site)
+        everything = torch.arange(len(token_ids), device=self.device)
+        with self._adapters.step(row_adapters, row_lens, everything):
+            return self._run(ids, at, everything, site)[wanted]
 
     def _plan(self, rows: Sequence[ForwardRow], before: AttentionBatch | None) -> AttentionBatch:
         query_lens = [len(row.token_ids) for row in rows]
@@ -266,17 +273,14 @@ class ModelRunner:
             )
         return "int8" if num_rounded else "none"
 
-    def _check_deterministic(self) -> None:
-        """Torch's products round a row differently in batches of other sizes; the native decoder's do not."""
-        if self._native is None:
-            raise ModelError(
-                "deterministic mode needs the native decoder, which runs Llama, Mistral, Qwen2 and Qwen3 with int8 weights "
-                "on a CPU with a C++ compiler; choose such a model and --quantization int8, or leave the mode out"
-            )
-        if self._adapters.names:
-            raise ModelError(
-                "deterministic mode does not go with adapters: their rows are not run by the native decoder"
-            )
+    def _find_tile_sizes(self) -> tuple[int, ...]:
+        """How many tokens the steps may have in which the model's own code answers a row alike."""
+        use_steady_experts(self._model)
+        self._steady = SteadyCode(self._model)
+        self.allocate_pool(CHECK_BLOCKS, CHECK_BLOCK_SIZE)
+        sizes = agreeing_sizes(self.device, self.vocab_size, self.adapter_names, self._steady, self._step)
+        del self.pool
+        return sizes
 
     def _take_kv_format(self, kv_format: KVFormat | None) -> KVFormat | None:
         """None also where all that the model keeps is latents."""
@@ -303,7 +307,7 @@ class ModelRunner:
 
     def _answer(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
         """The same in the dtype that the model answers in."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._steady.scope() if self._steady else nullcontext():
             logits: Tensor = self._model(
                 input_ids=token_ids[None],
                 position_ids=positions[None],
@@ -324,13 +328,6 @@ class ModelRunner:
         if logits.shape != (1, self.vocab_size):
             raise ModelError("the model does not answer logits for chosen positions alone, so it cannot be served")
         return probe
-
-
-def _is_decode(rows: Sequence[ForwardRow]) -> bool:
-    """Whether each row is one token of the model alone that gives logits, and there are no more than steps are made for."""
-    return 0 < len(rows) <= BATCH_SIZES[-1] and all(
-        len(row.token_ids) == 1 and row.wants_logits and not row.adapter for row in rows
-    )
 
 
 def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device) -> Any:

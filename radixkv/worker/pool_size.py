@@ -6,6 +6,8 @@
      of all memory     of max_batch_     sampling         sequences of max_model_len
                        tokens
 
+Where lines have spans of their own, half of the blocks at most are set aside for them.
+
 Weights, the driver's context and other programs are in what is not free any more, so they need no estimate. Memory of a CPU is
 everybody's, so there a pool that nobody sized takes a quarter of what is available, and 2 GiB at most.
 """
@@ -52,6 +54,7 @@ class PoolWish:
         kv_bytes: memory for KV; None: what is left.
         swap_bytes: host memory for blocks that are swapped out; None: a default where swapping is on.
         needs_full_length: whether a pool too small for one sequence of the longest length is an error.
+        has_lines: whether a part of the blocks is set aside for lines; see `arena`.
     """
 
     num_blocks: int | None = None
@@ -60,6 +63,7 @@ class PoolWish:
     kv_bytes: int | None = None
     swap_bytes: int | None = None
     needs_full_length: bool = False
+    has_lines: bool = False
 
     def check(self, limits: SchedulerLimits) -> None:
         """Refuse what is outside its bounds, or does not go together.
@@ -89,6 +93,7 @@ class PoolPlan:
 
     Attributes:
         num_blocks, block_size, num_host_blocks: of the pool and its swap space.
+        num_lines, line_blocks: spans that lie behind the pool's blocks, and their length.
         block_bytes: of one block over all layers.
         weight_bytes: of the model.
         activation_bytes, workspace_bytes, free_bytes: as in the module's picture; None where the number of blocks was given.
@@ -106,6 +111,8 @@ class PoolPlan:
     free_bytes: int | None
     max_model_len: int
     reason: str
+    num_lines: int = 0
+    line_blocks: int = 0
 
     @property
     def num_full_sequences(self) -> int:
@@ -121,6 +128,9 @@ class PoolPlan:
             f"KV {format_bytes(self.num_blocks * self.block_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens, "
             f"{self.num_blocks * self.block_size:,} tokens ({self.reason})"
         )
+        if self.num_lines:
+            num_bytes = format_bytes(self.num_lines * self.line_blocks * self.block_bytes)
+            parts.append(f"lines {num_bytes}: {self.num_lines} of {self.line_blocks * self.block_size:,} tokens")
         if self.num_host_blocks:
             parts.append(f"swap {format_bytes(self.num_host_blocks * self.block_bytes)}")
         return ", ".join(parts)
@@ -157,6 +167,8 @@ def plan_pool(
         num_blocks = count_blocks(budget, block_bytes, most)
         if num_blocks == most:
             reason = f"all that {limits.max_running} sequences of {runner.max_model_len:,} tokens can use"
+    num_lines, line_blocks = _lines(num_blocks, full_blocks, limits) if wish.has_lines else (0, 0)
+    num_blocks -= num_lines * line_blocks
     if wish.needs_full_length:
         check_fit(runner.max_model_len, wish.block_size, num_blocks, "raise --kv-memory or --num-blocks")
     return PoolPlan(
@@ -170,7 +182,19 @@ def plan_pool(
         free_bytes=free_bytes,
         max_model_len=runner.max_model_len,
         reason=reason,
+        num_lines=num_lines,
+        line_blocks=line_blocks,
     )
+
+
+def _lines(num_blocks: int, full_blocks: int, limits: SchedulerLimits) -> tuple[int, int]:
+    """How many spans half of the blocks make, and their length: one of the longest sequence, or all that the half has."""
+    line_blocks = min(full_blocks, num_blocks // 2)
+    if not line_blocks:
+        raise PlanError(
+            "--layout arena needs two blocks at least, one of them for a line; raise --kv-memory or --num-blocks"
+        )
+    return min(num_blocks // 2 // line_blocks, limits.max_running), line_blocks
 
 
 def _budget(runner: ModelRunner, wish: PoolWish, left: int, free_bytes: int) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 - Where the pool is short, the least wanted holder of all gives way; where a namespace is at its quota, the least wanted of that
   namespace, since blocks of others would not help it.
 - Who is left alone and still stuck begins anew once, and then fails with the reason.
+- A line has no blocks to give.
 - Where all who could go on wait for branches that are not admitted, as beams do, the latest of them gives way.
 """
 
@@ -35,7 +36,8 @@ class Relief:
         if any(branch.is_stuck for branch in self._holders):
             return True
         refused = self._admission.queue.find_refused()
-        return refused is not None and any(refused.priority > branch.priority for branch in self._holders)
+        in_blocks = (branch for branch in self._holders if not branch.is_line)
+        return refused is not None and any(refused.priority > branch.priority for branch in in_blocks)
 
     def relieve(self, now_s: float) -> None:
         """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
@@ -47,14 +49,15 @@ class Relief:
             own = [branch for branch in stuck if branch.over_quota and branch.generation.namespace == namespace]
             self._relieve_tenant(namespace, own, now_s)
         refused = self._admission.queue.find_refused() if self._holders else None
+        in_blocks = [branch for branch in self._holders if not branch.is_line]
         if short:
-            if len(self._holders) == 1:
+            if len(in_blocks) == 1:
                 self._free_for_the_last(short[0], list(self._preemption.parked))
             elif not self._cut(self._preemption.park_more(len(short), self._preemption.parked)):
-                self._preempt(self._least_wanted(list(self._holders), now_s), len(short))
+                self._preempt(self._least_wanted(in_blocks, now_s), len(short))
                 self._admission.preempted()
-        elif refused is not None and refused.priority > min(b.priority for b in self._holders):
-            victim = self._least_wanted(list(self._holders), now_s)
+        elif refused is not None and refused.priority > min((b.priority for b in in_blocks), default=refused.priority):
+            victim = self._least_wanted(in_blocks, now_s)
             if self._admission.pending.urgency(victim).priority < refused.priority and victim.due_s > now_s:
                 self._preempt(victim, len(victim.block_table))
                 self._admission.freed()
@@ -62,6 +65,7 @@ class Relief:
     def _relieve_tenant(self, namespace: str, stuck: list[Branch], now_s: float) -> None:
         """The same among the branches of one namespace, which is at its quota."""
         own, parked = self._holders.of(namespace), self.parked_of(namespace)
+        own = [branch for branch in own if not branch.is_line]
         if len(own) == 1:
             self._free_for_the_last(stuck[0], parked)
         elif not self._cut(self._preemption.park_more(len(stuck), parked)):

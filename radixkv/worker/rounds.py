@@ -29,6 +29,7 @@ from torch import Tensor
 
 from radixkv.core.api import AcquireOp, CacheHolder, Copy, ForkOp, Notice, StepOp, StepResult
 from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, LeaseError, RadixKVError, UnavailableError
+from radixkv.worker.arena import Arena
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.drawing import Drawing
 from radixkv.worker.followers import Followers
@@ -100,6 +101,7 @@ class Rounds:
         wake: called, on any thread, when an answer has come that a round may be waiting for.
         num_remembered: finished generations kept.
         overlaps: whether a batch is left under way while the next Step is said.
+        arena: keeps lines out of the pool's blocks; None: there are none. The scheduler knows of it, too.
     """
 
     def __init__(
@@ -113,8 +115,10 @@ class Rounds:
         wake: Callable[[], None],
         num_remembered: int,
         overlaps: bool = False,
+        arena: Arena | None = None,
     ) -> None:
         self.holder = holder
+        self._arena = arena
         self.generations: dict[str, Generation] = {}
         self.finished = FinishedGenerations(num_remembered)
         self._runner = runner
@@ -185,6 +189,8 @@ class Rounds:
             num_pending_branches=scheduler.num_pending,
             num_parked_branches=len(swap.parked),
             num_remembered=len(self.finished),
+            num_lines=self._arena.num_lines if self._arena else 0,
+            num_moved_lines=self._arena.num_moves if self._arena else 0,
             num_preemptions=swap.num_preemptions,
             num_saved_blocks=swap.space.num_saved,
             num_loaded_blocks=swap.space.num_loaded,
@@ -267,14 +273,15 @@ class Rounds:
                 )
 
     def _take_notices(self) -> list[Notice]:
+        of_lines = self._arena.take_notices() if self._arena else []
         try:
-            return self.holder.take_notices()
+            return self.holder.take_notices() + of_lines
         except (LeaseError, UnavailableError):  # what is submitted next is told so too, and acts on it
-            return []
+            return of_lines
 
     def _submit(self, ops: Sequence[StepOp]) -> None:
         try:
-            answer = self.holder.submit(ops)
+            answer = self._arena.submit(self.holder, ops) if self._arena else self.holder.submit(ops)
         except (LeaseError, UnavailableError) as error:
             self._lose(error)
             return
@@ -376,6 +383,8 @@ class Rounds:
         self._num_answered = self._num_submitted
         self._drawing.forget()
         self._scheduler.lose_all()
+        if self._arena:
+            self._arena.lose()
         if self._reattach is not None:
             try:
                 self.holder = self._reattach()

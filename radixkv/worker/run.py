@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
 from radixkv.core.cache import PrefixCache
-from radixkv.core.errors import PoolHeldError, RadixKVError, UnavailableError
+from radixkv.core.errors import InvalidArgumentError, PoolHeldError, RadixKVError, UnavailableError
+from radixkv.planner.plan import DEFAULT_UTILISATION
 from radixkv.service.addresses import parse_address
+from radixkv.worker.arena import Arena
 from radixkv.worker.default_model import DEFAULT_MODEL, SMOLLM2_135M, resolve_model
 from radixkv.worker.engine import Engine
 from radixkv.worker.errors import ModelError
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
+LAYOUTS = ("paged", "arena", "auto")
+UTILISATION_WITH_LINES = 0.85
 _WATCH_S = 0.5
 _LOG = logging.getLogger(__name__)
 
@@ -47,7 +51,7 @@ class WorkerConfig:
         listen: where to serve Generation: ``host:port`` (port 0 takes a free one) or ``unix:path``; None: nowhere.
         pool_name: of the pool, among those of the service.
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: what the device's memory gives, see
-            `pool_size`, which also says what `utilisation`, `kv_bytes` and `swap_bytes` are.
+            `pool_size`, which also says what `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes` are.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
         adapters: folders of low-rank adapters, by the name that requests give.
         deterministic: whether a reply is the same to the bit whatever else runs and whatever is cached; see `ModelRunner`.
@@ -55,6 +59,8 @@ class WorkerConfig:
         max_model_len: longest sequence to be served, in tokens; the pool must hold one. None: what the model allows, and what
             the pool holds.
         limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
+        layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
+            own, see `arena`; ``"auto"``: paged, which was measured to be about as fast, see `bench.layouts`.
         share_prefixes: whether requests reuse the KV of prefixes that others have computed.
         unshared_namespaces: where they do not, although `share_prefixes`.
         num_remembered: finished generations that can still be forked.
@@ -69,7 +75,7 @@ class WorkerConfig:
     pool_name: str = "default"
     num_blocks: int | None = None
     block_size: int = 16
-    utilisation: float = 0.90
+    utilisation: float | None = None
     kv_bytes: int | None = None
     swap_bytes: int | None = None
     dtype: str = "auto"
@@ -81,6 +87,7 @@ class WorkerConfig:
     cuda_graphs: bool = True
     max_model_len: int | None = None
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    layout: str = "auto"
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
     num_remembered: int = 1024
@@ -139,6 +146,7 @@ class Worker:
         text = _load_text(model)
         lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
+        first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
         self.engine = Engine(
             self.runner,
             lease.attach() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
@@ -151,6 +159,7 @@ class Worker:
             overlaps=self.runner.device.type == "cuda",
             cache_stats=lease.stats if config.service else None,
             num_remembered=config.num_remembered,
+            arena=Arena(*first_line) if plan.num_lines else None,
         )
         lease.wake = self.engine.wake
         stack.callback(self.engine.close)
@@ -196,13 +205,18 @@ def run_worker(
 
 def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPlan]:
     """The model with its pool."""
+    if config.layout not in LAYOUTS:
+        raise InvalidArgumentError("layout", config.layout, ", ".join(LAYOUTS))
+    has_lines = config.layout == "arena"
+    utilisation = UTILISATION_WITH_LINES if has_lines else DEFAULT_UTILISATION
     wish = PoolWish(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
-        utilisation=config.utilisation,
+        utilisation=utilisation if config.utilisation is None else config.utilisation,
         kv_bytes=config.kv_bytes,
         swap_bytes=config.swap_bytes,
         needs_full_length=config.max_model_len is not None,
+        has_lines=has_lines,
     )
     wish.check(config.limits)  # before the long work of loading a model
     runner = ModelRunner(
@@ -218,7 +232,8 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         cuda_graphs=config.cuda_graphs,
     )
     plan = plan_pool(runner, wish, config.limits)
-    runner.allocate_pool(plan.num_blocks, plan.block_size, plan.num_host_blocks)
+    num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks
+    runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks)
     runner.prepare(config.limits.max_running)
     return runner, plan
 

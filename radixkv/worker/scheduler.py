@@ -60,6 +60,7 @@ from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.growth import GrowthEstimate
 from radixkv.worker.holders import Holders, Sent
 from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.lines import LineAcquireOp
 from radixkv.worker.preemption import Preemption
 from radixkv.worker.relief import Relief
 from radixkv.worker.swap import BlockMove
@@ -91,12 +92,15 @@ class Scheduler:
         *,
         clock: Callable[[], float] = time.monotonic,
         growth: GrowthEstimate | None = None,
+        has_lines: bool = False,
     ) -> None:
+        """`has_lines`: whether what never forks is offered to an `Arena`."""
         self.limits = limits or SchedulerLimits()
         num_host_blocks = self.limits.swap_blocks if self.limits.preemption == "swap" else 0
         self._holders = Holders(block_size)
         self.preemption = Preemption(block_size, num_host_blocks, self._holders.new_seq_id)
         self._clock = clock
+        self._has_lines = has_lines
         self._block_size = block_size
         self._admission = Admission(growth or GrowthEstimate())
         self._sent: deque[list[Sent]] = deque()
@@ -240,22 +244,22 @@ class Scheduler:
             head = self._admission.next(now_s, is_idle=was_alone)
             if head is None:
                 return
-            terms = head.generation.terms
             is_only_tenant = not self._holders.has_any_of(head.generation.namespace)
             self._holders.open(head, len(head.tokens))
             head.num_computed = min(head.num_matched, len(head.tokens) - 1)
             num_ahead += len(head.tokens) - head.num_computed
-            op = AcquireOp(
-                pack_tokens(head.tokens),
-                self._admission.reserve(head),
-                head.generation.namespace,
-                head.seq_id,
-                waits=terms.shares_prefix,
-                shares=terms.shares_prefix,
-                retention=terms.retention,
-            )
+            op = self._acquire_op(head)
             sent.append(Sent(op, (head,), was_alone, is_only_tenant, self._admission.num_freed))
             sent += self._holders.ask_for_room(head)
+
+    def _acquire_op(self, branch: Branch) -> AcquireOp:
+        generation, terms = branch.generation, branch.generation.terms
+        tokens, reserve = pack_tokens(branch.tokens), self._admission.reserve(branch)
+        shares, retention = terms.shares_prefix, terms.retention
+        given = (tokens, reserve, generation.namespace, branch.seq_id, shares, shares, retention)
+        if not self._has_lines or not shares or retention or generation.num_branches > 1 or generation.is_searching:
+            return AcquireOp(*given)
+        return LineAcquireOp(*given, branch.max_room, branch.num_matched if branch.was_matched else None)
 
     # -- answers
 

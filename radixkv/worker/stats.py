@@ -31,8 +31,10 @@ class EngineStats(NamedTuple):
         num_pending_branches: that wait for a prefix that another one is computing.
         num_parked_branches: preempted by swap and not back, counted among those that wait.
         num_remembered: finished generations that can be forked.
+        num_lines: histories that lie in spans of their own, see `arena`.
         num_preemptions: times that a branch had to give up its blocks.
         num_saved_blocks, num_loaded_blocks: moved to host memory and back.
+        num_moved_lines: times that a line, or what was new of it, was moved into blocks.
         num_forwards: passes over the weights.
         num_prompt_tokens: of all prompts admitted. num_cached_tokens: of these, found in the cache.
         num_computed_tokens: positions run. num_generated_tokens: tokens drawn.
@@ -48,9 +50,11 @@ class EngineStats(NamedTuple):
     num_pending_branches: int
     num_parked_branches: int
     num_remembered: int
+    num_lines: int
     num_preemptions: int
     num_saved_blocks: int
     num_loaded_blocks: int
+    num_moved_lines: int
     num_forwards: int
     num_prompt_tokens: int
     num_cached_tokens: int

@@ -71,7 +71,8 @@ class Desk:
         self.runner = runner
         self.max_wait_s = limits.max_wait_s
         self._clock = options.get("clock", lambda: 0.0)
-        self.scheduler = Scheduler(runner.pool.block_size, limits, clock=lambda: 0.0)
+        arena = options.get("arena")
+        self.scheduler = Scheduler(runner.pool.block_size, limits, clock=lambda: 0.0, has_lines=arena is not None)
         self.rounds = Rounds(
             runner,
             cache,
@@ -81,6 +82,7 @@ class Desk:
             wake=lambda: None,
             num_remembered=16,
             overlaps=options.get("overlaps", False),
+            arena=arena,
         )
         self.generations: list[Generation] = []
 

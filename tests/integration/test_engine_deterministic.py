@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from answers import Answers, collect, start_together
-from tiny_models import VOCAB_SIZE, save_wide
+from tiny_models import VOCAB_SIZE, save_model, save_wide
 
 from radixkv.core.cache import PrefixCache
 from radixkv.kernels.native_build import native_library
@@ -17,17 +17,30 @@ from radixkv.worker.model import ModelRunner
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
 
-pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")
-
 BLOCK_SIZE, MAX_TOKENS = 4, 24
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_wide("llama", tmp_path_factory.mktemp("model"), head_dim=32)
+class Model(NamedTuple):
+    """A folder, and what the model computes in."""
+
+    folder: str
+    dtype: str
+    quantization: str
 
 
-def engine(folder: str, num_blocks: int, preemption: str = "recompute", chunk_tokens: int = 16) -> Engine:
+@pytest.fixture(scope="module", params=["native decoder", "own code", "own code, latents and experts"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    where = tmp_path_factory.mktemp("model")
+    if request.param == "native decoder":
+        if native_library() is None:
+            pytest.skip("there is no C++ compiler here")
+        return Model(save_wide("llama", where, head_dim=32), "bfloat16", "int8")
+    if request.param == "own code":
+        return Model(save_model("gemma2", where), "float32", "none")
+    return Model(save_model("deepseek_v2", where), "bfloat16", "none")
+
+
+def engine(model: Model, num_blocks: int, preemption: str = "recompute", chunk_tokens: int = 16) -> Engine:
     limits = SchedulerLimits(
         max_batch_tokens=32,
         chunk_tokens=chunk_tokens,
@@ -35,8 +48,14 @@ def engine(folder: str, num_blocks: int, preemption: str = "recompute", chunk_to
         swap_blocks=64 if preemption == "swap" else 0,
     )
     runner = ModelRunner(
-        folder, num_blocks=None, dtype="bfloat16", device="cpu", quantization="int8", deterministic=True
+        model.folder,
+        num_blocks=None,
+        dtype=model.dtype,
+        device="cpu",
+        quantization=model.quantization,
+        deterministic=True,
     )
+    assert runner.is_native == (model.quantization == "int8")
     runner.allocate_pool(num_blocks, BLOCK_SIZE, limits.swap_blocks)
     return Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), limits=limits)
 
@@ -66,17 +85,17 @@ def told(answers: Answers) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: str) -> list[Any]:
+def alone(model: Model) -> list[Any]:
     """Each request by itself, from an empty cache."""
     found = []
     for params in requests():
-        with engine(folder, 200, chunk_tokens=1) as fresh:
+        with engine(model, 200, chunk_tokens=1) as fresh:
             found.append(told(collect(fresh.generate(params))))
     return found
 
 
-def test_cold_together_and_warm_replies_are_those_of_a_request_alone(folder: str, alone: list[Any]) -> None:
-    with engine(folder, 200) as together:
+def test_cold_together_and_warm_replies_are_those_of_a_request_alone(model: Model, alone: list[Any]) -> None:
+    with engine(model, 200) as together:
         for _ in ("cold", "warm"):
             streams = start_together(together, requests())
             assert [told(collect(stream)) for stream in streams] == alone
@@ -84,8 +103,8 @@ def test_cold_together_and_warm_replies_are_those_of_a_request_alone(folder: str
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_preempted_replies_are_those_of_a_request_alone(folder: str, alone: list[Any], preemption: str) -> None:
-    with engine(folder, 36, preemption) as crowded:
+def test_preempted_replies_are_those_of_a_request_alone(model: Model, alone: list[Any], preemption: str) -> None:
+    with engine(model, 36, preemption) as crowded:
         streams = start_together(crowded, requests())
         assert [told(collect(stream)) for stream in streams] == alone
         assert crowded.stats().engine.num_preemptions > 0

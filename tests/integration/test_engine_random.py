@@ -11,6 +11,7 @@ from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.arena import Arena
 from radixkv.worker.engine import Engine
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.request import (
@@ -62,12 +63,33 @@ def _check(stream: GenerationStream, sampling: SamplingParams) -> None:
     assert len(reasons) == sampling.n
 
 
-@pytest.mark.parametrize(
-    ("seed", "overlaps"), [(seed, False) for seed in range(100)] + [(seed, True) for seed in range(100, 140)]
-)
-def test_random_requests_get_the_tokens_of_the_model_alone(seed: int, overlaps: bool) -> None:
+@pytest.mark.parametrize("seed", range(100))
+def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
+    _play(random.Random(seed), *POOLS[seed % len(POOLS)])
+
+
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_so_they_do_where_batches_are_left_under_way(seed: int) -> None:
+    _play(random.Random(seed), *POOLS[seed % len(POOLS)], overlaps=True)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_so_they_do_where_lines_lie_in_spans_of_their_own(seed: int) -> None:
     rng = random.Random(seed)
     num_blocks, block_size = POOLS[seed % len(POOLS)]
+    num_lines = rng.choice([1, 2, 5])
+    blocks_each = rng.choice([max(1, num_blocks // 2), num_blocks, num_blocks])
+    _play(rng, num_blocks, block_size, num_lines, blocks_each, overlaps=seed % 4 == 3)
+
+
+def _play(
+    rng: random.Random,
+    num_blocks: int,
+    block_size: int,
+    num_lines: int = 0,
+    blocks_each: int = 0,
+    overlaps: bool = False,
+) -> None:
     capacity = num_blocks * block_size
     limits = SchedulerLimits(
         max_running=rng.choice([1, 3, 64]),
@@ -77,8 +99,9 @@ def test_random_requests_get_the_tokens_of_the_model_alone(seed: int, overlaps: 
         preemption=rng.choice(["recompute", "swap", "swap"]),
         swap_blocks=rng.choice([1, 2, 100]),
     )
-    runner = HashRunner(num_blocks, block_size)
-    with Engine(runner, PrefixCache(num_blocks, block_size), limits=limits, overlaps=overlaps) as engine:
+    runner = HashRunner(num_blocks + num_lines * blocks_each, block_size)
+    arena = Arena(num_blocks, num_lines, blocks_each, block_size) if num_lines else None
+    with Engine(runner, PrefixCache(num_blocks, block_size), limits=limits, arena=arena, overlaps=overlaps) as engine:
         open_streams: list[tuple[GenerationStream, SamplingParams]] = []
         generation_ids: list[str] = []
         histories: list[list[int]] = [[rng.randrange(1, 3)]]

@@ -17,6 +17,7 @@ from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.core.api import AcquireOp, InsertOp, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.worker import rounds
+from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ForwardRow
@@ -143,10 +144,12 @@ class SlowRunner(HashRunner):
         return super().forward(rows)
 
 
+@pytest.mark.parametrize("num_lines", [0, 1, 3])
 @pytest.mark.parametrize("seed", range(40))
-def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lost(seed: int) -> None:
+def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lost(seed: int, num_lines: int) -> None:
     rng = random.Random(seed)
     num_blocks, block_size = rng.choice([(4, 2), (6, 4), (20, 4)])
+    arena = Arena(num_blocks, num_lines, num_blocks, block_size) if num_lines else None
     capacity = num_blocks * block_size
     current = LateCache(num_blocks, block_size)
     num_losses = 0
@@ -158,7 +161,8 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
         return current
 
     limits = SchedulerLimits(rng.choice([2, 32]), rng.choice([4, 32]), rng.choice([2, 8]))
-    desk = Desk(current, HashRunner(num_blocks, block_size), limits, reattach=reattach)
+    runner = HashRunner(num_blocks * (1 + num_lines), block_size)
+    desk = Desk(current, runner, limits, reattach=reattach, arena=arena)
     loses = seed % 2 == 0
     wanted: list[tuple[Generation, dict[int, list[int]]]] = []
     for _ in range(12):

@@ -190,3 +190,30 @@ def test_a_worker_stops_cleanly_on_sigterm(model_folder: str) -> None:
             assert process.stdout.readline().strip() == "stopped"
             assert process.wait(20) == 0
             stream.close()
+
+
+def test_a_line_is_unknown_to_the_service_until_its_first_fork(model_folder: str) -> None:
+    prompt = list(range(1, 101))
+    forked = [*prompt[:60], 7, 7]
+    told: dict[str, list[list[int]]] = {}
+    for layout in ("paged", "arena"):
+        with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+            config = _config(model_folder, service=service.addresses[0], layout=layout, num_blocks=96)
+            with Worker(config) as worker, GenerationClient(worker.address) as client:
+                first = list(client.generate(GenerateParams(token_ids=prompt, sampling=_greedy(20))))
+                history = [*prompt, *_ids(first), 9]
+                second = list(client.generate(GenerateParams(token_ids=history, sampling=_greedy(20))))
+                stats = client.stats()
+                assert stats.cache is not None
+                is_line = layout == "arena"
+                assert stats.engine.num_lines == is_line
+                assert (stats.cache.num_cached_blocks == 0) == is_line
+                third = list(client.generate(GenerateParams(token_ids=forked, sampling=_greedy(20))))
+                usage = third[-1].usage  # type: ignore[union-attr]
+                assert usage.num_cached_tokens == 60
+                stats = client.stats()
+                assert (stats.engine.num_lines, stats.engine.num_moved_lines) == (0, is_line)
+                with connect(service.addresses[0]) as reader:
+                    assert reader.match(history).num_tokens == len(history)
+                told[layout] = [_ids(events) for events in (first, second, third)]
+    assert told["arena"] == told["paged"]

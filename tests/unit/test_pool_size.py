@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_models import save_model
 
+from radixkv.cli.model_flags import describe
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.planner import PlanError
 from radixkv.worker.limits import SchedulerLimits
@@ -184,6 +185,27 @@ def test_a_worker_sizes_its_pool_says_so_in_a_line_and_generates(folder: str, ca
     assert "64 blocks of 16 tokens, 1,024 tokens" in line
     assert "weights" in line
     assert "activations" in line
+
+
+def test_half_of_the_blocks_at_most_is_set_aside_for_lines(runner: ModelRunner, folder: str) -> None:
+    for num_blocks, lines in ((64, (2, 16)), (70, (2, 16)), (20, (1, 10)), (2, (1, 1))):
+        plan = plan_pool(runner, PoolWish(num_blocks, BLOCK_SIZE, has_lines=True), limits())
+        assert (plan.num_lines, plan.line_blocks) == lines
+        assert plan.num_blocks == num_blocks - lines[0] * lines[1]
+    with pytest.raises(PlanError, match="two blocks at least"):
+        plan_pool(runner, PoolWish(1, BLOCK_SIZE, has_lines=True), limits())
+    with Worker(config(folder, num_blocks=64, layout="arena")) as worker:
+        assert "lines 128 KiB: 2 of 256 tokens" in str(worker.plan)
+        assert "32 blocks of 16 tokens, 2 lines\n" in describe(worker)
+        assert cached_tokens(worker) == 39
+        assert worker.engine.stats().engine.num_lines == 1
+    for layout in ("paged", "auto"):
+        with Worker(config(folder, num_blocks=64, layout=layout)) as worker:
+            assert worker.plan.num_blocks == 64
+            assert cached_tokens(worker) == 39
+            assert worker.engine.stats().engine.num_lines == 0
+    with pytest.raises(InvalidArgumentError, match="layout is 'tree'; it must be paged, arena, auto"):
+        Worker(config(folder, layout="tree")).__enter__()
 
 
 def test_a_shorter_longest_sequence_bounds_requests_and_the_pool(folder: str) -> None:

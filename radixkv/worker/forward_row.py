@@ -1,0 +1,51 @@
+"""One sequence's share of a model step, and steps cut into tiles of a few sizes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["ForwardRow", "cut_into_tiles"]
+
+
+class ForwardRow(NamedTuple):
+    """One sequence's share of a step: compute positions [start, start + len(token_ids)).
+
+    `block_table`: logical block index -> block id (int32), covering every position up to the last one computed; KV
+    of the positions below `start` lies there already. Positions below `num_stored` are computed but not written. With
+    `wants_logits` the last position's logits are answered. `adapter`: by name; empty: the model alone.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: array[int]
+    num_stored: int
+    wants_logits: bool
+    adapter: str = ""
+
+
+def cut_into_tiles(rows: Sequence[ForwardRow], sizes: Sequence[int], block_size: int) -> list[list[ForwardRow]]:
+    """The rows in their order, in steps of exactly one of `sizes` (ascending) tokens: each the least that holds what is left.
+
+    A row that is cut goes on in the next tile. The last tile is filled up by a row that writes nothing and reads block 0.
+    """
+    left = sum(len(row.token_ids) for row in rows)
+    tiles: list[list[ForwardRow]] = []
+    room = 0
+    for row in rows:
+        begin, end = 0, len(row.token_ids)
+        while begin < end:
+            if not room:
+                room = next((size for size in sizes if size >= left), sizes[-1])
+                tiles.append([])
+            stop = min(end, begin + room)
+            ids, wants_logits = row.token_ids[begin:stop], row.wants_logits and stop == end
+            tiles[-1].append(row._replace(token_ids=ids, start=row.start + begin, wants_logits=wants_logits))
+            room -= stop - begin
+            left -= stop - begin
+            begin = stop
+    if room:
+        table = array("i", [0] * -(-room // block_size))
+        tiles[-1].append(ForwardRow([0] * room, 0, table, room, wants_logits=False))
+    return tiles
