@@ -159,7 +159,13 @@ class Holders:
         self._cuts.clear()
 
     def ask_for_room(self, branch: Branch) -> list[Sent]:
-        """Room up to the end of the block after the next, where less than a block of it is left or under way."""
+        """Room up to the end of the block after the next, where less than a block of it is left or under way.
+
+        Who was refused asks again, unless it only waits to be told how it goes on: several of them would have Steps under way
+        for ever, and who has to give way to whom is decided when none is.
+        """
+        if branch.starved and branch.is_idle:
+            return []
         if branch.room_asked >= branch.max_room or branch.room_asked - len(branch.tokens) >= self._block_size:
             return []
         ahead = branch.room_asked + 1 if branch.starved else len(branch.tokens) + self._block_size

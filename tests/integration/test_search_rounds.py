@@ -68,8 +68,13 @@ def _sampling(rng: random.Random, most: int) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_beams_are_right_however_late_answers_come_and_whenever_the_lease_is_lost(seed: int) -> None:
+IDLE_AND_REFUSED = (246, 247, 455)
+"""Beams that waited for others once asked for room for ever, each while another's refusal was on its way."""
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("seed", [*range(60), *IDLE_AND_REFUSED])
+def test_beams_are_right_however_late_answers_come_and_whenever_the_lease_is_lost(seed: int, overlaps: bool) -> None:
     rng = random.Random(seed)
     num_blocks, block_size = rng.choice([(4, 2), (6, 4), (20, 4)])
     capacity = num_blocks * block_size
@@ -87,7 +92,7 @@ def test_beams_are_right_however_late_answers_come_and_whenever_the_lease_is_los
         preemption=rng.choice(["recompute", "swap"]),
         swap_blocks=rng.choice([3, 16]),
     )
-    desk = Desk(current, VariedRunner(num_blocks, block_size), limits, reattach=reattach)
+    desk = Desk(current, VariedRunner(num_blocks, block_size), limits, reattach=reattach, overlaps=overlaps)
     wanted: list[tuple[Generation, dict[int, list[int]]]] = []
     for _ in range(8):
         prompt = [rng.randrange(1, 3) for _ in range(rng.randint(1, capacity // 2))]
