@@ -213,17 +213,9 @@ class NativeDecoder:
             InvalidArgumentError: a length, shape, dtype, token, position, slot or block id that does not fit.
         """
         weights, num_tokens = self._weights, batch.num_tokens
-        for name, values in (("token_ids", token_ids), ("positions", positions), ("slots", slots)):
-            if len(values) != num_tokens:
-                raise InvalidArgumentError(f"len({name})", len(values), f"{num_tokens}, the batch's rows")
-        for name, angles in (("cosines", cosines), ("sines", sines)):
-            check_tensor(name, angles, (None, weights.head_dim), (torch.float32,), torch.device("cpu"))
-        cosines, sines = cosines.contiguous(), sines.contiguous()
         native_caches = self._native_caches_of(caches, batch)
-        _check_range("token_ids", token_ids, 0, weights.embeddings.shape[0])
-        _check_range("positions", positions, 0, min(cosines.shape[0], sines.shape[0]))
-        _check_range("slots", slots, None, caches[0].num_blocks * batch.block_size)
-        _check_range("kept", kept, 0, num_tokens)
+        self._check_step(token_ids, positions, slots, kept, (cosines, sines), batch)
+        cosines, sines = cosines.contiguous(), sines.contiguous()
         # Not torch's, which lets other threads of Python run before the kernel does, in place of beside it.
         logits = torch.from_numpy(np.empty((len(kept), weights.head.weight.num_outputs), np.float32))
         if not num_tokens:
@@ -248,6 +240,27 @@ class NativeDecoder:
         )
         self._function(ctypes.addressof(self._decoder), ctypes.addressof(step))
         return logits
+
+    def _check_step(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        kept: Sequence[int],
+        angles: tuple[Tensor, Tensor],
+        batch: AttentionBatch,
+    ) -> None:
+        """Refuses what `run` cannot be given, the caches apart."""
+        weights, num_tokens = self._weights, batch.num_tokens
+        for name, values in (("token_ids", token_ids), ("positions", positions), ("slots", slots)):
+            if len(values) != num_tokens:
+                raise InvalidArgumentError(f"len({name})", len(values), f"{num_tokens}, the batch's rows")
+        for name, table in zip(("cosines", "sines"), angles, strict=True):
+            check_tensor(name, table, (None, weights.head_dim), (torch.float32,), torch.device("cpu"))
+        _check_range("token_ids", token_ids, 0, weights.embeddings.shape[0])
+        _check_range("positions", positions, 0, min(table.shape[0] for table in angles))
+        _check_range("slots", slots, None, self._caches[0].num_blocks * batch.block_size)
+        _check_range("kept", kept, 0, num_tokens)
 
     def _buffers(self, num_tokens: int, num_kept: int, scratch: Scratch) -> tuple[int, ...]:
         """Addresses of what lies between the kernels of a layer: what the matrices multiply, q and attended in `dtype`; hidden,
