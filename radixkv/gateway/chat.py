@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.answers import ChatCompletion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
@@ -22,12 +21,13 @@ from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.formats import ResponseFormat, format_grammar
 from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.messages import ChatMessage, template_messages
-from radixkv.gateway.models import ServedModel, served_model
+from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import GenerationOptions, Whole, check_plain, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns import chat_model, remember_reply, start_turn
 from radixkv.worker.request import BranchFinished, Completed, Delta, GenerateParams, Started
 from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
 
@@ -86,10 +86,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, exchange: 
 
 async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> _Plan:
     state = request.app.state
-    model = await served_model(request, body.model)
-    if not model.info.has_chat_template:
-        message = f"the model {model.name!r} has no chat template; use /v1/completions"
-        raise ApiError(400, message, code="unsupported_model", param="model")
+    model = await chat_model(request, body.model)
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     arguments = body.chat_template_kwargs or {}
     check_plain(arguments, "chat_template_kwargs")
@@ -121,24 +118,8 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
 
 
 async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
-    transcript = plan.transcript
-    may_shorten = plan.body.max_tokens is None and plan.body.max_completion_tokens is None
-    if transcript.history:
-        params = _params(plan, exchange, transcript.rest, transcript.history)
-        try:
-            return await exchange.generate(backend, params, may_shorten=may_shorten)
-        except InvalidArgumentError as error:
-            if error.argument != "messages":
-                raise
-    params = _params(plan, exchange, transcript.messages, b"")
-    return await exchange.generate(backend, params, may_shorten=may_shorten)
-
-
-def _params(plan: _Plan, exchange: Exchange, messages: Any, history: bytes) -> GenerateParams:
     assert exchange.tenant is not None
-    return GenerateParams(
-        messages=messages,
-        history=history,
+    params = GenerateParams(
         tools=plan.tools.tools,
         template_arguments=plan.template_arguments,
         sampling=plan.sampling,
@@ -149,13 +130,8 @@ def _params(plan: _Plan, exchange: Exchange, messages: Any, history: bytes) -> G
         request_id=exchange.request_id,
         retention=retention_of(plan.body.retention),
     )
-
-
-async def _remember(plan: _Plan, transcripts: Transcripts, reply: Reply, prompt: bytes) -> None:
-    if reply.is_exact:
-        await transcripts.remember(
-            plan.transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop
-        )
+    may_shorten = plan.body.max_tokens is None and plan.body.max_completion_tokens is None
+    return await start_turn(exchange, backend, plan.transcript, params, may_shorten=may_shorten)
 
 
 async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
@@ -171,7 +147,7 @@ async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcrip
                     replies[event.branch].push(event)
                 case BranchFinished():
                     replies[event.branch].finish(event)
-                    await _remember(plan, transcripts, replies[event.branch], prompt)
+                    await remember_reply(transcripts, plan.transcript, replies[event.branch], prompt)
                 case Completed():
                     return await _answer(plan, replies, prompt, usage_body(event.usage), backend)
     raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
@@ -233,7 +209,7 @@ async def _stream_chunks(
                     case BranchFinished():
                         reply = replies[event.branch]
                         pieces.append(chunks.grown(reply, reply.finish(event), None))
-                        await _remember(plan, transcripts, reply, prompt)
+                        await remember_reply(transcripts, plan.transcript, reply, prompt)
                         pieces.append(chunks.finished(reply))
                     case Started():
                         prompt = event.prompt

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
@@ -25,6 +25,7 @@ from radixkv.gateway.responses_schema import NamedChoice, ResponseRequest
 from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns import start_turn
 from radixkv.worker.request import GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.text import Message
@@ -181,14 +182,16 @@ async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream
         ApiError: 400: the model does not take it, or it is too long.
         RadixKVError: the worker cannot take it now.
     """
+    params = _params(plan, exchange)
+    may_shorten = plan.request.max_output_tokens is None
     try:
         try:
-            return await _start_whole(plan, exchange, backend)
+            return await start_turn(exchange, backend, plan.transcript, params, may_shorten=may_shorten)
         except InvalidArgumentError as error:
             if plan.request.truncation != "auto" or ApiError.of(error).code != "context_length_exceeded":
                 raise
             messages = await _shortened(plan, backend, error)
-            return await exchange.generate(backend, _params(plan, exchange, messages, b""))
+            return await exchange.generate(backend, replace(params, messages=messages))
     except InvalidArgumentError as error:
         refusal = ApiError.of(error)
         if error.argument in _ABOUT_INPUT:
@@ -196,24 +199,8 @@ async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream
         raise refusal from None
 
 
-async def _start_whole(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
-    transcript = plan.transcript
-    may_shorten = plan.request.max_output_tokens is None
-    if transcript.history:
-        try:
-            params = _params(plan, exchange, transcript.rest, transcript.history)
-            return await exchange.generate(backend, params, may_shorten=may_shorten)
-        except InvalidArgumentError as error:
-            if error.argument != "messages":  # the template cannot put these behind a reply
-                raise
-    params = _params(plan, exchange, transcript.messages, b"")
-    return await exchange.generate(backend, params, may_shorten=may_shorten)
-
-
-def _params(plan: Plan, exchange: Exchange, messages: Sequence[Message], history: bytes) -> GenerateParams:
+def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
     return GenerateParams(
-        messages=messages,
-        history=history,
         tools=plan.tools.tools,
         sampling=plan.sampling,
         namespace=plan.namespace,

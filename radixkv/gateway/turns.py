@@ -1,0 +1,55 @@
+"""A turn of a chat, whatever the protocol: the model that takes it, the generation that makes it, what is remembered of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import Request
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import Exchange
+from radixkv.gateway.models import ServedModel, served_model
+from radixkv.gateway.replies import Reply
+from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.worker.request import GenerateParams
+
+__all__ = ["chat_model", "remember_reply", "start_turn"]
+
+
+async def chat_model(request: Request, asked: str) -> ServedModel:
+    """The model that is asked for, which takes messages.
+
+    Raises:
+        ApiError: 404: it is not served here. 400: it takes none.
+        UnavailableError: the worker cannot be reached.
+    """
+    model = await served_model(request, asked)
+    if not model.info.has_chat_template:
+        message = f"the model {model.name!r} has no chat template; use /v1/completions"
+        raise ApiError(400, message, code="unsupported_model", param="model")
+    return model
+
+
+async def start_turn(
+    exchange: Exchange, backend: Backend, transcript: Transcript, params: GenerateParams, *, may_shorten: bool = False
+) -> EventStream:
+    """Begin to generate a turn behind a transcript. `params` say all but the prompt; `may_shorten`: as `Exchange.generate`."""
+    if transcript.history:
+        behind = replace(params, messages=transcript.rest, history=transcript.history)
+        try:
+            return await exchange.generate(backend, behind, may_shorten=may_shorten)
+        except InvalidArgumentError as error:
+            if error.argument != "messages":  # the template cannot put these behind a reply
+                raise
+    whole = replace(params, messages=transcript.messages)
+    return await exchange.generate(backend, whole, may_shorten=may_shorten)
+
+
+async def remember_reply(transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes) -> None:
+    """Remember a turn that has ended, before the client is told so; `prompt`: as its `Started` event told."""
+    if reply.is_exact:
+        await transcripts.remember(
+            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop
+        )
