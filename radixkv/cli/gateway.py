@@ -1,4 +1,4 @@
-"""`radixkv gateway`: the OpenAI API in front of a worker; and the same beside a worker of this process."""
+"""`radixkv gateway`: the OpenAI and Anthropic APIs in front of a worker; and the same beside a worker of this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
 
 def add(commands: Any) -> None:
     """Add the command."""
-    gateway = add_command(commands, "gateway", _run, "serve the OpenAI API over HTTP, in front of a worker")
+    gateway = add_command(
+        commands, "gateway", _run, "serve the OpenAI and Anthropic APIs over HTTP, in front of a worker"
+    )
     gateway.add_argument(
         "--worker", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="a running worker (default %(default)s)"
     )

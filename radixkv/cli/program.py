@@ -33,7 +33,7 @@ examples:
   radixkv serve --listen unix:/run/radixkv.sock  the cache service alone; it needs no torch
   radixkv worker --service 127.0.0.1:50051       a decode worker for that service
   radixkv chat --worker 127.0.0.1:50052          chat with a worker that runs elsewhere
-  radixkv gateway --worker 127.0.0.1:50052       the OpenAI API over HTTP for that worker
+  radixkv gateway --worker 127.0.0.1:50052       the OpenAI and Anthropic APIs over HTTP for it
   radixkv top --worker 127.0.0.1:50052           load, rates, latencies and the pool of a worker, live
   radixkv tree --worker 127.0.0.1:50052          what the cache holds, drawn as the tree that it is
   radixkv explain --text "Once upon a time"      why a prompt is cached or is not, and since when

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
         "--http",
         metavar="ADDRESS",
         default=DEFAULT_HTTP_ADDRESS,
-        help="where the OpenAI API is served (default %(default)s)",
+        help="where the OpenAI and Anthropic APIs are served (default %(default)s)",
     )
     add_cache_flags(up)
     up.add_argument("--no-http", dest="http", action="store_const", const=None, help="serve no HTTP")

@@ -23,7 +23,9 @@ def add(commands: Any) -> None:
         "--listen", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="where it serves (default %(default)s)"
     )
     add_model_flags(worker)
-    worker.add_argument("--http", metavar="ADDRESS", help="serve the OpenAI API over HTTP too, at host:port")
+    worker.add_argument(
+        "--http", metavar="ADDRESS", help="serve the OpenAI and Anthropic APIs over HTTP too, at host:port"
+    )
     add_gateway_flags(worker)
 
 

@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-__all__ = ["ERRORS", "ChatCompletion", "Completion", "Model", "ModelList", "streamed_or"]
+__all__ = [
+    "ERRORS",
+    "AnthropicModel",
+    "AnthropicModelList",
+    "ChatCompletion",
+    "Completion",
+    "Model",
+    "ModelList",
+    "streamed_or",
+]
 
 
 class ErrorDetail(BaseModel):
@@ -157,6 +166,26 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class AnthropicModel(BaseModel):
+    """The same to a client of the Anthropic API. `max_input_tokens`: prompt and reply together."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+
+
+class AnthropicModelList(BaseModel):
+    """All of them, on one page."""
+
+    data: list[AnthropicModel]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 def streamed_or(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

@@ -11,15 +11,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway import chat, completions, models, responses
+from radixkv.gateway import anthropic_routes, chat, completions, models, responses
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.errors import add_error_handlers
 from radixkv.gateway.limits import RATE_LIMIT_HEADERS, Limiter
 from radixkv.gateway.metrics import CONTENT_TYPE, Metrics
 from radixkv.gateway.middleware import Gate, GatewayMiddleware
+from radixkv.gateway.refusals import add_error_handlers
 from radixkv.gateway.state import kept_state
 from radixkv.worker.request import Generator
 
@@ -35,7 +35,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     config = config or GatewayConfig()
     app = FastAPI(
         title="radixkv",
-        description="The OpenAI API on a radix tree of prefixes.",
+        description="The OpenAI and Anthropic APIs on a radix tree of prefixes.",
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
@@ -56,6 +56,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     app.include_router(chat.router)
     app.include_router(completions.router)
     app.include_router(responses.router)
+    app.include_router(anthropic_routes.router)
     app.add_api_route("/health", _health, include_in_schema=False)
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
     app.add_middleware(GatewayMiddleware, config=config, keys=state.keys, gate=state.gate, metrics=state.metrics)
@@ -65,7 +66,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
             allow_origins=config.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", *RATE_LIMIT_HEADERS],
+            expose_headers=["x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS],
         )
     return app
 

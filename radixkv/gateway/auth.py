@@ -192,11 +192,14 @@ def authenticate(scope: Scope, keys: KeyRing) -> Tenant:
     Raises:
         ApiError: 401 where the key is missing or nobody's.
     """
-    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-    given = key.strip() if scheme.lower() == "bearer" else None
+    sent = Headers(scope=scope)
+    scheme, _, key = sent.get("authorization", "").partition(" ")
+    given = key.strip() if scheme.lower() == "bearer" else sent.get("x-api-key", "").strip()
     tenant = keys.find(given)
     if tenant is None:
-        message = "no such API key" if given else "an API key is needed: send the header 'Authorization: Bearer KEY'"
+        message = "no such API key"
+        if not given:
+            message = "an API key is needed: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
         headers = {"WWW-Authenticate": "Bearer"}
         raise ApiError(401, message, type="authentication_error", code="invalid_api_key", headers=headers)
     scope[TENANT] = tenant

@@ -44,7 +44,8 @@ class GatewayConfig:
         max_tokens: longest reply of a chat that names no length, in tokens.
         limits: of a tenant that the keys file gives none.
         max_body_bytes: of a request.
-        max_requests: requests under way at once, all tenants together; the next one is refused with 503.
+        max_requests: requests under way at once, all tenants together; the next one is refused with 503,
+            529 where it speaks the Anthropic API.
         cors_origins: origins whose pages may call; ``("*",)`` for any.
         drain_s: how long streams and responses in the background may go on once the server is told to stop, in seconds.
         log_requests: one line per request in the log: who, what, how long, how many tokens; never contents.

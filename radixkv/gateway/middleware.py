@@ -6,18 +6,20 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from radixkv.gateway.anthropic_errors import speaks_anthropic
 from radixkv.gateway.auth import TENANT, KeyRing, authenticate
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.errors import RETRY_AFTER_S, ApiError, error_response
+from radixkv.gateway.errors import RETRY_AFTER_S, ApiError
 from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.metrics import Metrics
+from radixkv.gateway.refusals import error_response
 
 __all__ = ["Gate", "GatewayMiddleware"]
 
@@ -88,10 +90,10 @@ class GatewayMiddleware:
         is_watched = scope["path"] not in ALWAYS_ANSWERED
         exchange = Exchange(_request_id(scope), self._metrics)
         scope[EXCHANGE] = exchange
-        answer = _Answer(send, exchange)
+        answer = _Answer(send, exchange, _id_headers(scope))
         refusal = self._refusal(scope) if is_watched else None
         if refusal is not None:
-            await error_response(refusal)(scope, receive, answer.send)
+            await error_response(refusal, scope)(scope, receive, answer.send)
             self._end(scope, exchange, answer.status)
             return
         if not is_watched:
@@ -111,7 +113,7 @@ class GatewayMiddleware:
         except Exception as fault:
             _LOG.error("%s %s failed", scope["method"], scope["path"], exc_info=fault)
             if not answer.has_begun:
-                await error_response(ApiError.of(fault))(scope, receive, answer.send)
+                await error_response(ApiError.of(fault), scope)(scope, receive, answer.send)
 
     def _end(self, scope: Scope, exchange: Exchange, status: int) -> None:
         route = scope.get("route")
@@ -145,6 +147,11 @@ def _request_id(scope: Scope) -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
+def _id_headers(scope: Scope) -> Sequence[str]:
+    """Where an answer tells the request's id."""
+    return ("x-request-id", "request-id") if speaks_anthropic(scope) else ("x-request-id",)
+
+
 class _Bounded:
     """A request's body, which may also come in pieces whose sum nobody announced."""
 
@@ -165,9 +172,10 @@ class _Bounded:
 class _Answer:
     """What is sent back: remembers the status, adds our headers."""
 
-    def __init__(self, send: Send, exchange: Exchange) -> None:
+    def __init__(self, send: Send, exchange: Exchange, id_headers: Sequence[str]) -> None:
         self._send = send
         self._exchange = exchange
+        self._id_headers = id_headers
         self.status = 499  # the caller was gone before an answer began
         self.has_begun = False
 
@@ -176,7 +184,7 @@ class _Answer:
             self.status = message["status"]
             self.has_begun = True
             names = {name for name, _ in message["headers"]}
-            own = {"x-request-id": self._exchange.request_id, **self._exchange.headers}
+            own = dict.fromkeys(self._id_headers, self._exchange.request_id) | self._exchange.headers
             extra = [(k.encode(), v.encode()) for k, v in own.items() if k.encode() not in names]
             message = {**message, "headers": [*message["headers"], *extra]}
         await self._send(message)

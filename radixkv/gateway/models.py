@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 
-from radixkv.gateway.answers import Model, ModelList
+from radixkv.gateway.answers import AnthropicModel, AnthropicModelList, Model, ModelList
+from radixkv.gateway.anthropic_errors import speaks_anthropic
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.errors import ApiError
 from radixkv.worker.request import ModelInfo
@@ -70,16 +72,32 @@ def _describe(model: ServedModel, parent: ServedModel, created: int) -> dict[str
     }
 
 
-@router.get("/v1/models", response_model=ModelList, response_model_exclude_none=True)
+def _describe_to_anthropic(model: ServedModel, created: int) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model.info.max_length,
+    }
+
+
+@router.get("/v1/models", response_model=ModelList | AnthropicModelList, response_model_exclude_none=True)
 async def list_models(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
-    """What is served."""
+    """What is served; with the header `anthropic-version` as that protocol lists it."""
     model = await served_model(request)
     served = [model, *(_served(adapter, model.info, adapter) for adapter in model.info.adapters)]
+    if speaks_anthropic(request.scope):
+        listed = [_describe_to_anthropic(each, request.app.state.started) for each in served]
+        return {"data": listed, "has_more": False, "first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
     return {"object": "list", "data": [_describe(each, model, request.app.state.started) for each in served]}
 
 
-@router.get("/v1/models/{model:path}", response_model=Model, response_model_exclude_none=True)
+@router.get("/v1/models/{model:path}", response_model=Model | AnthropicModel, response_model_exclude_none=True)
 async def retrieve_model(model: str, request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
-    """One model."""
+    """One model; with the header `anthropic-version` as that protocol describes it."""
     found = await served_model(request, model)
+    if speaks_anthropic(request.scope):
+        return _describe_to_anthropic(found, request.app.state.started)
     return _describe(found, await served_model(request), request.app.state.started)

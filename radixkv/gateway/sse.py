@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -32,24 +32,39 @@ def sse(data: Any, event: str | None = None) -> bytes:
     return f"{name}data: {dump_json(data)}\n\n".encode()
 
 
+def _tell_error(error: ApiError) -> bytes:
+    return sse(error_body(error))
+
+
 class EventStreamResponse(Response):
     """Sends what `events` yields, each piece at once. The iterator is closed as soon as the caller disconnects.
 
     An exception of the iterator is told as a last event in the protocol's form, since the status is sent already. While nothing
-    comes, comments are sent, which clients skip, so that no proxy takes the connection for dead.
+    comes, heartbeats are sent, so that no proxy takes the connection for dead.
 
     Args:
         events: the pieces.
         heartbeat_s: the longest silence, in seconds.
+        heartbeat: what is sent then, which clients skip.
+        tell_error: the last event of a stream that fails; as the OpenAI API has it by default.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], *, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        heartbeat: bytes = HEARTBEAT,
+        tell_error: Callable[[ApiError], bytes] = _tell_error,
+    ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._heartbeat_s = heartbeat_s
+        self._heartbeat = heartbeat
+        self._tell_error = tell_error
         self._has_begun = self._has_sent = self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # the protocol's signature
@@ -76,17 +91,17 @@ class EventStreamResponse(Response):
                     self._has_sent = True
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             except Exception as error:
-                failure = sse(error_body(ApiError.of(error)))
+                failure = self._tell_error(ApiError.of(error))
                 await send({"type": "http.response.body", "body": failure, "more_body": True})
         self._has_ended = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _beat(self, send: Send) -> None:
-        """Whole pieces are written at once, so a comment stands between two of them."""
+        """Whole pieces are written at once, so a heartbeat stands between two of them."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             if self._has_begun and not self._has_sent and not self._has_ended:
-                await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+                await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
             self._has_sent = False
 
 

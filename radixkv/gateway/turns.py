@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fastapi import Request
 
@@ -13,9 +15,9 @@ from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.models import ServedModel, served_model
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.worker.request import GenerateParams
+from radixkv.worker.request import GenerateParams, Prompt
 
-__all__ = ["chat_model", "remember_reply", "start_turn"]
+__all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn"]
 
 
 async def chat_model(request: Request, asked: str) -> ServedModel:
@@ -30,6 +32,21 @@ async def chat_model(request: Request, asked: str) -> ServedModel:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
     return model
+
+
+async def read_prompt(backend: Backend, transcript: Transcript, tools: Sequence[Mapping[str, Any]]) -> bytes:
+    """The packed tokens that a turn behind a transcript goes on from, as `start_turn` puts them to the model.
+
+    Raises:
+        InvalidArgumentError: the model's template does not take the messages.
+    """
+    if transcript.history:
+        try:
+            return await backend.tokenize(Prompt(messages=transcript.rest, tools=tools), transcript.history)
+        except InvalidArgumentError as error:
+            if error.argument != "messages":  # the template cannot put these behind a reply
+                raise
+    return await backend.tokenize(Prompt(messages=transcript.messages, tools=tools))
 
 
 async def start_turn(

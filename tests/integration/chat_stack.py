@@ -4,10 +4,13 @@ gibberish that tokenises differently than it was generated.
 
 from __future__ import annotations
 
+import hashlib
 import random
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +25,20 @@ from radixkv.worker.model import ForwardRow
 from radixkv.worker.request import GenerateParams, GenerationStream, Generator
 from radixkv.worker.text import ChatText
 
-__all__ = ["BLOCK_SIZE", "GibberishRunner", "Stack", "Watched", "chat_stack", "gateway", "gibberish_engine"]
+__all__ = [
+    "BLOCK_SIZE",
+    "GibberishRunner",
+    "Stack",
+    "Watched",
+    "chat_stack",
+    "gateway",
+    "gibberish_engine",
+    "keys_file",
+    "wait_until",
+]
 
 BLOCK_SIZE = 16
+DEADLINE_S = 20.0
 _NUM_TOKENS = 49152
 _UNLIKELY = -1e4
 _HARD = (
@@ -143,3 +157,26 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Look again after each round trip through the engine, which is what moves things on."""
+    deadline = threading.Event()
+    timer = threading.Timer(DEADLINE_S, deadline.set)
+    timer.start()
+    try:
+        while not holds():
+            assert not deadline.is_set(), "it did not happen in time"
+    finally:
+        timer.cancel()
+
+
+def keys_file(path: Path, names: tuple[str, str] = ("red", "blue"), **limits: int) -> Path:
+    """Two tenants, whose keys are their names; limits are the first one's."""
+    rows = []
+    for name, own in zip(names, (limits, {}), strict=True):
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        rows += ["[[tenant]]", f'name = "{name}"', f'keys = ["sha256:{digest}"]']
+        rows += [f"{limit} = {value}" for limit, value in own.items()]
+    path.write_text("\n".join(rows))
+    return path

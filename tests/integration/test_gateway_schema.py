@@ -30,6 +30,8 @@ OPERATIONS = (
     ("GET", "/v1/models/{model}"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/responses"),
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
@@ -63,7 +65,7 @@ def test_no_valid_request_makes_the_server_fail(api: Any, method: str, path: str
     fuzz(api[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE))
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
 def test_no_invalid_request_makes_the_server_fail(api: Any, path: str) -> None:
     fuzz(api[path]["POST"].as_strategy(generation_mode=GenerationMode.NEGATIVE))
 

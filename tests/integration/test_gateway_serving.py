@@ -7,13 +7,13 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from chat_stack import gateway, gibberish_engine
+from chat_stack import gateway, gibberish_engine, keys_file, wait_until
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.config import GatewayConfig, TenantLimits
@@ -25,7 +25,6 @@ from radixkv.worker.server import GenerationServer
 
 CHAT = {"model": "gibberish", "messages": [{"role": "user", "content": "hello world"}], "ignore_eos": True}
 LOCAL = "127.0.0.1:0"
-DEADLINE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +43,6 @@ def generator(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Genera
         yield client
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Look again after each round trip through the engine, which is what moves things on."""
-    deadline = threading.Event()
-    timer = threading.Timer(DEADLINE_S, deadline.set)
-    timer.start()
-    try:
-        while not holds():
-            assert not deadline.is_set(), "it did not happen in time"
-    finally:
-        timer.cancel()
-
-
 def num_held(engine: Engine) -> int:
     cache = engine.stats().cache
     assert cache is not None
@@ -66,17 +53,6 @@ def ask(server: GatewayServer, key: str | None = None, **fields: Any) -> httpx.R
     headers = {"authorization": f"Bearer {key}"} if key else {}
     body = {**CHAT, "max_tokens": 4, **fields}
     return httpx.post(f"{server.url}/chat/completions", json=body, headers=headers, timeout=60)
-
-
-def keys_file(path: Path, names: tuple[str, str] = ("red", "blue"), **limits: int) -> Path:
-    """Two tenants, whose keys are their names; limits are the first one's."""
-    rows = []
-    for name, own in zip(names, (limits, {}), strict=True):
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        rows += ["[[tenant]]", f'name = "{name}"', f'keys = ["sha256:{digest}"]']
-        rows += [f"{limit} = {value}" for limit, value in own.items()]
-    path.write_text("\n".join(rows))
-    return path
 
 
 # -- callers who leave

@@ -1,0 +1,152 @@
+"""What the Messages API answers: its messages and events, and their description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from radixkv.gateway.replies import Growth, Reply
+from radixkv.gateway.tools import FunctionCalled
+from radixkv.worker.request import FinishReason
+
+__all__ = ["ERRORS", "MessageAnswer", "MessageContent", "TokenCount", "stop_of"]
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """Every answer that is no success."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": AnthropicError, "description": "The request cannot be served as it is, or not now"},
+    "5XX": {"model": AnthropicError, "description": "The server cannot serve it"},
+}
+
+
+class ReplyText(BaseModel):
+    """Text of the reply."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ReplyToolUse(BaseModel):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class MessageUsage(BaseModel):
+    """What it cost. The prompt's tokens are the sum of the three counts of input."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageAnswer(BaseModel):
+    """The answer to messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ReplyText | ReplyToolUse]
+    stop_reason: Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+
+
+class MessageContent:
+    """The blocks of a reply as it grows, and the events that tell of it.
+
+    Attributes:
+        blocks: of the reply so far.
+    """
+
+    __slots__ = ("_is_in_text", "blocks")
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._is_in_text = False
+
+    def grow(self, growth: Growth) -> Iterator[dict[str, Any]]:
+        """Take in what the reply has grown by, as the events are taken."""
+        if growth.text:
+            yield from self._add_text(growth.text)
+        for call in growth.calls:
+            yield from self.end()
+            yield from self._add_call(call)
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        """The block that is open, if one is, has ended."""
+        if self._is_in_text:
+            self._is_in_text = False
+            yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
+
+    def _add_text(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._is_in_text:
+            self._is_in_text = True
+            yield from self._start({"type": "text", "text": ""})
+        self.blocks[-1]["text"] += text
+        yield self._delta({"type": "text_delta", "text": text})
+
+    def _add_call(self, call: FunctionCalled) -> Iterator[dict[str, Any]]:
+        use_id = f"toolu_{call.call_id.removeprefix('call_')}"
+        yield from self._start({"type": "tool_use", "id": use_id, "name": call.name, "input": {}})
+        self.blocks[-1]["input"] = _input(call.arguments)
+        yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(self.blocks[-1]["input"])})
+        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
+
+    def _start(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.blocks.append(block)
+        yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Arguments as the protocol has them, an object; what the model wrote otherwise is a text in one."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
+
+
+def stop_of(reply: Reply, max_tokens: int) -> dict[str, str | None]:
+    """`stop_reason` and `stop_sequence` of a reply that has ended, `max_tokens` being what was asked for."""
+    text = None
+    if reply.reason is FinishReason.LENGTH:
+        reason = "max_tokens" if len(reply.token_ids) >= max_tokens else "model_context_window_exceeded"
+    elif reply.calls:
+        reason = "tool_use"
+    elif isinstance(reply.stop, str):
+        reason, text = "stop_sequence", reply.stop
+    else:
+        reason = "end_turn"
+    return {"stop_reason": reason, "stop_sequence": text}

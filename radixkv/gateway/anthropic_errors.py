@@ -1,0 +1,49 @@
+"""Failures as the Anthropic API tells them: ``{"type": "error", "error": {"type", "message"}, "request_id"}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from radixkv.gateway.errors import ApiError
+
+__all__ = ["VERSION_HEADER", "anthropic_error_body", "anthropic_status", "speaks_anthropic"]
+
+VERSION_HEADER = "anthropic-version"
+
+OVERLOADED = 529
+"""The protocol's status of a server that has no room now; 429 is the caller's own limit."""
+
+_OVERLOADED_CODES = ("out_of_blocks",)
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is one of the Anthropic API's: by its path, or by its header where both protocols have the path."""
+    path: str = scope["path"]
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return True
+    is_shared = path == "/v1/models" or path.startswith("/v1/models/")
+    return is_shared and VERSION_HEADER in Headers(scope=scope)
+
+
+def anthropic_status(error: ApiError) -> int:
+    """The status of an error's response."""
+    return OVERLOADED if error.status == 503 or error.code in _OVERLOADED_CODES else error.status
+
+
+def anthropic_error_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """The JSON of an error, also as the last event of a stream that fails midway."""
+    kind = _TYPES.get(anthropic_status(error), "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}

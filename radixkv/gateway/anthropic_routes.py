@@ -1,0 +1,177 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: the Anthropic API's conversations, and the model's next turn."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from radixkv.core.tokens import num_tokens
+from radixkv.gateway.answers import streamed_or
+from radixkv.gateway.anthropic_answers import ERRORS, MessageAnswer, MessageContent, TokenCount, stop_of
+from radixkv.gateway.anthropic_errors import anthropic_error_body
+from radixkv.gateway.anthropic_schema import MessagesPrompt, MessagesRequest
+from radixkv.gateway.anthropic_turns import template_turns
+from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import CurrentExchange, Exchange
+from radixkv.gateway.models import ServedModel
+from radixkv.gateway.replies import Reply
+from radixkv.gateway.sse import EventStreamResponse, sse, until_disconnected
+from radixkv.gateway.tools import ToolPlan
+from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns import chat_model, read_prompt, remember_reply, start_turn
+from radixkv.worker.request import BranchFinished, Completed, Delta, GenerateParams, Started, Usage
+from radixkv.worker.sampling import SamplingParams
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["messages"], responses=ERRORS)
+
+PING: Mapping[str, Any] = {"type": "ping"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a request means."""
+
+    message_id: str
+    model: ServedModel
+    sampling: SamplingParams
+    transcript: Transcript
+    tools: ToolPlan
+    body: MessagesRequest
+
+    def new_reply(self) -> Reply:
+        ends = self.model.info.eos_token_ids
+        return Reply(0, self.tools.names, ends, takes_one_call=self.tools.takes_one_call)
+
+    def message(self, content: MessageContent, stop: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
+        head = {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model.name}
+        return {**head, "content": content.blocks, **stop, "usage": usage}
+
+
+@router.post("/v1/messages", response_model=None, responses=streamed_or(MessageAnswer))
+async def create_message(body: MessagesRequest, request: Request, exchange: CurrentExchange) -> Response:
+    """The model's next turn, at once or as it comes."""
+    state = request.app.state
+    plan = await _make_plan(body, request, exchange)
+    stream = await _start(plan, exchange, state.backend)
+    if body.stream:
+        events = _stream_events(plan, stream, state.transcripts)
+        tell_error = partial(_failure_event, request_id=exchange.request_id)
+        return EventStreamResponse(events, heartbeat=_event(PING), tell_error=tell_error)
+    return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.transcripts)))
+
+
+@router.post("/v1/messages/count_tokens", response_model=TokenCount)
+async def count_tokens(body: MessagesPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
+    """How many tokens the prompt has that a request with the same fields puts to the model."""
+    backend: Backend = request.app.state.backend
+    body.check()
+    await chat_model(request, body.model)
+    tools = body.tool_plan()
+    transcript = await _read_transcript(body, tools, request, exchange)
+    return {"input_tokens": num_tokens(await read_prompt(backend, transcript, tools.tools))}
+
+
+async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange) -> _Plan:
+    body.check()
+    model = await chat_model(request, body.model)
+    tools = body.tool_plan()
+    sampling = body.sampling(tools.grammar or body.grammar())
+    transcript = await _read_transcript(body, tools, request, exchange)
+    return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, body)
+
+
+async def _read_transcript(body: MessagesPrompt, tools: ToolPlan, request: Request, exchange: Exchange) -> Transcript:
+    assert exchange.tenant is not None
+    transcripts: Transcripts = request.app.state.transcripts
+    return await transcripts.read(exchange.tenant.namespace, template_turns(body.system, body.messages), tools.tools)
+
+
+async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
+    params = GenerateParams(
+        tools=plan.tools.tools,
+        sampling=plan.sampling,
+        namespace=plan.transcript.namespace,
+        adapter=plan.model.adapter,
+        priority=plan.body.priority or 0,
+        timeout_s=plan.body.timeout,
+        request_id=exchange.request_id,
+    )
+    # Clients of this API must name a length and name a large one, so what does not fit the pool is shortened.
+    return await start_turn(exchange, backend, plan.transcript, params, may_shorten=True)
+
+
+async def _collect(plan: _Plan, stream: EventStream, transcripts: Transcripts) -> dict[str, Any]:
+    """The whole answer, once it is there."""
+    reply, content = plan.new_reply(), MessageContent()
+    prompt = b""
+    async with stream:
+        async for event in stream:
+            match event:
+                case Started():
+                    prompt = event.prompt
+                case Delta():
+                    list(content.grow(reply.push(event)))
+                case BranchFinished():
+                    list(content.grow(reply.finish(event)))
+                    await remember_reply(transcripts, plan.transcript, reply, prompt)
+                case Completed():
+                    return plan.message(content, stop_of(reply, plan.body.max_tokens), _usage(event.usage))
+    raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
+
+
+async def _stream_events(plan: _Plan, stream: EventStream, transcripts: Transcripts) -> AsyncIterator[bytes]:
+    """The answer piece by piece."""
+    reply, content = plan.new_reply(), MessageContent()
+    prompt = b""
+    async with stream:
+        while events := await stream.take():
+            told: list[Mapping[str, Any]] = []
+            for event in events:
+                match event:
+                    case Delta():
+                        told += content.grow(reply.push(event))
+                    case BranchFinished():
+                        told += content.grow(reply.finish(event))
+                        told += content.end()
+                        await remember_reply(transcripts, plan.transcript, reply, prompt)
+                    case Started():
+                        prompt = event.prompt
+                        told += [_message_start(plan, prompt), PING]
+                    case Completed():
+                        stop = stop_of(reply, plan.body.max_tokens)
+                        told.append({"type": "message_delta", "delta": stop, "usage": _usage(event.usage)})
+            yield b"".join(map(_event, told))
+    yield _event({"type": "message_stop"})
+
+
+def _message_start(plan: _Plan, prompt: bytes) -> dict[str, Any]:
+    """What was found in the cache is not known yet: the last usage of a stream tells it, and counts for the whole."""
+    usage = _usage(Usage(num_tokens(prompt), 0, 0, 0, 0.0))
+    message = plan.message(MessageContent(), {"stop_reason": None, "stop_sequence": None}, usage)
+    return {"type": "message_start", "message": message}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_generated_tokens,
+    }
+
+
+def _event(event: Mapping[str, Any]) -> bytes:
+    return sse(event, event["type"])
+
+
+def _failure_event(error: ApiError, request_id: str) -> bytes:
+    return _event(anthropic_error_body(error, request_id))

@@ -1,0 +1,88 @@
+"""The turns of the Messages API in the form that chat templates take.
+
+{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "rain"}, {"type": "text", "text": "So?"}]}
+    ->  {"role": "tool", "tool_call_id": "a", "content": "rain"}, {"role": "user", "content": "So?"}
+
+Blocks of text that follow one another within a turn are one text, with nothing between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from radixkv.gateway.anthropic_schema import Block, TextBlock, Turn
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.messages import unsupported_part
+from radixkv.gateway.options import check_plain
+from radixkv.worker.text import Message
+
+__all__ = ["template_turns"]
+
+
+def template_turns(system: str | Sequence[TextBlock] | None, turns: Sequence[Turn]) -> list[Message]:
+    """The system prompt and all turns as the template takes them.
+
+    Raises:
+        ApiError: 400: a turn holds what this model cannot read, or what makes no sense in it.
+    """
+    instructions = text_of(system)
+    messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    for index, turn in enumerate(turns):
+        messages += _template_turn(turn, f"messages.{index}.content")
+    return messages
+
+
+def text_of(content: str | Sequence[TextBlock] | None) -> str:
+    """The text of a content that holds nothing else."""
+    return content if isinstance(content, str) else "".join(block.text for block in content or ())
+
+
+def _template_turn(turn: Turn, param: str) -> list[Message]:
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    if turn.role == "assistant":
+        return [_reply(turn.content, param)]
+    messages: list[dict[str, Any]] = []
+    for index, block in enumerate(turn.content):
+        place = f"{param}.{index}"
+        if block.type == "tool_result" and turn.role == "user":
+            if block.tool_use_id is None:
+                raise _missing(f"{place}.tool_use_id")
+            messages.append({"role": "tool", "content": text_of(block.content), "tool_call_id": block.tool_use_id})
+            continue
+        text = _text(block, place)
+        if messages and messages[-1]["role"] == turn.role:
+            messages[-1]["content"] += text
+        else:
+            messages.append({"role": turn.role, "content": text})
+    return [*messages] or [{"role": turn.role, "content": ""}]
+
+
+def _reply(blocks: Sequence[Block], param: str) -> Message:
+    """An earlier reply; its calls go behind its text, as templates have them."""
+    text = ""
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        place = f"{param}.{index}"
+        if block.type == "tool_use":
+            if block.name is None or block.id is None:
+                raise _missing(f"{place}.{'id' if block.name else 'name'}")
+            check_plain(block.input, f"{place}.input")
+            function = {"name": block.name, "arguments": block.input or {}}
+            calls.append({"type": "function", "function": function, "id": block.id})
+        else:
+            text += _text(block, place)
+    return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+
+
+def _text(block: Block, param: str) -> str:
+    if block.type != "text":
+        raise unsupported_part(block.type, param)
+    if block.text is None:
+        raise _missing(f"{param}.text")
+    return block.text
+
+
+def _missing(param: str) -> ApiError:
+    return ApiError(400, f"{param} is missing", code="missing_value", param=param)

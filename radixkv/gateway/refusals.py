@@ -1,0 +1,82 @@
+"""Failures as responses, each in the form of the protocol that the request speaks: the worker's, ours, and the framework's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from radixkv.core.errors import RadixKVError
+from radixkv.gateway.anthropic_errors import anthropic_error_body, anthropic_status, speaks_anthropic
+from radixkv.gateway.errors import ApiError, error_body
+from radixkv.gateway.exchange import EXCHANGE
+
+__all__ = ["add_error_handlers", "error_response"]
+
+
+def error_response(error: ApiError, scope: Scope) -> JSONResponse:
+    """The HTTP response of an error to the request of `scope`."""
+    if speaks_anthropic(scope):
+        body = anthropic_error_body(error, scope[EXCHANGE].request_id)
+        return JSONResponse(body, anthropic_status(error), headers=error.headers)
+    return JSONResponse(error_body(error), error.status, headers=error.headers)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every error that leaves a route of `app` an answer in its protocol's form."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return error_response(ApiError.of(error), request.scope)
+
+    async def answer_validation(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return error_response(_of_validation(error), request.scope)
+
+    async def answer_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return error_response(_of_http(error), request.scope)
+
+    app.add_exception_handler(ApiError, answer)
+    app.add_exception_handler(RadixKVError, answer)
+    app.add_exception_handler(RequestValidationError, answer_validation)
+    app.add_exception_handler(HTTPException, answer_http)
+
+
+def _of_validation(refusal: RequestValidationError) -> ApiError:
+    """What a request's schema refuses: of all that it says, what lies deepest in what the caller wrote."""
+    errors = [(_path(error, refusal.body), error) for error in refusal.errors()]
+    path, error = max(errors, key=lambda pair: len(pair[0]))
+    if error["type"] == "json_invalid":
+        reason = error.get("ctx", {}).get("error", error["msg"])
+        return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
+    param = ".".join(map(str, path)) or "body"
+    return ApiError(400, f"{param}: {error['msg']}", code="invalid_value", param=param)
+
+
+def _path(error: Any, body: Any) -> list[str | int]:
+    """Where in the request: the schema's own names for the members of a union are left out."""
+    source, *places = error["loc"]
+    if source != "body":
+        return list(places)
+    path: list[str | int] = []
+    for number, place in enumerate(places, 1):
+        is_missing = error["type"] == "missing" and number == len(places)
+        if is_missing or (isinstance(body, dict) and place in body):
+            body = None if is_missing else body[place]
+            path.append(place)
+        elif isinstance(body, list) and isinstance(place, int) and place < len(body):
+            body = body[place]
+            path.append(place)
+    return path
+
+
+def _of_http(error: HTTPException) -> ApiError:
+    messages = {404: "there is no such URL here", 405: "this URL does not take this method"}
+    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
+    message = messages.get(error.status_code, str(error.detail))
+    code = codes.get(error.status_code)
+    return ApiError(error.status_code, message, code=code, headers=error.headers)

@@ -1,0 +1,121 @@
+"""What stands around the Anthropic API's requests: keys, limits, a full or failing server, and the models it lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic import Anthropic
+from chat_stack import GibberishRunner, gateway, gibberish_engine, keys_file, wait_until
+
+from radixkv.gateway.config import GatewayConfig, TenantLimits
+from radixkv.gateway.server import GatewayServer
+from radixkv.worker.engine import Engine
+from radixkv.worker.generation_client import GenerationClient
+from radixkv.worker.server import GenerationServer
+
+ASK: Any = {"model": "gibberish", "messages": [{"role": "user", "content": "hello world"}]}
+LOCAL = "127.0.0.1:0"
+
+
+@pytest.fixture(scope="module")
+def worker(default_model: str) -> Iterator[tuple[Engine, GibberishRunner]]:
+    with gibberish_engine(default_model, num_blocks=2048) as (engine, runner, _):
+        yield engine, runner
+
+
+@pytest.fixture
+def engine(worker: tuple[Engine, GibberishRunner]) -> Engine:
+    return worker[0]
+
+
+@pytest.fixture
+def held(worker: tuple[Engine, GibberishRunner]) -> Iterator[GibberishRunner]:
+    """The model, which stops before its second step until its gate is set."""
+    _, runner = worker
+    runner.close_gate_after(2)
+    yield runner
+    runner.gate.set()
+
+
+def client_of(server: GatewayServer, key: str | None = "any", token: str | None = None) -> Anthropic:
+    return Anthropic(base_url=f"http://{server.address}", api_key=key, auth_token=token, max_retries=0)
+
+
+def test_a_key_is_taken_from_either_header(engine: Engine, tmp_path: Path) -> None:
+    with gateway(engine, GatewayConfig(listen=LOCAL, keys_file=keys_file(tmp_path / "keys"))) as server:
+        for client in (client_of(server, "red"), client_of(server, None, "red")):
+            assert client.messages.create(**ASK, max_tokens=1).usage.output_tokens == 1
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            client_of(server, "green").messages.create(**ASK, max_tokens=1)
+        assert (caught.value.status_code, caught.value.type) == (401, "authentication_error")
+        assert caught.value.request_id
+        missing = httpx.post(f"http://{server.address}/v1/messages", json={**ASK, "max_tokens": 1})
+        assert (missing.status_code, missing.json()["type"]) == (401, "error")
+        assert "x-api-key" in missing.json()["error"]["message"]
+
+
+def test_who_has_reached_a_limit_is_told_when_to_come_back(engine: Engine) -> None:
+    config = GatewayConfig(listen=LOCAL, limits=TenantLimits(requests_per_minute=1))
+    with gateway(engine, config) as server:
+        client = client_of(server)
+        client.messages.create(**ASK, max_tokens=1)
+        with pytest.raises(anthropic.RateLimitError) as caught:
+            client.messages.count_tokens(**ASK)
+    assert caught.value.type == "rate_limit_error"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+def test_a_full_server_says_that_it_is_overloaded(engine: Engine, held: GibberishRunner) -> None:
+    with gateway(engine, GatewayConfig(listen=LOCAL, max_requests=1)) as server:
+        client = client_of(server)
+        with client.messages.create(**ASK, max_tokens=100, stream=True) as stream:
+            next(stream)
+            with pytest.raises(anthropic.OverloadedError) as caught:
+                client.messages.create(**ASK, max_tokens=1)
+            held.gate.set()
+        assert (caught.value.status_code, caught.value.type) == (529, "overloaded_error")
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        wait_until(lambda: server.app.state.gate.num_running == 0)
+        assert client.messages.create(**ASK, max_tokens=1).usage.output_tokens == 1
+
+
+def test_a_body_that_is_too_large_is_refused(engine: Engine) -> None:
+    with (
+        gateway(engine, GatewayConfig(listen=LOCAL, max_body_bytes=4096)) as server,
+        pytest.raises(anthropic.ContentTooLargeError) as caught,
+    ):
+        client_of(server).messages.create(**ASK, system="x" * 5000, max_tokens=1)
+    assert caught.value.type == "request_too_large"
+
+
+@pytest.mark.usefixtures("held")
+def test_a_stream_that_fails_ends_with_an_error_event(engine: Engine) -> None:
+    remote = GenerationServer(engine, LOCAL).start()
+    with GenerationClient(remote.address, timeout_s=2) as generator, gateway(generator) as server:
+        client = client_of(server)
+        with client.messages.create(**ASK, max_tokens=100, stream=True) as stream:
+            assert next(stream).type == "message_start"
+            remote.stop()
+            with pytest.raises(anthropic.APIStatusError) as caught:
+                list(stream)
+        assert caught.value.type == "overloaded_error"
+        with pytest.raises(anthropic.OverloadedError):
+            client.messages.create(**ASK, max_tokens=1)
+
+
+def test_the_models_are_listed_in_the_form_of_who_asks(engine: Engine) -> None:
+    with gateway(engine) as server:
+        client = client_of(server)
+        (listed,) = client.models.list()
+        assert (listed.id, listed.type, listed.display_name) == ("gibberish", "model", "gibberish")
+        assert client.models.retrieve("gibberish") == listed
+        assert listed.created_at.timestamp() == server.app.state.started
+        with pytest.raises(anthropic.NotFoundError):
+            client.models.retrieve("claude-somewhat-4")
+        plain = httpx.get(f"http://{server.address}/v1/models").json()
+        assert (plain["object"], plain["data"][0]["object"]) == ("list", "model")
