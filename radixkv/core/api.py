@@ -66,6 +66,8 @@ __all__ = [
     "NoticeKind",
     "Pending",
     "PinInfo",
+    "PinOp",
+    "PinResult",
     "PoolShape",
     "ReleaseOp",
     "Retention",
@@ -105,6 +107,12 @@ class MatchResult(NamedTuple):
 
     num_tokens: int
     num_device_tokens: int
+
+
+class PinResult(NamedTuple):
+    """`num_tokens`: how much of what was to be pinned is cached, and pinned now."""
+
+    num_tokens: int
 
 
 class AcquireResult(NamedTuple):
@@ -192,6 +200,15 @@ class MatchOp:
 
 
 @dataclass(frozen=True, slots=True)
+class PinOp:
+    """Protect what is cached of `tokens` for `ttl_s` after each use, in the order of the Step; see `PrefixCache.pin`."""
+
+    tokens: bytes
+    ttl_s: float
+    namespace: str = DEFAULT_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
 class ExtendOp:
     """Room up to an absolute length; see `PrefixCache.extend`."""
 
@@ -227,9 +244,11 @@ class ReleaseOp:
     keep: bool = True
 
 
-StepOp = AcquireOp | MatchOp | ExtendOp | InsertOp | ForkOp | ReleaseOp
+StepOp = AcquireOp | MatchOp | PinOp | ExtendOp | InsertOp | ForkOp | ReleaseOp
 
-StepResult = AcquireResult | Pending | MatchResult | ExtendResult | list[AcquireResult] | None | RadixKVError
+StepResult = (
+    AcquireResult | Pending | MatchResult | PinResult | ExtendResult | list[AcquireResult] | None | RadixKVError
+)
 """Answer to one op, by its kind: acquire has two; None for insert and release; an error for an op that failed."""
 
 

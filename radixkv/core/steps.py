@@ -12,6 +12,8 @@ from radixkv.core.api import (
     InsertOp,
     MatchOp,
     Pending,
+    PinOp,
+    PinResult,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -54,20 +56,22 @@ def _apply(cache: CacheHolder, op: StepOp) -> StepResult:
             return cache.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares, op.retention)
         case MatchOp():
             return cache.match(op.tokens, op.namespace)
+        case PinOp():
+            return PinResult(cache.pin(op.tokens, op.ttl_s, op.namespace).num_tokens)
         case ForkOp():
             return cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids)
         case ReleaseOp():
             cache.release(op.seq_id, op.keep)
             return None
         case _:
-            raise InvalidArgumentError("op", op, "an acquire, match, extend, insert, fork or release op")
+            raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork or release op")
 
 
 def _named_ids(op: StepOp) -> tuple[int, ...]:
     """The sequences that an op stands or falls with: its own, and those that it opens."""
     if isinstance(op, AcquireOp):
         return () if op.seq_id is None else (op.seq_id,)
-    if isinstance(op, MatchOp):
+    if isinstance(op, MatchOp | PinOp):
         return ()
     if isinstance(op, ForkOp):
         return (op.seq_id, *(op.seq_ids or ()))

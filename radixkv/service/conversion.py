@@ -27,6 +27,8 @@ from radixkv.core.api import (
     Notice,
     NoticeKind,
     Pending,
+    PinOp,
+    PinResult,
     PoolShape,
     ReleaseOp,
     Retention,
@@ -107,6 +109,7 @@ _WIRE_BOUNDS = {
     "name": "a string of Unicode characters",
     "priority": "an integer in [-2**31, 2**31)",
     "duration_s": "a number of seconds, or None",
+    "ttl_s": "a number of seconds",
 }
 
 
@@ -163,23 +166,20 @@ def op_to_proto(op: StepOp, proto: workers.Op) -> None:
 def _write_op(op: StepOp, proto: workers.Op) -> None:
     match op:
         case AcquireOp():
-            acquire = proto.acquire
-            acquire.SetInParent()
-            acquire.tokens = pack_tokens(op.tokens)
-            acquire.reserve = op.reserve
-            if op.namespace != DEFAULT_NAMESPACE:
-                acquire.namespace = op.namespace
-            if op.seq_id is not None:
-                acquire.seq_id = op.seq_id
-            acquire.waits = bool(op.waits)
-            acquire.is_unshared = not op.shares
-            retention_to_proto(op.retention, acquire.retention)
+            _write_acquire(op, proto.acquire)
         case MatchOp():
             match = proto.match
             match.SetInParent()
             match.tokens = pack_tokens(op.tokens)
             if op.namespace != DEFAULT_NAMESPACE:
                 match.namespace = op.namespace
+        case PinOp():
+            pin = proto.pin
+            pin.SetInParent()
+            pin.tokens = pack_tokens(op.tokens)
+            pin.ttl_s = op.ttl_s
+            if op.namespace != DEFAULT_NAMESPACE:
+                pin.namespace = op.namespace
         case ExtendOp():
             extend = proto.extend
             extend.SetInParent()
@@ -207,12 +207,26 @@ def _write_op(op: StepOp, proto: workers.Op) -> None:
             release.seq_id = op.seq_id
             release.keep = bool(op.keep)
         case _:
-            raise InvalidArgumentError("op", op, "an acquire, match, extend, insert, fork or release op")
+            raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork or release op")
+
+
+def _write_acquire(op: AcquireOp, acquire: workers.Acquire) -> None:
+    acquire.SetInParent()
+    acquire.tokens = pack_tokens(op.tokens)
+    acquire.reserve = op.reserve
+    if op.namespace != DEFAULT_NAMESPACE:
+        acquire.namespace = op.namespace
+    if op.seq_id is not None:
+        acquire.seq_id = op.seq_id
+    acquire.waits = bool(op.waits)
+    acquire.is_unshared = not op.shares
+    retention_to_proto(op.retention, acquire.retention)
 
 
 _OP_MESSAGES: dict[type, Any] = {
     AcquireOp: workers.Acquire,
     MatchOp: workers.Match,
+    PinOp: workers.Pin,
     ExtendOp: workers.Extend,
     InsertOp: workers.Insert,
     ForkOp: workers.Fork,
@@ -242,6 +256,9 @@ def op_from_proto(proto: workers.Op) -> StepOp:
         return MatchOp(
             proto.match.tokens, proto.match.namespace if proto.match.HasField("namespace") else DEFAULT_NAMESPACE
         )
+    if kind == "pin":
+        pin = proto.pin
+        return PinOp(pin.tokens, pin.ttl_s, pin.namespace if pin.HasField("namespace") else DEFAULT_NAMESPACE)
     if kind == "extend":
         return ExtendOp(proto.extend.seq_id, proto.extend.num_tokens)
     if kind == "insert":
@@ -252,7 +269,7 @@ def op_from_proto(proto: workers.Op) -> StepOp:
         return ForkOp(fork.seq_id, fork.position, fork.n, fork.reserve, seq_ids)
     if kind == "release":
         return ReleaseOp(proto.release.seq_id, proto.release.keep)
-    raise InvalidArgumentError("op", kind, "one of acquire, match, extend, insert, fork, release")
+    raise InvalidArgumentError("op", kind, "one of acquire, match, pin, extend, insert, fork, release")
 
 
 def result_to_proto(op: StepOp, result: StepResult, proto: workers.OpResult) -> None:
@@ -274,6 +291,9 @@ def result_to_proto(op: StepOp, result: StepResult, proto: workers.OpResult) -> 
     elif isinstance(result, MatchResult):
         proto.match.SetInParent()
         proto.match.num_tokens, proto.match.num_device_tokens = result
+    elif isinstance(result, PinResult):
+        proto.pin.SetInParent()
+        proto.pin.num_tokens = result.num_tokens
     elif isinstance(op, InsertOp):
         proto.insert.SetInParent()
     else:
@@ -331,6 +351,8 @@ def result_from_proto(proto: workers.OpResult) -> StepResult:
         return Pending(proto.pending.seq_id, proto.pending.num_tokens)
     if kind == "match":
         return MatchResult(proto.match.num_tokens, proto.match.num_device_tokens)
+    if kind == "pin":
+        return PinResult(proto.pin.num_tokens)
     if kind == "error":
         return error_from_proto(proto.error)
     if kind == "fork":

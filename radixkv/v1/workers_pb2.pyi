@@ -102,20 +102,22 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match")
+    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin")
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     INSERT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     acquire: Acquire
     extend: Extend
     insert: Insert
     fork: Fork
     release: Release
     match: Match
-    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ...) -> None: ...
+    pin: Pin
+    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
     __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared", "retention")
@@ -142,6 +144,16 @@ class Match(_message.Message):
     tokens: bytes
     namespace: str
     def __init__(self, tokens: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class Pin(_message.Message):
+    __slots__ = ("tokens", "ttl_s", "namespace")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    ttl_s: float
+    namespace: str
+    def __init__(self, tokens: _Optional[bytes] = ..., ttl_s: _Optional[float] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -218,7 +230,7 @@ class Notice(_message.Message):
     def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., seq_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class OpResult(_message.Message):
-    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match")
+    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +239,7 @@ class OpResult(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     error: _types_pb2.Error
     acquire: AcquireResult
     extend: ExtendResult
@@ -235,7 +248,8 @@ class OpResult(_message.Message):
     release: ReleaseResult
     pending: Pending
     match: MatchResult
-    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ...) -> None: ...
+    pin: PinResult
+    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ...) -> None: ...
 
 class Pending(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -252,6 +266,12 @@ class MatchResult(_message.Message):
     num_tokens: int
     num_device_tokens: int
     def __init__(self, num_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ...) -> None: ...
+
+class PinResult(_message.Message):
+    __slots__ = ("num_tokens",)
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    def __init__(self, num_tokens: _Optional[int] = ...) -> None: ...
 
 class AcquireResult(_message.Message):
     __slots__ = ("seq_id", "num_cached_tokens", "num_stored_tokens", "block_table", "ops", "is_same_table")

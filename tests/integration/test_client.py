@@ -25,6 +25,7 @@ from radixkv import (
     NamespaceMatch,
     OutOfBlocksError,
     PinBudgetError,
+    PinOp,
     PoolHeldError,
     PoolShape,
     PrefixCache,
@@ -88,7 +89,7 @@ class RandomCalls:
     def op(self) -> Any:
         choose = self._random
         seq_id, namespace = choose.choice(self._ids), choose.choice(["default", "other", ""])
-        match choose.randrange(9):
+        match choose.randrange(10):
             case 0 | 1:
                 chosen = choose.choice([seq_id, None, -1])
                 return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, chosen, retention=self.ranges())
@@ -100,6 +101,8 @@ class RandomCalls:
                 n = choose.randrange(3)
                 ids = choose.choice([None, tuple(choose.sample(self._ids, n))])
                 return ForkOp(seq_id, choose.randrange(40), n, choose.randrange(3), ids)
+            case 8:
+                return PinOp(self.tokens(), choose.choice([0.05, 0.3, 300.0, -1.0]), namespace)
         return ReleaseOp(seq_id, choose.random() < 0.5)
 
     def call(self) -> Callable[[Any], Any]:

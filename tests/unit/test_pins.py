@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv import InvalidArgumentError, OutOfBlocksError, PinBudgetError, PinInfo, PrefixCache, pack_tokens
+from radixkv import (
+    AcquireOp,
+    InsertOp,
+    InvalidArgumentError,
+    OutOfBlocksError,
+    PinBudgetError,
+    PinInfo,
+    PinOp,
+    PinResult,
+    PrefixCache,
+    ReleaseOp,
+    pack_tokens,
+)
 
 SYSTEM, OTHER = [1] * 8, [2] * 8
 
@@ -41,6 +53,26 @@ def test_what_is_pinned_outlives_pressure_that_evicts_all_else() -> None:
         assert bench.cached(SYSTEM) == [8]
     assert bench.cache.evict(100) == 4
     assert bench.cached(SYSTEM, [29] * 16) == [8, 0]
+
+
+def test_a_step_pins_what_it_has_published_before_it_ends_the_sequence() -> None:
+    bench = Bench(num_blocks=8, pin_budget=600)
+    tokens = pack_tokens(SYSTEM)
+    results = bench.cache.step(
+        [
+            AcquireOp(tokens, seq_id=1),
+            PinOp(tokens, 300.0),
+            InsertOp(1, 8),
+            PinOp(tokens, 300.0),
+            PinOp(tokens, 301.0),
+            ReleaseOp(1),
+        ]
+    )
+    assert [result for result in results if isinstance(result, PinResult)] == [PinResult(0), PinResult(8)]
+    assert isinstance(results[4], PinBudgetError)
+    assert results[5] is None
+    assert bench.left_s(SYSTEM) == 300
+    assert bench.cache.evict(8) == 0
 
 
 def test_only_the_pinned_prefix_of_a_longer_branch_stays_to_the_token() -> None:

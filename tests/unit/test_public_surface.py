@@ -41,6 +41,8 @@ PUBLIC_NAMES = {
     "OutOfBlocksError",
     "PinBudgetError",
     "PinInfo",
+    "PinOp",
+    "PinResult",
     "Pending",
     "PoolHeldError",
     "PoolShape",

@@ -32,6 +32,8 @@ from radixkv.core.api import (
     Notice,
     Pending,
     PinInfo,
+    PinOp,
+    PinResult,
     PoolShape,
     ReleaseOp,
     Retention,
@@ -97,6 +99,7 @@ ops = st.one_of(
         st.lists(retentions, max_size=3).map(tuple),
     ),
     st.builds(MatchOp, tokens.filter(lambda t: len(t) % 4 == 0), st.text()),
+    st.builds(PinOp, tokens.filter(lambda t: len(t) % 4 == 0), st.floats(allow_nan=False), st.text()),
     st.builds(ExtendOp, integers, integers),
     st.builds(InsertOp, integers, integers, tokens.filter(lambda t: len(t) % 4 == 0)),
     st.builds(ForkOp, integers, integers, integers, integers, st.none() | st.lists(integers, max_size=3).map(tuple)),
@@ -137,9 +140,10 @@ def test_children_come_back_as_they_were(children: list[AcquireResult]) -> None:
 
 
 @given(integers, integers)
-def test_a_pending_acquire_and_a_match_come_back_as_they_were(first: int, second: int) -> None:
+def test_a_pending_acquire_a_match_and_a_pin_come_back_as_they_were(first: int, second: int) -> None:
     assert send_result(AcquireOp(b"", waits=True), Pending(first, second)) == Pending(first, second)
     assert send_result(MatchOp(b""), MatchResult(first, second)) == MatchResult(first, second)
+    assert send_result(PinOp(b"", 1.0), PinResult(first)) == PinResult(first)
 
 
 @given(st.lists(st.builds(Notice, st.sampled_from(("published", "gone")), integers, integers), max_size=4))
@@ -184,6 +188,7 @@ def test_a_failed_op_comes_back_as_its_error() -> None:
         (AcquireOp(b"", retention=(Retention(priority=2**31),)), "retention[0].priority"),
         (AcquireOp(b"", retention=(Retention(duration_s="5m"),)), "retention[0].duration_s"),  # type: ignore[arg-type]  # the same
         (AcquireOp(b"", retention=((0, 9),)), "retention[0]"),  # type: ignore[arg-type]  # the same
+        (PinOp(b"", "5m"), "ttl_s"),  # type: ignore[arg-type]  # the wrong type is the case
         (ExtendOp("1", 5), "seq_id"),  # type: ignore[arg-type]  # the wrong type is the case
         (ExtendOp(1, 5.5), "num_tokens"),  # type: ignore[arg-type]  # the wrong type is the case
         (InsertOp(1, -(2**63) - 1), "num_computed"),
