@@ -125,7 +125,7 @@ class Grammar(_message.Message):
     def __init__(self, json_object: _Optional[bool] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "history", "sampling", "namespace", "priority", "timeout_s", "request_id", "no_prefix_sharing", "retention", "adapter")
+    __slots__ = ("prompt", "history", "sampling", "namespace", "priority", "timeout_s", "request_id", "no_prefix_sharing", "retention", "adapter", "pins")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class GenerateRequest(_message.Message):
     NO_PREFIX_SHARING_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     history: bytes
     sampling: SamplingParams
@@ -146,7 +147,16 @@ class GenerateRequest(_message.Message):
     no_prefix_sharing: bool
     retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
     adapter: str
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., namespace: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., no_prefix_sharing: _Optional[bool] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., adapter: _Optional[str] = ...) -> None: ...
+    pins: _containers.RepeatedCompositeFieldContainer[PrefixPin]
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., namespace: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., no_prefix_sharing: _Optional[bool] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., adapter: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ...) -> None: ...
+
+class PrefixPin(_message.Message):
+    __slots__ = ("num_tokens", "ttl_s")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    ttl_s: float
+    def __init__(self, num_tokens: _Optional[int] = ..., ttl_s: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "branch_finished", "completed")
@@ -247,10 +257,12 @@ class BranchFinished(_message.Message):
     def __init__(self, branch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_text: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Completed(_message.Message):
-    __slots__ = ("usage",)
+    __slots__ = ("usage", "pinned_tokens")
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     usage: Usage
-    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    pinned_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., pinned_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "num_computed_tokens", "time_to_first_token_s")

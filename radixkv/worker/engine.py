@@ -24,13 +24,14 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, Retention
+from radixkv.core.api import BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
 from radixkv.worker.adapters import adapter_namespace
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import (
     EventQueue,
@@ -178,7 +179,11 @@ class Engine:
             raise InvalidArgumentError("adapter", params.adapter, bound)
         namespace = adapter_namespace(params.namespace, params.adapter)
         history = History(tokens, namespace, shares_prefix, tuple(params.retention), params.adapter)
-        return self._start(history, params, None)
+        for pin in params.pins:
+            if not 1 <= pin.num_tokens <= num_tokens(tokens):
+                bound = f"between 1 and {num_tokens(tokens)} tokens, the length of history and prompt"
+                raise InvalidArgumentError("pins", pin.num_tokens, bound)
+        return self._start(history, params, None, tuple(params.pins) if shares_prefix else ())
 
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a running or remembered generation from a token position; see `ForkParams`.
@@ -242,7 +247,13 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _start(self, prompt: History, params: GenerateParams | ForkParams, origin: Origin | None) -> GenerationStream:
+    def _start(
+        self,
+        prompt: History,
+        params: GenerateParams | ForkParams,
+        origin: Origin | None,
+        pins: tuple[PrefixPin, ...] = (),
+    ) -> GenerationStream:
         tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
         rules = self._reader.reply_rules(params.sampling)
@@ -259,23 +270,18 @@ class Engine:
             items=items,
             submitted_s=now_s,
             adapter=prompt.adapter,
-            terms=self._terms(now_s, params.priority, params.timeout_s, prompt.shares_prefix, prompt.retention),
+            terms=self._terms(now_s, params, prompt, pins),
         )
         items.put(Started(generation.generation_id, tokens))
         self._post(partial(self._rounds.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
 
     def _terms(
-        self,
-        now_s: float,
-        priority: int,
-        timeout_s: float | None,
-        shares_prefix: bool,
-        retention: tuple[Retention, ...],
+        self, now_s: float, params: GenerateParams | ForkParams, prompt: History, pins: tuple[PrefixPin, ...]
     ) -> Terms:
-        given_s = math.inf if timeout_s is None else timeout_s
+        given_s = math.inf if params.timeout_s is None else params.timeout_s
         due_s = now_s + min(self._limits.max_wait_s, given_s / 2)
-        return Terms(priority, due_s, now_s + given_s, shares_prefix, retention)
+        return Terms(params.priority, due_s, now_s + given_s, prompt.shares_prefix, prompt.retention, pins)
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._gate:

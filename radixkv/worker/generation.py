@@ -15,6 +15,7 @@ from radixkv.worker.adjustment import Adjustment
 from radixkv.worker.beam_branches import BeamBranches
 from radixkv.worker.beams import Beam, BeamSearch
 from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.pinning import Pinning, PrefixPin
 from radixkv.worker.reply import Reply, ReplyRules
 from radixkv.worker.request import BranchFinished, Completed, Delta, StreamItem, Usage
 from radixkv.worker.sampler import SamplerRow
@@ -35,7 +36,7 @@ class Terms(NamedTuple):
 
     priority: the higher, the earlier. due_s: from then on nobody overtakes it. deadline_s: it ends then. Both times are of the
     engine's clock. shares_prefix: whether it uses what is cached and leaves anything there. retention: what ranges of the
-    histories that it leaves there are worth.
+    histories that it leaves there are worth. pins: prefixes of its prompt that are to be pinned.
     """
 
     priority: int = 0
@@ -43,6 +44,7 @@ class Terms(NamedTuple):
     deadline_s: float = math.inf
     shares_prefix: bool = True
     retention: tuple[Retention, ...] = ()
+    pins: tuple[PrefixPin, ...] = ()
 
 
 class Generation:
@@ -66,6 +68,7 @@ class Generation:
         "namespace",
         "num_cached_tokens",
         "num_computed_tokens",
+        "pinning",
         "prompt",
         "replies",
         "rules",
@@ -100,6 +103,7 @@ class Generation:
         self.submitted_s = submitted_s
         self.terms = terms
         self.prompt = prompt
+        self.pinning = Pinning(terms.pins)
         self.branches: list[Branch] = []
         self.replies: list[Reply] = []
         self.num_cached_tokens: int | None = None
@@ -294,7 +298,7 @@ class Generation:
             num_computed_tokens=self.num_computed_tokens,
             time_to_first_token_s=self.time_to_first_token_s or 0.0,
         )
-        self.items.put(Completed(usage))
+        self.items.put(Completed(usage, self.pinning.num_tokens))
         self.items.put(None)
 
 

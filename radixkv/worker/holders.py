@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from radixkv.core.api import ExtendOp, ForkOp, InsertOp, ReleaseOp, StepOp
+from radixkv.core.api import ExtendOp, ForkOp, InsertOp, PinOp, ReleaseOp, StepOp
+from radixkv.core.tokens import pack_tokens
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.preemption import Cut
 from radixkv.worker.swap import Parked
@@ -50,7 +51,7 @@ class Holders:
         self._num_of: Counter[str] = Counter()
         self._forks: list[_Fork] = []
         self._cuts: list[Cut] = []
-        self._last_reports: list[InsertOp] = []
+        self._last_reports: list[Sent] = []
         self._releases: list[ReleaseOp] = []
         self._last_seq_id = 0
 
@@ -93,9 +94,10 @@ class Holders:
             self.release_sequence(cut.seq_id)
 
     def release(self, branch: Branch) -> None:
-        """A branch gives up its sequence; what it computed is reported before."""
+        """A branch gives up its sequence; what it computed is reported, and pinned, before."""
         if report := _report(branch):
-            self._last_reports.append(report)
+            self._last_reports.append(Sent(report))
+        self._last_reports += _pins(branch)
         self.release_sequence(branch.seq_id)
         self.forget(branch)
 
@@ -119,7 +121,7 @@ class Holders:
     # -- what is to be said
 
     def take_reports(self, *, waits: bool) -> list[Sent]:
-        """What has been computed; to be said before all else. O(holders).
+        """What has been computed, and what of it is to be pinned; to be said before all else. O(holders).
 
         With `waits` a branch that decodes tells of whole blocks alone: a Step for each token would cost the decode more than
         the cache gains. Who of this worker could use less than a block says an op of its own, before which all is told.
@@ -128,6 +130,7 @@ class Holders:
         for branch in self._by_seq_id.values():
             if (not waits or self._is_due(branch)) and (report := _report(branch)):
                 sent.append(Sent(report, (branch,)))
+            sent += _pins(branch)
         return sent
 
     def _is_due(self, branch: Branch) -> bool:
@@ -136,8 +139,7 @@ class Holders:
 
     def take_ops(self, reserve: Callable[[Branch], int]) -> list[Sent]:
         """Last reports, forks, releases, asks for room. O(holders). `reserve`: tokens to reserve for a child."""
-        sent = [Sent(report) for report in self._last_reports]
-        sent += self._take_forks(reserve)
+        sent = [*self._last_reports, *self._take_forks(reserve)]
         sent += [Sent(release) for release in self._releases]
         self._last_reports.clear()
         self._releases.clear()
@@ -179,3 +181,15 @@ def _report(branch: Branch) -> InsertOp | None:
     if branch.phase is not Phase.RUNNING or branch.num_computed <= branch.num_reported:
         return None
     return InsertOp(branch.seq_id, branch.num_computed, branch.take_report())
+
+
+def _pins(branch: Branch) -> list[Sent]:
+    """What is to be pinned of all that was reported of a branch and was not asked for yet."""
+    generation = branch.generation
+    if branch.phase is not Phase.RUNNING or not generation.pinning.has_due:
+        return []
+    due = generation.pinning.take_due(branch.num_reported)
+    return [
+        Sent(PinOp(pack_tokens(generation.prompt[: pin.num_tokens]), pin.ttl_s, generation.namespace), (branch,))
+        for pin in due
+    ]

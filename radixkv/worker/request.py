@@ -22,6 +22,7 @@ from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention
+from radixkv.worker.pinning import PrefixPin, check_pins
 from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.text import Message
@@ -103,6 +104,8 @@ class GenerateParams(Prompt):
         shares_prefix: False neither uses what is cached nor leaves anything there.
         request_id: whose request this is, for logs; at most 128 characters.
         retention: what ranges of its branches' histories are worth to be kept, prompt and generated tokens alike.
+        pins: prefixes of history and prompt that are pinned once they are computed, at most 16. One for which the budget of its
+            namespace has no room is left out; `Completed` tells.
     """
 
     history: TokensLike = b""
@@ -114,11 +117,13 @@ class GenerateParams(Prompt):
     shares_prefix: bool = True
     request_id: str = ""
     retention: Sequence[Retention] = ()
+    pins: Sequence[PrefixPin] = ()
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)
         _check_service(self.priority, self.timeout_s, self.request_id)
         check_retention(self.retention)
+        check_pins(self.pins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +230,13 @@ class BranchFinished:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Last event of a stream: all branches have ended."""
+    """Last event of a stream: all branches have ended.
+
+    `pinned`: how many tokens each of the request's pins protects; 0 where there was no room for it.
+    """
 
     usage: Usage
+    pinned: tuple[int, ...] = ()
 
 
 GenerationEvent = Started | Delta | BranchFinished | Completed

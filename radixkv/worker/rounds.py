@@ -133,6 +133,7 @@ class Rounds:
         self._answers: deque[Future[list[StepResult]]] = deque()
         self._calls: deque[_Call] = deque()
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; those of ended generations are passed over
+        self._settling: list[Generation] = []  # all their branches have ended; answers about their pins are to come
         self._num_submitted = self._num_answered = 0
         self._followers = Followers()
         self._overlaps = overlaps
@@ -312,6 +313,8 @@ class Rounds:
             for move in applied.loads:
                 self._runner.pool.load(move.slots, move.block_ids)
             self._fail(applied.failures)
+        if self._settling:
+            self._settle()
         return has_news
 
     def _admitted(self, branch: Branch) -> None:
@@ -325,6 +328,19 @@ class Rounds:
 
     def _completed(self, generation: Generation) -> None:
         """All its branches have ended."""
+        self._settling.append(generation)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Complete the generations that wait for no answer any more."""
+        waiting, self._settling = self._settling, []
+        for generation in waiting:
+            if not generation.pinning.is_settled:
+                self._settling.append(generation)
+            elif generation.generation_id in self.generations:  # not cancelled meanwhile
+                self._complete(generation)
+
+    def _complete(self, generation: Generation) -> None:
         self._forget(generation)
         self._counters.num_finished += 1
         self._followers.completed(self._clock(), self._batch_s)
@@ -385,6 +401,9 @@ class Rounds:
         self._scheduler.lose_all()
         if self._arena:
             self._arena.lose()
+        for generation in self.generations.values():
+            generation.pinning.ask_again()
+        self._settle()
         if self._reattach is not None:
             try:
                 self.holder = self._reattach()

@@ -40,6 +40,8 @@ from radixkv.core.api import (
     MatchResult,
     Notice,
     Pending,
+    PinOp,
+    PinResult,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -211,6 +213,8 @@ class Scheduler:
                     self._extended(entry, result)
                 case MatchResult():
                     self._matched(entry, result)
+                case PinResult():
+                    entry.branches[0].generation.pinning.answered(result.num_tokens)
                 case list():
                     for child in result:
                         copies += child.ops
@@ -302,6 +306,8 @@ class Scheduler:
             self._not_acquired(entry, op, error)
         elif isinstance(op, ForkOp):
             self._not_forked(entry, op)
+        elif isinstance(op, PinOp):  # over the budget: the request is served without it
+            entry.branches[0].generation.pinning.answered(0)
         elif isinstance(op, ReleaseOp):
             if isinstance(error, AbortedError):  # an op before it failed on the sequence, which is still open
                 self._holders.release_sequence(op.seq_id)

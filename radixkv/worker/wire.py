@@ -6,6 +6,7 @@ Nothing is checked here but that a message makes sense at all; bounds are checke
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
@@ -16,6 +17,7 @@ from radixkv.service.reader_conversion import block_times_from_proto
 from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
 from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
 from radixkv.v1 import generation_pb2 as pb
+from radixkv.worker.pinning import MAX_PINS, PrefixPin
 from radixkv.worker.request import (
     BranchFinished,
     Completed,
@@ -188,6 +190,8 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
         adapter=params.adapter,
     )
     retention_to_proto(params.retention, request.retention)
+    for pin in params.pins:
+        request.pins.add(num_tokens=pin.num_tokens, ttl_s=pin.ttl_s)
     return request
 
 
@@ -209,6 +213,7 @@ def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
         shares_prefix=not proto.no_prefix_sharing,
         retention=retention_from_proto(proto.retention),
         adapter=proto.adapter,
+        pins=tuple(PrefixPin(pin.num_tokens, pin.ttl_s) for pin in islice(proto.pins, MAX_PINS + 1)),
     )
 
 
@@ -267,7 +272,8 @@ def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Respon
                 finished.stop_token_id = event.stop
             return response(branch_finished=finished)
         case Completed():
-            return response(completed=pb.Completed(usage=pb.Usage(**event.usage._asdict())))
+            usage = pb.Usage(**event.usage._asdict())
+            return response(completed=pb.Completed(usage=usage, pinned_tokens=event.pinned))
 
 
 def _logprobs_to_proto(sampled: SampledToken) -> pb.TokenLogprobs:
@@ -294,7 +300,8 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
             return BranchFinished(finished.branch, _REASON_FROM_PROTO[finished.reason], stop, score)
         case "completed":
             usage = proto.completed.usage
-            return Completed(Usage(**{name: getattr(usage, name) for name in Usage._fields}))
+            pinned = tuple(proto.completed.pinned_tokens)
+            return Completed(Usage(**{name: getattr(usage, name) for name in Usage._fields}), pinned)
         case _:
             return None
 

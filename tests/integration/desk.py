@@ -17,6 +17,7 @@ from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.worker.generation import Generation, Terms
 from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.reply import ReplyRules
 from radixkv.worker.request import BranchFinished, Delta, StreamItem
 from radixkv.worker.rounds import Origin, Rounds
@@ -93,6 +94,7 @@ class Desk:
         origin: Origin | None = None,
         *,
         namespace: str = "default",
+        pins: tuple[PrefixPin, ...] = (),
     ) -> Generation:
         items: SimpleQueue[StreamItem] = SimpleQueue()
         number = len(self.generations)
@@ -104,7 +106,7 @@ class Desk:
             rules=ReplyRules(sampling, vocab_size=VOCAB_SIZE, stop_token_ids=() if sampling.ignore_eos else (EOS,)),
             items=items,
             submitted_s=self._clock(),
-            terms=Terms(due_s=self.max_wait_s),
+            terms=Terms(due_s=self.max_wait_s, pins=pins),
         )
         self.generations.append(generation)
         self.rounds.add(generation, len(prompt) + sampling.max_tokens, origin)

@@ -14,6 +14,7 @@ from radixkv.worker.branch import Branch
 from radixkv.worker.generation import Terms
 from radixkv.worker.growth import GrowthEstimate
 from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.pinning import Pinning
 from radixkv.worker.scheduler import Scheduler
 
 __all__ = ["BLOCK_SIZE", "Bench", "make_branch", "no_growth", "op_kinds"]
@@ -39,6 +40,7 @@ def make_branch(
     namespace: str = "default",
 ) -> Branch:
     generation = SimpleNamespace(
+        pinning=Pinning(),
         arrival=arrival,
         namespace=namespace,
         prompt=prompt,
