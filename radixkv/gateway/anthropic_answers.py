@@ -52,12 +52,20 @@ class ReplyToolUse(BaseModel):
     input: dict[str, Any]
 
 
+class CacheCreation(BaseModel):
+    """Tokens of the prompt that were computed and pinned, by the time they are pinned for."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
 class MessageUsage(BaseModel):
-    """What it cost. The prompt's tokens are the sum of the three counts of input."""
+    """What it cost. The prompt's tokens are the sum of the three counts of input: computed, computed and pinned, read."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
+    cache_creation: CacheCreation
     output_tokens: int
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,11 @@ from fastapi.responses import JSONResponse, Response
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.answers import streamed_or
 from radixkv.gateway.anthropic_answers import ERRORS, MessageAnswer, MessageContent, TokenCount, stop_of
+from radixkv.gateway.anthropic_breakpoints import find_breakpoints, pins_of
 from radixkv.gateway.anthropic_errors import anthropic_error_body
 from radixkv.gateway.anthropic_schema import MessagesPrompt, MessagesRequest
 from radixkv.gateway.anthropic_turns import template_turns
+from radixkv.gateway.anthropic_usage import usage_of
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
@@ -26,6 +28,7 @@ from radixkv.gateway.sse import EventStreamResponse, sse, until_disconnected
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import chat_model, read_prompt, remember_reply, start_turn
+from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.request import BranchFinished, Completed, Delta, GenerateParams, Started, Usage
 from radixkv.worker.sampling import SamplingParams
 
@@ -38,13 +41,15 @@ PING: Mapping[str, Any] = {"type": "ping"}
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a request means."""
+    """What a request means. `tokens`: the whole prompt, read only where there are `pins` to be set in it."""
 
     message_id: str
     model: ServedModel
     sampling: SamplingParams
     transcript: Transcript
     tools: ToolPlan
+    tokens: bytes
+    pins: Sequence[PrefixPin]
     body: MessagesRequest
 
     def new_reply(self) -> Reply:
@@ -76,6 +81,7 @@ async def count_tokens(body: MessagesPrompt, request: Request, exchange: Current
     body.check()
     await chat_model(request, body.model)
     tools = body.tool_plan()
+    find_breakpoints(body, tools.tools)
     transcript = await _read_transcript(body, tools, request, exchange)
     return {"input_tokens": num_tokens(await read_prompt(backend, transcript, tools.tools))}
 
@@ -85,8 +91,15 @@ async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange
     model = await chat_model(request, body.model)
     tools = body.tool_plan()
     sampling = body.sampling(tools.grammar or body.grammar())
+    breakpoints = find_breakpoints(body, tools.tools)
     transcript = await _read_transcript(body, tools, request, exchange)
-    return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, body)
+    tokens = b""
+    pins: Sequence[PrefixPin] = ()
+    if breakpoints:
+        state = request.app.state
+        tokens = await read_prompt(state.backend, transcript, tools.tools)
+        pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, transcript.namespace)
+    return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, tokens, pins, body)
 
 
 async def _read_transcript(body: MessagesPrompt, tools: ToolPlan, request: Request, exchange: Exchange) -> Transcript:
@@ -104,8 +117,11 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,
+        pins=plan.pins,
     )
     # Clients of this API must name a length and name a large one, so what does not fit the pool is shortened.
+    if plan.pins:
+        return await exchange.generate(backend, replace(params, token_ids=plan.tokens), may_shorten=True)
     return await start_turn(exchange, backend, plan.transcript, params, may_shorten=True)
 
 
@@ -124,7 +140,8 @@ async def _collect(plan: _Plan, stream: EventStream, transcripts: Transcripts) -
                     list(content.grow(reply.finish(event)))
                     await remember_reply(transcripts, plan.transcript, reply, prompt)
                 case Completed():
-                    return plan.message(content, stop_of(reply, plan.body.max_tokens), _usage(event.usage))
+                    usage = usage_of(event.usage, plan.pins, event.pinned)
+                    return plan.message(content, stop_of(reply, plan.body.max_tokens), usage)
     raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
 
 
@@ -148,25 +165,17 @@ async def _stream_events(plan: _Plan, stream: EventStream, transcripts: Transcri
                         told += [_message_start(plan, prompt), PING]
                     case Completed():
                         stop = stop_of(reply, plan.body.max_tokens)
-                        told.append({"type": "message_delta", "delta": stop, "usage": _usage(event.usage)})
+                        usage = usage_of(event.usage, plan.pins, event.pinned)
+                        told.append({"type": "message_delta", "delta": stop, "usage": usage})
             yield b"".join(map(_event, told))
     yield _event({"type": "message_stop"})
 
 
 def _message_start(plan: _Plan, prompt: bytes) -> dict[str, Any]:
     """What was found in the cache is not known yet: the last usage of a stream tells it, and counts for the whole."""
-    usage = _usage(Usage(num_tokens(prompt), 0, 0, 0, 0.0))
+    usage = usage_of(Usage(num_tokens(prompt), 0, 0, 0, 0.0)) | {"cache_creation": None}
     message = plan.message(MessageContent(), {"stop_reason": None, "stop_sequence": None}, usage)
     return {"type": "message_start", "message": message}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.num_cached_tokens,
-        "output_tokens": usage.num_generated_tokens,
-    }
 
 
 def _event(event: Mapping[str, Any]) -> bytes:

@@ -13,9 +13,16 @@ from radixkv.gateway.options import ApiModel, Whole
 from radixkv.gateway.tools import ChatTool, NamedFunction, NamedTool, ToolChoice, ToolFunction, ToolPlan, plan_tools
 from radixkv.worker.sampling import Grammar, SamplingParams
 
-__all__ = ["Block", "MessagesPrompt", "MessagesRequest", "TextBlock", "Turn"]
+__all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "TextBlock", "Turn"]
 
 _UNSUPPORTED = ("container", "context_management", "mcp_servers")
+
+
+class CacheControl(ApiModel):
+    """Marks the end of a prefix that is to be pinned; each use of it puts its end off."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = Field(None, description="5m where it is left out.")
 
 
 class TextBlock(ApiModel):
@@ -23,6 +30,7 @@ class TextBlock(ApiModel):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 class Block(ApiModel):
@@ -36,6 +44,7 @@ class Block(ApiModel):
     tool_use_id: str | None = None
     content: str | list[TextBlock] | None = None
     is_error: bool | None = Field(None, description="Accepted; the model reads the content alone.")
+    cache_control: CacheControl | None = None
 
 
 class Turn(ApiModel):
@@ -52,6 +61,7 @@ class Tool(ApiModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class Choice(ApiModel):
@@ -97,6 +107,7 @@ class MessagesPrompt(ApiModel):
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = Field(None, description="Marks the last block of all.")
 
     def check(self) -> None:
         """Refuse what cannot be honoured.

@@ -17,7 +17,7 @@ from radixkv.gateway.messages import unsupported_part
 from radixkv.gateway.options import check_plain
 from radixkv.worker.text import Message
 
-__all__ = ["template_turns"]
+__all__ = ["template_turns", "text_of"]
 
 
 def template_turns(system: str | Sequence[TextBlock] | None, turns: Sequence[Turn]) -> list[Message]:

@@ -38,7 +38,7 @@ from radixkv.gateway.memo import Memo, MemoLimits, Remembered
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
 
-__all__ = ["Transcript", "Transcripts"]
+__all__ = ["Reader", "Transcript", "Transcripts"]
 
 PROBE_S = 30.0
 """How long what is known of the model's tokenizer and template is trusted."""

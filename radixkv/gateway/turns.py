@@ -14,7 +14,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.models import ServedModel, served_model
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
 from radixkv.worker.request import GenerateParams, Prompt
 
 __all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn"]
@@ -34,7 +34,7 @@ async def chat_model(request: Request, asked: str) -> ServedModel:
     return model
 
 
-async def read_prompt(backend: Backend, transcript: Transcript, tools: Sequence[Mapping[str, Any]]) -> bytes:
+async def read_prompt(reader: Reader, transcript: Transcript, tools: Sequence[Mapping[str, Any]]) -> bytes:
     """The packed tokens that a turn behind a transcript goes on from, as `start_turn` puts them to the model.
 
     Raises:
@@ -42,11 +42,11 @@ async def read_prompt(backend: Backend, transcript: Transcript, tools: Sequence[
     """
     if transcript.history:
         try:
-            return await backend.tokenize(Prompt(messages=transcript.rest, tools=tools), transcript.history)
+            return await reader.tokenize(Prompt(messages=transcript.rest, tools=tools), transcript.history)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
-    return await backend.tokenize(Prompt(messages=transcript.messages, tools=tools))
+    return await reader.tokenize(Prompt(messages=transcript.messages, tools=tools))
 
 
 async def start_turn(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,12 +112,12 @@ class Stack(NamedTuple):
 
 @contextmanager
 def gibberish_engine(
-    model: str, *, num_blocks: int = 512, max_model_len: int = 4096
+    model: str, *, num_blocks: int = 512, max_model_len: int = 4096, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[tuple[Watched, GibberishRunner, ChatText]]:
-    """An engine with the tokenizer of the model in folder `model`."""
+    """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache."""
     text = ChatText(model)
     runner = GibberishRunner(text, text.encode("<|im_end|>", special=False)[-1], num_blocks, max_model_len)
-    cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, clock=clock)
     with Engine(runner, cache, text=text, model_name="gibberish") as engine:
         yield Watched(engine), runner, text
         runner.gate.set()
@@ -124,7 +125,7 @@ def gibberish_engine(
 
 
 @contextmanager
-def chat_stack(model: str, config: GatewayConfig | None = None, **kwargs: int) -> Iterator[Stack]:
+def chat_stack(model: str, config: GatewayConfig | None = None, **kwargs: Any) -> Iterator[Stack]:
     """An engine and a gateway before it."""
     with gibberish_engine(model, **kwargs) as (engine, runner, text), gateway(engine, config) as server:
         yield Stack(server, engine, runner, text)

@@ -1,0 +1,156 @@
+"""`cache_control`: which prefixes of a prompt are to be pinned, and where among its tokens they end.
+
+Templates tell nothing of where a block ends. So the request is written once more as far as the block, with something else
+behind it: what both have in common from the beginning is the prefix, exact to a token, and a true prefix of the prompt.
+
+    prompt   <tools> <system> <turn> <turn> <reply as it was generated> <turn> <turn>
+    cut      <tools> <system> <turn> <turn> ~
+             '------ pinned: in common ---'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
+from radixkv.core.validation import PIN_CLASSES
+from radixkv.gateway.anthropic_schema import Block, CacheControl, MessagesPrompt, TextBlock, Turn
+from radixkv.gateway.anthropic_turns import template_turns, text_of
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.transcripts import Reader, Transcripts
+from radixkv.gateway.turns import read_prompt
+from radixkv.worker.pinning import PrefixPin
+from radixkv.worker.text import Message
+
+__all__ = ["MAX_BREAKPOINTS", "Breakpoint", "find_breakpoints", "pins_of"]
+
+MAX_BREAKPOINTS = 4
+"""Of one request, as the protocol has it."""
+
+_OTHER = "~"
+_OTHER_TURN = Turn(role="user", content=_OTHER)
+_OTHER_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {"name": _OTHER, "description": _OTHER, "parameters": {"type": "object", "properties": {}}},
+}
+
+
+class Breakpoint(NamedTuple):
+    """The end of a block that is marked. `messages`, `tools`: the request as far as it, with something else behind."""
+
+    ttl_s: float
+    messages: list[Message]
+    tools: Sequence[Mapping[str, Any]]
+
+
+class _Mark(NamedTuple):
+    param: str
+    control: CacheControl
+    messages: list[Message]
+    tools: Sequence[Mapping[str, Any]]
+
+
+def find_breakpoints(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> list[Breakpoint]:
+    """The breakpoints of a request; `tools`: as the model is told of them.
+
+    Raises:
+        ApiError: 400: there are more than 4, or one of 5 minutes stands before one of an hour.
+    """
+    marks = [*_tool_marks(prompt, tools), *_system_marks(prompt, tools), *_turn_marks(prompt, tools)]
+    if len(marks) > MAX_BREAKPOINTS:
+        message = f"{len(marks)} blocks bear cache_control; at most {MAX_BREAKPOINTS} may"
+        raise ApiError(400, message, code="invalid_value", param="cache_control")
+    shortest_s = PIN_CLASSES["1h"]
+    for mark in marks:
+        ttl_s = PIN_CLASSES[mark.control.ttl or "5m"]
+        if ttl_s > shortest_s:
+            name = f"{mark.param}.cache_control.ttl"
+            raise ApiError(
+                400,
+                f"{name} is '1h' behind a block of '5m'; what lasts longer stands first",
+                code="invalid_value",
+                param=name,
+            )
+        shortest_s = ttl_s
+    return [Breakpoint(PIN_CLASSES[mark.control.ttl or "5m"], mark.messages, mark.tools) for mark in marks]
+
+
+async def pins_of(
+    breakpoints: Sequence[Breakpoint], tokens: bytes, transcripts: Transcripts, reader: Reader, namespace: str
+) -> tuple[PrefixPin, ...]:
+    """The prefixes of the prompt's packed `tokens` that end at the breakpoints, shortest first. O(length) per breakpoint."""
+    ttls_s: dict[int, float] = {}
+    for each in breakpoints:
+        transcript = await transcripts.read(namespace, each.messages, each.tools)
+        try:
+            cut = await read_prompt(reader, transcript, each.tools)
+        except InvalidArgumentError:  # the template takes the whole and not this; nothing is pinned for it
+            continue
+        length = common_prefix_bytes(tokens, 0, cut, len(cut)) // TOKEN_BYTES
+        ttls_s[length] = max(each.ttl_s, ttls_s.get(length, 0.0))
+    return tuple(PrefixPin(length, ttls_s[length]) for length in sorted(ttls_s) if length)
+
+
+def _tool_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
+    messages = template_turns(prompt.system, [_OTHER_TURN])
+    for index, tool in enumerate(prompt.tools or ()):
+        if tool.cache_control is not None and tools:
+            yield _Mark(f"tools.{index}", tool.cache_control, messages, [*tools[: index + 1], _OTHER_TOOL])
+
+
+def _system_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
+    blocks = prompt.system if isinstance(prompt.system, list) else []
+    for index, block in enumerate(blocks):
+        if block.cache_control is not None:
+            system = text_of(blocks[: index + 1]) + _unlike(blocks[index + 1 : index + 2])
+            messages = template_turns(system, [_OTHER_TURN])
+            yield _Mark(f"system.{index}", block.cache_control, messages, tools)
+
+
+def _turn_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
+    for index, turn in enumerate(prompt.messages):
+        is_last = index == len(prompt.messages) - 1
+        blocks = [_text_block(turn.content)] if isinstance(turn.content, str) else turn.content
+        for number, block in enumerate(blocks):
+            param = f"messages.{index}.content.{number}"
+            own = _controls_of(block)
+            if is_last and number == len(blocks) - 1 and prompt.cache_control is not None:
+                own = own or [prompt.cache_control]
+                if (own[-1].ttl or "5m") != (prompt.cache_control.ttl or "5m"):
+                    message = f"cache_control and {param}.cache_control mark the same block for different times"
+                    raise ApiError(400, message, code="invalid_value", param="cache_control")
+            if own:
+                cut = [*prompt.messages[:index], *_cut(turn, blocks, number)]
+                messages = template_turns(prompt.system, cut)
+                yield from (_Mark(param, control, messages, tools) for control in own)
+
+
+def _text_block(text: str) -> Block:
+    return Block.model_validate({"type": "text", "text": text})
+
+
+def _controls_of(block: Block) -> list[CacheControl]:
+    """The marks of a block; those within a tool's result end where it does."""
+    within = block.content if isinstance(block.content, list) else []
+    marked: list[Block | TextBlock] = [*within, block]
+    return [each.cache_control for each in marked if each.cache_control is not None]
+
+
+def _cut(turn: Turn, blocks: Sequence[Block], number: int) -> list[Turn]:
+    """A turn as far as one of its blocks, and something else behind that."""
+    block = blocks[number]
+    if turn.role == "assistant":  # a reply is looked up whole among those that were generated
+        return [turn.model_copy(update={"content": blocks[: number + 1]}), _OTHER_TURN]
+    other = _unlike(blocks[number + 1 : number + 2])
+    if block.type == "tool_result":
+        longer = block.model_copy(update={"content": text_of(block.content) + other})
+    else:
+        longer = block.model_copy(update={"text": (block.text or "") + other})
+    return [turn.model_copy(update={"content": [*blocks[:number], longer]})]
+
+
+def _unlike(following: Sequence[Block] | Sequence[TextBlock]) -> str:
+    """A text that does not begin as what follows."""
+    return "|" if following and (following[0].text or "").startswith(_OTHER) else _OTHER

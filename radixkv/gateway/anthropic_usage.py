@@ -1,0 +1,35 @@
+"""`usage` of the Messages API: of a prompt's tokens, which were read from the cache, which were computed and pinned there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from radixkv.core.validation import PIN_CLASSES
+from radixkv.worker.pinning import PrefixPin
+from radixkv.worker.request import Usage
+
+__all__ = ["usage_of"]
+
+
+def usage_of(usage: Usage, pins: Sequence[PrefixPin] = (), pinned: Sequence[int] = ()) -> dict[str, Any]:
+    """Every token of the prompt counts once: as read, else as pinned, for the longest time that it is, else as input.
+
+    Args:
+        usage: of the generation.
+        pins: as they were asked for, shortest first. pinned: how many tokens each protects, 0 where it was left out.
+    """
+    created = dict.fromkeys(PIN_CLASSES.values(), 0)
+    end = usage.num_cached_tokens
+    held = [PrefixPin(num_tokens, pin.ttl_s) for pin, num_tokens in zip(pins, pinned, strict=False) if num_tokens]
+    for index, pin in enumerate(held):
+        created[max(each.ttl_s for each in held[index:])] += max(0, pin.num_tokens - end)
+        end = max(end, pin.num_tokens)
+    num_created = sum(created.values())
+    return {
+        "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens - num_created,
+        "cache_creation_input_tokens": num_created,
+        "cache_read_input_tokens": usage.num_cached_tokens,
+        "cache_creation": {f"ephemeral_{name}_input_tokens": created[ttl_s] for name, ttl_s in PIN_CLASSES.items()},
+        "output_tokens": usage.num_generated_tokens,
+    }
