@@ -48,10 +48,11 @@ def client_of(server: GatewayServer, key: str | None = "any", token: str | None 
 
 def test_a_key_is_taken_from_either_header(engine: Engine, tmp_path: Path) -> None:
     with gateway(engine, GatewayConfig(listen=LOCAL, keys_file=keys_file(tmp_path / "keys"))) as server:
-        for client in (client_of(server, "red"), client_of(server, None, "red")):
-            assert client.messages.create(**ASK, max_tokens=1).usage.output_tokens == 1
-        with pytest.raises(anthropic.AuthenticationError) as caught:
-            client_of(server, "green").messages.create(**ASK, max_tokens=1)
+        with client_of(server, "red") as by_key, client_of(server, None, "red") as by_token:
+            for client in (by_key, by_token):
+                assert client.messages.create(**ASK, max_tokens=1).usage.output_tokens == 1
+        with client_of(server, "green") as stranger, pytest.raises(anthropic.AuthenticationError) as caught:
+            stranger.messages.create(**ASK, max_tokens=1)
         assert (caught.value.status_code, caught.value.type) == (401, "authentication_error")
         assert caught.value.request_id
         missing = httpx.post(f"http://{server.address}/v1/messages", json={**ASK, "max_tokens": 1})
@@ -61,8 +62,7 @@ def test_a_key_is_taken_from_either_header(engine: Engine, tmp_path: Path) -> No
 
 def test_who_has_reached_a_limit_is_told_when_to_come_back(engine: Engine) -> None:
     config = GatewayConfig(listen=LOCAL, limits=TenantLimits(requests_per_minute=1))
-    with gateway(engine, config) as server:
-        client = client_of(server)
+    with gateway(engine, config) as server, client_of(server) as client:
         client.messages.create(**ASK, max_tokens=1)
         with pytest.raises(anthropic.RateLimitError) as caught:
             client.messages.count_tokens(**ASK)
@@ -71,8 +71,7 @@ def test_who_has_reached_a_limit_is_told_when_to_come_back(engine: Engine) -> No
 
 
 def test_a_full_server_says_that_it_is_overloaded(engine: Engine, held: GibberishRunner) -> None:
-    with gateway(engine, GatewayConfig(listen=LOCAL, max_requests=1)) as server:
-        client = client_of(server)
+    with gateway(engine, GatewayConfig(listen=LOCAL, max_requests=1)) as server, client_of(server) as client:
         with client.messages.create(**ASK, max_tokens=100, stream=True) as stream:
             next(stream)
             with pytest.raises(anthropic.OverloadedError) as caught:
@@ -85,19 +84,21 @@ def test_a_full_server_says_that_it_is_overloaded(engine: Engine, held: Gibberis
 
 
 def test_a_body_that_is_too_large_is_refused(engine: Engine) -> None:
-    with (
-        gateway(engine, GatewayConfig(listen=LOCAL, max_body_bytes=4096)) as server,
-        pytest.raises(anthropic.ContentTooLargeError) as caught,
-    ):
-        client_of(server).messages.create(**ASK, system="x" * 5000, max_tokens=1)
-    assert caught.value.type == "request_too_large"
+    config = GatewayConfig(listen=LOCAL, max_body_bytes=4096)
+    with gateway(engine, config) as server, client_of(server) as client:
+        with pytest.raises(anthropic.ContentTooLargeError) as caught:
+            client.messages.create(**ASK, system="x" * 5000, max_tokens=1)
+        assert caught.value.type == "request_too_large"
 
 
 @pytest.mark.usefixtures("held")
 def test_a_stream_that_fails_ends_with_an_error_event(engine: Engine) -> None:
     remote = GenerationServer(engine, LOCAL).start()
-    with GenerationClient(remote.address, timeout_s=2) as generator, gateway(generator) as server:
-        client = client_of(server)
+    with (
+        GenerationClient(remote.address, timeout_s=2) as generator,
+        gateway(generator) as server,
+        client_of(server) as client,
+    ):
         with client.messages.create(**ASK, max_tokens=100, stream=True) as stream:
             assert next(stream).type == "message_start"
             remote.stop()
@@ -109,8 +110,7 @@ def test_a_stream_that_fails_ends_with_an_error_event(engine: Engine) -> None:
 
 
 def test_the_models_are_listed_in_the_form_of_who_asks(engine: Engine) -> None:
-    with gateway(engine) as server:
-        client = client_of(server)
+    with gateway(engine) as server, client_of(server) as client:
         (listed,) = client.models.list()
         assert (listed.id, listed.type, listed.display_name) == ("gibberish", "model", "gibberish")
         assert client.models.retrieve("gibberish") == listed
