@@ -99,6 +99,7 @@ def test_a_stream_tells_the_same_at_its_end(client: Anthropic) -> None:
 
 def test_a_breakpoint_holds_its_prefix_under_pressure_until_its_time_is_over(client: Anthropic, clock: Clock) -> None:
     created = ask(client, system=[marked(RULES)]).usage.cache_creation_input_tokens
+    assert created > 60
     ask(client, system="Another prompt, of which nothing is pinned. " * 5)
     clock.now_s += 299
     fill_the_pool(client)
