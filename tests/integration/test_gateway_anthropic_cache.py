@@ -9,13 +9,14 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import Anthropic
-from chat_stack import Stack, chat_stack, keys_file
+from chat_stack import BLOCK_SIZE, Stack, chat_stack, keys_file
 from live_service import Clock
 
 from radixkv import unpack_tokens
 from radixkv.gateway.config import GatewayConfig
 
 FIVE_MINUTES: Any = {"type": "ephemeral"}
+NUM_BLOCKS = 128
 HOUR: Any = {"type": "ephemeral", "ttl": "1h"}
 RULES = " ".join(["Answer in one short sentence."] * 12)
 TOOLS: Any = [
@@ -32,7 +33,7 @@ def clock() -> Clock:
 @pytest.fixture
 def stack(default_model: str, clock: Clock, tmp_path: Path) -> Iterator[Stack]:
     config = GatewayConfig(listen="127.0.0.1:0", keys_file=keys_file(tmp_path / "keys"), drain_s=1.0)
-    with chat_stack(default_model, config, num_blocks=128, clock=clock) as stack:
+    with chat_stack(default_model, config, num_blocks=NUM_BLOCKS, clock=clock) as stack:
         yield stack
 
 
@@ -55,10 +56,13 @@ def ask(client: Anthropic, question: Any = "Hello", **fields: Any) -> Any:
     return client.messages.create(**{"model": "gibberish", "messages": messages, "max_tokens": 4, **fields})
 
 
-def fill_the_pool(client: Anthropic) -> None:
-    """Other prompts, in all twice as long as the pool."""
-    for number in range(16):
-        ask(client, f"{number} " + "word " * 250, max_tokens=1)
+def fill_the_pool(stack: Stack, client: Anthropic) -> None:
+    """Another prompt, as long as all of the pool that is not pinned."""
+    num_pinned = stack.engine.call(lambda holder: holder.stats().num_pinned_blocks)
+    short: Any = [{"role": "user", "content": "word"}]
+    overhead = client.messages.count_tokens(model="gibberish", messages=short).input_tokens
+    usage = ask(client, "word" + " word" * ((NUM_BLOCKS - num_pinned) * BLOCK_SIZE - overhead), max_tokens=1).usage
+    assert sum(counts(usage)) == (NUM_BLOCKS - num_pinned) * BLOCK_SIZE
 
 
 def pinned(stack: Stack, namespace: str = "red") -> list[str]:
@@ -97,22 +101,24 @@ def test_a_stream_tells_the_same_at_its_end(client: Anthropic) -> None:
     assert again.cache_read_input_tokens >= usage.cache_creation_input_tokens
 
 
-def test_a_breakpoint_holds_its_prefix_under_pressure_until_its_time_is_over(client: Anthropic, clock: Clock) -> None:
+def test_a_breakpoint_holds_its_prefix_under_pressure_until_its_time_is_over(
+    stack: Stack, client: Anthropic, clock: Clock
+) -> None:
     created = ask(client, system=[marked(RULES)]).usage.cache_creation_input_tokens
     assert created > 60
     ask(client, system="Another prompt, of which nothing is pinned. " * 5)
     clock.now_s += 299
-    fill_the_pool(client)
+    fill_the_pool(stack, client)
     unpinned = ask(client, system="Another prompt, of which nothing is pinned. " * 5).usage
     assert unpinned.cache_read_input_tokens < 16
     assert ask(client, system=RULES).usage.cache_read_input_tokens >= created
 
     clock.now_s += 299  # that was a use, marked or not
-    fill_the_pool(client)
+    fill_the_pool(stack, client)
     assert ask(client, system=RULES).usage.cache_read_input_tokens >= created
 
     clock.now_s += 301
-    fill_the_pool(client)
+    fill_the_pool(stack, client)
     assert ask(client, system=RULES).usage.cache_read_input_tokens < 16
 
 
@@ -121,7 +127,7 @@ def test_an_hour_is_an_hour(stack: Stack, client: Anthropic, clock: Clock) -> No
     assert usage.cache_creation.ephemeral_1h_input_tokens == usage.cache_creation_input_tokens > 0
     for since_s, is_there in ((3599, True), (3601, False)):
         clock.now_s += since_s
-        stack.engine.call(lambda holder: holder.evict(128))  # whatever may go
+        stack.engine.call(lambda holder: holder.evict(NUM_BLOCKS))  # whatever may go
         read = ask(client, system=RULES).usage.cache_read_input_tokens
         assert (read >= usage.cache_creation_input_tokens) is is_there
 
