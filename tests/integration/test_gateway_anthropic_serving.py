@@ -17,29 +17,32 @@ from radixkv.gateway.server import GatewayServer
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.text import ChatText
 
 ASK: Any = {"model": "gibberish", "messages": [{"role": "user", "content": "hello world"}]}
 LOCAL = "127.0.0.1:0"
 
 
 @pytest.fixture(scope="module")
-def worker(default_model: str) -> Iterator[tuple[Engine, GibberishRunner]]:
-    with gibberish_engine(default_model, num_blocks=2048) as (engine, runner, _):
-        yield engine, runner
+def worker(default_model: str) -> Iterator[tuple[Engine, GibberishRunner, ChatText]]:
+    with gibberish_engine(default_model, num_blocks=2048) as worker:
+        yield worker  # type: ignore[misc]  # what stands around the engine has all that it has
 
 
 @pytest.fixture
-def engine(worker: tuple[Engine, GibberishRunner]) -> Engine:
+def engine(worker: tuple[Engine, GibberishRunner, ChatText]) -> Engine:
     return worker[0]
 
 
 @pytest.fixture
-def held(worker: tuple[Engine, GibberishRunner]) -> Iterator[GibberishRunner]:
-    """The model, which stops before its second step until its gate is set."""
-    _, runner = worker
+def held(worker: tuple[Engine, GibberishRunner, ChatText]) -> Iterator[GibberishRunner]:
+    """The model, in the midst of a reply, which goes on when its gate is set."""
+    _, runner, text = worker
+    runner.dictated.extend(text.encode("one two three four five", special=False))
     runner.close_gate_after(2)
     yield runner
     runner.gate.set()
+    runner.dictated.clear()
 
 
 def client_of(server: GatewayServer, key: str | None = "any", token: str | None = None) -> Anthropic:
