@@ -38,6 +38,7 @@ from radixkv.core.api import (
     MatchResult,
     Notice,
     Pending,
+    PinOp,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -154,6 +155,8 @@ class Arena:
     # -- what is said
 
     def _say(self, op: StepOp, step: _Step) -> Callable[[_Results], StepResult]:
+        if isinstance(op, PinOp):  # of what stands in blocks
+            return _answer_at(step.send(op))
         if not isinstance(op, (AcquireOp, MatchOp)) and op.seq_id in step.waiting:
             error = AbortedError("an earlier op of this Step waits")
             return lambda _: error

@@ -261,7 +261,8 @@ class Scheduler:
         tokens, reserve = pack_tokens(branch.tokens), self._admission.reserve(branch)
         shares, retention = terms.shares_prefix, terms.retention
         given = (tokens, reserve, generation.namespace, branch.seq_id, shares, shares, retention)
-        if not self._has_lines or not shares or retention or generation.num_branches > 1 or generation.is_searching:
+        is_plain = shares and not retention and not generation.pinning.has_due  # what is pinned stands in blocks
+        if not self._has_lines or not is_plain or generation.num_branches > 1 or generation.is_searching:
             return AcquireOp(*given)
         return LineAcquireOp(*given, branch.max_room, branch.num_matched if branch.was_matched else None)
 

@@ -10,6 +10,7 @@ from hash_model import HashRunner, generate
 
 from radixkv import PrefixCache, pack_tokens
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.arena import Arena
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation import Generation
 from radixkv.worker.generation_client import GenerationClient
@@ -39,6 +40,22 @@ def run_to_the_end(desk: Desk, cache: LateCache) -> None:
     while desk.rounds.run() or cache.answer():
         pass
     cache.check()
+
+
+def test_what_is_to_be_pinned_stands_in_blocks_where_lines_have_spans_of_their_own() -> None:
+    cache, arena = LateCache(64, BLOCK_SIZE), Arena(64, 2, 16, BLOCK_SIZE)
+    desk = Desk(cache, HashRunner(96, BLOCK_SIZE), SchedulerLimits(8, 32, 8), arena=arena)
+    desk.put(PROMPT, greedy(1))
+    run_to_the_end(desk, cache)
+    assert arena.num_lines == 1
+    assert cache.match(PROMPT).num_tokens == 0
+    moved = desk.put(PROMPT, greedy(1), pins=(PrefixPin(20, 60.0),))
+    fresh = desk.put([3] * 12, greedy(1), pins=(PrefixPin(12, 60.0),))
+    run_to_the_end(desk, cache)
+    assert (pinned_of(moved), pinned_of(fresh)) == ((20,), (12,))
+    assert arena.num_moves == 1
+    cache.evict(64)
+    assert cache.match(PROMPT).num_tokens == 20
 
 
 @pytest.mark.parametrize("max_tokens", [1, 30])
