@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway import anthropic_routes, chat, completions, models, responses
+from radixkv.gateway import anthropic_routes, chat, completions, models, pages, responses
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
@@ -57,6 +57,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     app.include_router(completions.router)
     app.include_router(responses.router)
     app.include_router(anthropic_routes.router)
+    app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
     app.add_middleware(GatewayMiddleware, config=config, keys=state.keys, gate=state.gate, metrics=state.metrics)

@@ -1,0 +1,96 @@
+"""The pages that people look at, and the files that these load: read once from the package, served from memory.
+
+No page asks for anything from elsewhere, and none runs a script that is not a file of this package: the policy that goes out
+with each says so to the browser. A page holds nothing of anybody's; what it shows it asks for under `/v1/`, with a key where
+keys are asked for.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+__all__ = ["PAGES", "router"]
+
+router = APIRouter(include_in_schema=False)
+
+PAGES: Mapping[str, str] = {}
+"""Which file each page is."""
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Cache-Control": "no-cache",  # asked for again each time, answered with 304
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class _Asset(NamedTuple):
+    content: bytes
+    packed: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def _assets() -> Mapping[str, _Asset]:
+    """Every file below `static/` that a browser loads, by its path there."""
+    found: dict[str, _Asset] = {}
+    folders: list[tuple[str, Traversable]] = [("", files("radixkv.gateway") / "static")]
+    while folders:
+        prefix, folder = folders.pop()
+        for entry in folder.iterdir():
+            path = f"{prefix}{entry.name}"
+            if entry.is_dir():
+                folders.append((f"{path}/", entry))
+            elif media_type := _TYPES.get(f".{entry.name.rpartition('.')[2]}"):
+                content = entry.read_bytes()
+                etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+                found[path] = _Asset(content, gzip.compress(content, mtime=0), media_type, etag)
+    return found
+
+
+async def _page(request: Request) -> Response:
+    return _serve(request, PAGES[request.url.path])
+
+
+async def _file(request: Request, path: str) -> Response:
+    return _serve(request, path)
+
+
+def _serve(request: Request, path: str) -> Response:
+    asset = _assets().get(path)
+    if asset is None:
+        raise HTTPException(404)
+    headers = {**_HEADERS, "ETag": asset.etag}
+    if asset.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(asset.packed, media_type=asset.media_type, headers={**headers, "Content-Encoding": "gzip"})
+    return Response(asset.content, media_type=asset.media_type, headers=headers)
+
+
+for _path in PAGES:
+    router.add_api_route(_path, _page, methods=["GET", "HEAD"])
+router.add_api_route("/static/{path:path}", _file, methods=["GET", "HEAD"])

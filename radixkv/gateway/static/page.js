@@ -1,0 +1,178 @@
+// What every page begins with: the header, light or dark, and calls to the server with the key that it asks for.
+
+import { html, render } from "./vendor/htm-preact.js";
+
+const THEMES = ["system", "light", "dark"];
+const KEY = "radixkv.key";
+const THEME = "radixkv.theme";
+
+// -- calls
+
+/** A refusal of the server, or that it could not be reached (`status` 0). `message` is for people. */
+export class CallError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** The JSON answer of `path`. `body`, if any, is sent as JSON. Asks for a key where one is needed, and calls again. */
+export async function call(method, path, body, { signal } = {}) {
+  const response = await send(method, path, body, signal);
+  return response.status === 204 ? null : response.json();
+}
+
+/** The answer of `path` as text. */
+export async function callText(method, path, body) {
+  return (await send(method, path, body)).text();
+}
+
+/**
+ * Follow the server-sent events of `path` until `signal` aborts: `onEvent(name, data)` for each, `onState("live" | "lost")` when
+ * the connection comes or goes. It comes back by itself, after 0.5 to 8 seconds; a refusal ends it and is thrown.
+ */
+export async function follow(path, { onEvent, onState = () => {}, signal }) {
+  let wait_ms = 500;
+  while (!signal.aborted) {
+    try {
+      const response = await send("GET", path, undefined, signal);
+      onState("live");
+      wait_ms = 500;
+      for await (const [name, data] of events(response.body)) onEvent(name, data);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof CallError && error.status >= 400 && error.status < 500 && error.status !== 429) throw error;
+    }
+    if (signal.aborted) return;
+    onState("lost");
+    await new Promise((done) => setTimeout(done, wait_ms * (0.75 + Math.random() / 2)));
+    wait_ms = Math.min(wait_ms * 2, 8000);
+  }
+}
+
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        let name = "message";
+        const data = [];
+        for (const line of part.split("\n")) {
+          if (line.startsWith("event: ")) name = line.slice(7);
+          else if (line.startsWith("data: ")) data.push(line.slice(6));
+        }
+        if (data.length) yield [name, JSON.parse(data.join("\n"))];
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function send(method, path, body, signal) {
+  for (;;) {
+    const key = localStorage.getItem(KEY);
+    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    if (body !== undefined) headers["Content-Type"] = "application/json";
+    const init = { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) };
+    let response;
+    try {
+      response = await fetch(path, init);
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new CallError(0, "The server cannot be reached. What you wrote stays here; it is tried again.");
+    }
+    if (response.status === 401 && (await askForKey(Boolean(key)))) continue;
+    if (!response.ok) throw new CallError(response.status, await refusal(response));
+    return response;
+  }
+}
+
+async function refusal(response) {
+  try {
+    const body = await response.json();
+    return body.error?.message ?? response.statusText;
+  } catch {
+    return `${response.status} ${response.statusText}`;
+  }
+}
+
+let asking = null;
+
+/** Ask for an API key, once for all calls that wait for one; whether one was given. */
+function askForKey(wasWrong) {
+  asking ??= new Promise((done) => {
+    const dialog = document.createElement("dialog");
+    dialog.setAttribute("aria-labelledby", "key-title");
+    document.body.append(dialog);
+    const close = (key) => {
+      if (key) localStorage.setItem(KEY, key);
+      dialog.close();
+      dialog.remove();
+      asking = null;
+      done(Boolean(key));
+    };
+    const submit = (event) => {
+      event.preventDefault();
+      close(new FormData(event.target).get("key").trim());
+    };
+    dialog.addEventListener("cancel", () => close(""));
+    render(
+      html`<form onSubmit=${submit}>
+        <h2 id="key-title">An API key, please</h2>
+        <p>${wasWrong ? "The key kept here is not known to the server any more." : "This server asks who calls."} It is kept in this
+          browser.</p>
+        <p><label for="key-field">Key</label><br /><input id="key-field" name="key" type="password" autocomplete="off" required /></p>
+        <button class="main">Go on</button>
+      </form>`,
+      dialog,
+    );
+    dialog.showModal();
+  });
+  return asking;
+}
+
+// -- the header
+
+function applyTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+}
+
+let theme = localStorage.getItem(THEME) ?? "system";
+applyTheme(theme);
+
+const SIGNS = { system: "◐", light: "☀", dark: "☾" };
+const LINKS = [];
+
+function Header({ extra }) {
+  const turn = () => {
+    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    localStorage.setItem(THEME, theme);
+    applyTheme(theme);
+    showHeader(extra);
+  };
+  return html`
+    <a class="brand" href="/" aria-label="radixkv, chat"><img src="/static/icon.svg" alt="" /><span>radixkv</span></a>
+    <nav aria-label="Pages">
+      ${LINKS.map(([path, name]) => {
+        const current = location.pathname === path ? "page" : undefined;
+        return html`<a href=${path} aria-current=${current}>${name}</a>`;
+      })}
+    </nav>
+    ${extra}
+    <button class="bare" onClick=${turn} aria-label=${`Colours: ${theme}. Change`} title=${`Colours: ${theme}`}>
+      ${SIGNS[theme]}
+    </button>
+  `;
+}
+
+/** Fill the page's `<header class="top">`; `extra`: what a page adds to it. */
+export function showHeader(extra = null) {
+  render(html`<${Header} extra=${extra} />`, document.querySelector("header.top"));
+}

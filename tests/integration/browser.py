@@ -1,0 +1,58 @@
+"""A real browser for tests of the pages: the machine's Chromium without a window, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+__all__ = ["check_accessible", "open_page", "phone", "start_browser"]
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_BAD = {"serious", "critical"}
+DEADLINE_MS = 20_000
+
+phone = {"width": 390, "height": 844}
+
+
+@contextmanager
+def start_browser() -> Iterator[Browser]:
+    """Chromium; the test is skipped where there is none."""
+    path = next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def open_page(browser: Browser, url: str, **context: object) -> Iterator[Page]:
+    """A page in a profile of its own, which may neither throw nor break the policy that it was sent with."""
+    faults: list[str] = []
+
+    def listen(message: ConsoleMessage) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            faults.append(message.text)
+
+    own = browser.new_context(**context)  # type: ignore[arg-type]  # passed on
+    page = own.new_page()
+    page.set_default_timeout(DEADLINE_MS)
+    page.on("console", listen)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(url)
+    yield page
+    own.close()
+    assert not faults, faults
+
+
+def check_accessible(page: Page) -> None:
+    """Axe finds nothing serious on the page as it stands."""
+    found = Axe().run(page).response["violations"]
+    bad = [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found if rule["impact"] in _BAD]
+    assert not bad, bad
