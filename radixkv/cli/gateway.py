@@ -60,7 +60,7 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--state",
         metavar="FILE",
-        help="SQLite file of stored responses and of the token ids of replies, or none: they end with the process "
+        help="SQLite file of stored responses, conversations and the token ids of replies, or none: they end with the process "
         "(default: a file of yours, in RADIXKV_STATE or your platform's state folder)",
     )
     flags.add_argument(
@@ -90,7 +90,8 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long streams and responses in the background may go on once it is told to stop (default %(default)s)",
+        help="how long streams, responses in the background and replies of conversations may go on once it is told to stop "
+        "(default %(default)s)",
     )
     flags.add_argument("--log-requests", action="store_true", help="one line per request on standard error")
 
@@ -169,7 +170,8 @@ def _state_file(chosen: str | None) -> Path | None:
         reason = "it serves another gateway"
     except OSError as error:
         reason = str(error.strerror)
-    say(f"Stored responses end with this process: {path} cannot be used, {reason}. Another file: --state FILE")
+    lost = "Stored responses and conversations end with this process"
+    say(f"{lost}: {path} cannot be used, {reason}. Another file: --state FILE")
     return None
 
 

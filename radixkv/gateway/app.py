@@ -16,6 +16,7 @@ from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.limits import RATE_LIMIT_HEADERS, Limiter
 from radixkv.gateway.metrics import CONTENT_TYPE, Metrics
 from radixkv.gateway.middleware import Gate, GatewayMiddleware
@@ -57,6 +58,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     app.include_router(completions.router)
     app.include_router(responses.router)
     app.include_router(anthropic_routes.router)
+    app.include_router(conversations.router)
     app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
