@@ -126,7 +126,7 @@ class Front:
 
     def __init__(self, options: argparse.Namespace, *, is_optional: bool = False) -> None:
         self._options = options
-        self._url = ""
+        self._server: GatewayServer | None = None
         self._is_served = bool(options.http)
         if self._is_served and is_optional and find_spec("fastapi") is None:
             say("No OpenAI API over HTTP: that needs pip install 'radixkv[gateway]'.")
@@ -144,13 +144,15 @@ class Front:
             yield
             return
         with make_gateway(worker.engine, self._options) as server:
-            self._url = server.url
+            self._server = server
             yield
 
     @property
     def line(self) -> str:
         """Where it is reached, to be said below the worker's addresses."""
-        return f"\n  OpenAI API     {self._url}" if self._url else ""
+        if self._server is None:
+            return ""
+        return f"\n  OpenAI API     {self._server.url}\n  chat page      {self._server.page_url}"
 
 
 def _state_file(chosen: str | None) -> Path | None:
@@ -205,5 +207,6 @@ def _run(options: argparse.Namespace) -> int:
         model = client.model()  # before anything listens: without a worker there is nothing to serve
         with make_gateway(client, options) as server:
             say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
+            say(f"Chat page on {server.page_url}")
             until_stopped()
     return 0

@@ -61,6 +61,11 @@ class GatewayServer:
         return f"http://{self.address}/v1"
 
     @property
+    def page_url(self) -> str:
+        """The chat page: ``http://host:port/``."""
+        return f"http://{self.address}/"
+
+    @property
     def is_alive(self) -> bool:
         """Whether it serves."""
         return self._thread is not None and self._thread.is_alive()

@@ -245,6 +245,7 @@ class Run:
             "duration_ms": self._since_start_ms(branch.ended_s),
             "finish_reason": reply.reason.value if reply.reason else None,
             "drafts": len(self.branches),
+            "generation": self.branches[0].message.id,
         }
 
     def _since_start_ms(self, at_s: float | None) -> float | None:

@@ -104,8 +104,8 @@ class MessageDetails(BaseModel):
     """How a message came about.
 
     A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
-    in the cache, null where the generation was ended before it told; `drafts`: written at once. `edited`: by hand.
-    `imported`: from a file.
+    in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
+    once; `generation`: the id of the first of them. `edited`: by hand. `imported`: from a file.
     """
 
     model: str | None = None
@@ -116,6 +116,7 @@ class MessageDetails(BaseModel):
     duration_ms: float | None = None
     finish_reason: str | None = None
     drafts: int | None = None
+    generation: str | None = None
     edited: bool | None = None
     imported: bool | None = None
 
