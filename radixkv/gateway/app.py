@@ -15,6 +15,9 @@ from radixkv.gateway import anthropic_routes, chat, completions, models, pages, 
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
+from radixkv.gateway.cache_view import routes as cache_routes
+from radixkv.gateway.cache_view.observer import CacheObserver
+from radixkv.gateway.cache_view.texts import NodeTexts
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.limits import RATE_LIMIT_HEADERS, Limiter
@@ -49,6 +52,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     state.limiter = Limiter()
     state.metrics = Metrics()
     state.backend = Backend(generator)
+    state.cache_observer, state.node_texts = _cache_view(config, state.backend)
     state.gate = Gate(config.max_requests)
     state.started = int(time.time())
     state.failure = None
@@ -59,6 +63,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     app.include_router(responses.router)
     app.include_router(anthropic_routes.router)
     app.include_router(conversations.router)
+    app.include_router(cache_routes.router)
     app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
@@ -74,6 +79,14 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     return app
 
 
+def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheObserver | None, NodeTexts | None]:
+    """What the tree page looks through, where the cache service is known."""
+    if config.service is None:
+        return None, None
+    observer = CacheObserver(config.service, config.pool_name, backend)
+    return observer, NodeTexts(backend, observer.run)
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """What is stored is opened when the application starts and closed, complete, when it ends."""
@@ -84,6 +97,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.failure = error  # the server only learns that we did not start
         raise
     finally:
+        if app.state.cache_observer is not None:
+            app.state.cache_observer.close()
         app.state.backend.close()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.service.addresses import parse_address
 
 __all__ = ["GatewayConfig", "TenantLimits"]
 
@@ -55,6 +56,8 @@ class GatewayConfig:
         response_ttl_s: how long a stored response is kept, in seconds.
         max_responses: stored responses per tenant, the oldest forgotten first. max_response_bytes: the same, in bytes.
         max_conversations: conversations kept per tenant, further ones are refused. max_conversation_bytes: the same, in bytes.
+        service: address of the cache service behind the worker, whose tree is shown; None: the tree page says how to name it.
+        pool_name: of the worker's pool there.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -74,6 +77,8 @@ class GatewayConfig:
     max_response_bytes: int = 1024 * 1024 * 1024
     max_conversations: int = 10_000
     max_conversation_bytes: int = 1024 * 1024 * 1024
+    service: str | None = None
+    pool_name: str = "default"
 
     def __post_init__(self) -> None:
         for name in (
@@ -87,6 +92,8 @@ class GatewayConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, getattr(self, name), "at least 1")
+        if self.service is not None:
+            parse_address(self.service)
         if self.drain_s < 0:
             raise InvalidArgumentError("drain_s", self.drain_s, "at least 0")
         if not self.response_ttl_s > 0:
