@@ -11,11 +11,13 @@ import pytest
 from browser import DEADLINE_MS, check_accessible, open_page, phone, start_browser
 from chat_stack import Watched, gateway, gibberish_engine
 from playwright.sync_api import Browser, Page, expect
-from tree_stack import TreeStack, operators_file, store, tree_stack
+from tree_stack import TreeStack, busy_stack, operators_file, store, tree_stack
 
 from radixkv import PoolShape, connect
 from radixkv.gateway.config import GatewayConfig
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.worker.request import GenerateParams
+from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.text import ChatText
 
 SYSTEM = "You are a helpful assistant who knows all rivers of Europe and their towns. "
@@ -149,6 +151,41 @@ def test_a_service_that_restarts_is_waited_for(browser: Browser, worker: tuple[W
                 store(holder, range(30))
                 number_of_nodes(page, len(holder.dump()))
                 expect(page.get_by_text("No worker holds the pool")).to_have_count(0)
+
+
+def test_without_motion_what_has_gone_is_gone_at_once(browser: Browser, rivers: TreeStack) -> None:
+    with open_page(browser, rivers.url, reduced_motion="reduce") as page:
+        number_of_nodes(page, len(rivers.holder.dump()))
+        rivers.holder.evict(1)
+        expect(page.locator(".left")).to_contain_text("left the tree")
+        assert ask(page, "tree.numGhosts") == 0
+
+
+def test_the_page_shows_a_worker_at_work(browser: Browser, default_model: str) -> None:
+    with (
+        busy_stack(default_model) as (server, engine, runner),
+        open_page(browser, f"http://{server.address}/tree") as page,
+    ):
+        expect(page.get_by_text("Nothing is cached yet")).to_be_visible()
+        runner.close_gate_after(40)
+        params = [
+            GenerateParams(
+                text=f"{RHINE} And question {number}?", sampling=SamplingParams(max_tokens=60, ignore_eos=True)
+            )
+            for number in range(8)
+        ]
+        streams = [engine.generate(each) for each in params]
+        expect(page.get_by_role("img", name=re.compile(r"[1-9]\d* in use"))).to_be_visible()
+        expect(page.locator(".count")).not_to_have_text("0 nodes")
+        runner.gate.set()
+        for stream in streams:
+            list(stream)
+        expect(page.locator("section[aria-labelledby=card-saved]")).to_contain_text(
+            re.compile(r"\d (s|min) of computing")
+        )
+        with connect(server.config.service or "") as reader:
+            number_of_nodes(page, len(reader.dump()))
+        check_accessible(page)
 
 
 # -- what is done from there

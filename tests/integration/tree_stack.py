@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from chat_stack import gateway
+from chat_stack import BLOCK_SIZE, GibberishRunner, gateway
 
 from radixkv import PoolShape, connect
 from radixkv.client import RemoteHolder
@@ -16,10 +16,11 @@ from radixkv.core.tokens import TokensLike
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.worker.engine import Engine
 from radixkv.worker.request import Generator
 from radixkv.worker.text import ChatText
 
-__all__ = ["TreeStack", "operators_file", "store", "tree_stack"]
+__all__ = ["TreeStack", "busy_stack", "operators_file", "store", "tree_stack"]
 
 
 class TreeStack(NamedTuple):
@@ -67,6 +68,23 @@ def tree_stack(
     ):
         yield TreeStack(service, holder, server, text)
         holder.check()
+
+
+@contextmanager
+def busy_stack(model: str, num_blocks: int = 512) -> Iterator[tuple[GatewayServer, Engine, GibberishRunner]]:
+    """A worker that holds a pool of a service, and the gateway before it."""
+    text = ChatText(model)
+    runner = GibberishRunner(text, text.encode("<|im_end|>", special=False)[-1], num_blocks, 4096)
+    with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+        (address,) = service.addresses
+        config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, service=address)
+        with (
+            connect(address, PoolShape(num_blocks, BLOCK_SIZE)) as holder,
+            Engine(runner, holder, text=text, model_name="gibberish") as engine,
+            gateway(engine, config) as server,
+        ):
+            yield server, engine, runner
+            runner.gate.set()
 
 
 def operators_file(path: Path, tenants: Sequence[str], operators: Sequence[str]) -> Path:

@@ -21,6 +21,7 @@ from radixkv.gateway.cache_view.gauges import Gauges
 from radixkv.gateway.cache_view.nodes import Change, TreeState
 from radixkv.gateway.cache_view.removals import Removals
 from radixkv.gateway.cache_view.viewer import Viewer
+from radixkv.worker.stats import WorkerStats
 
 __all__ = ["CacheObserver"]
 
@@ -72,6 +73,7 @@ class CacheObserver:
         self._backend = backend
         self._clock = clock
         self._wall_clock = wall_clock
+        self._worker: WorkerStats | None = None
         self._ids = itertools.count(1)
         self._changes: deque[Change] = deque(maxlen=NUM_CHANGES)
         self._viewers: set[Viewer] = set()
@@ -141,6 +143,7 @@ class CacheObserver:
         self._tasks = [
             asyncio.create_task(self._list_nodes(), name="radixkv-cache-nodes"),
             asyncio.create_task(self._read_gauges(), name="radixkv-cache-gauges"),
+            asyncio.create_task(self._ask_worker(), name="radixkv-cache-worker"),
         ]
 
     def _end(self) -> None:
@@ -182,10 +185,16 @@ class CacheObserver:
         while True:
             try:
                 stats = await self.ask(lambda reader: reader.stats())
-                self.gauges.add(self._wall_clock(), stats, await self._backend.stats())
+                self.gauges.add(self._wall_clock(), stats, self._worker)
             except (RadixKVError, ValueError) as error:
                 self._tell_status(error)
             self._wake()
+            await asyncio.sleep(gauges.PERIOD_S)
+
+    async def _ask_worker(self) -> None:
+        """Apart from the cache, which also answers while the worker is at a long step."""
+        while True:
+            self._worker = await self._backend.stats()
             await asyncio.sleep(gauges.PERIOD_S)
 
     def _removed(self, block_ids: Sequence[int]) -> None:

@@ -34,7 +34,8 @@ export class Gauges {
       buckets.set(bucket, sums.map((sum, each) => sum + now[names[each]] - before[names[each]]));
     }
     const last = Math.floor(latest.time_s / BUCKET_S);
-    return Array.from({ length: NUM_KEPT / BUCKET_S }, (_, index) => buckets.get(last - NUM_KEPT / BUCKET_S + 1 + index) ?? null);
+    const length = NUM_KEPT / BUCKET_S;
+    return Array.from({ length }, (_, index) => buckets.get(last - length + 1 + index) ?? null);
   }
 }
 
@@ -101,7 +102,7 @@ function EvictionCard({ gauges }) {
     const height = rise ? Math.max(2, (rise / most) * HEIGHT) : 0;
     return html`<rect class="bar-evicted" x=${index * step} y=${HEIGHT - height} width=${step - 0.8} height=${height} />`;
   });
-  const label = `Blocks evicted in each ten seconds of the last ten minutes: ${count(sum, "block")} in all, at most ${most} at once.`;
+  const label = `Blocks evicted in each ten seconds of the last ten minutes: ${count(sum, "block")}, at most ${most} at once.`;
   return html`<section class="card" aria-labelledby="card-evictions">
     <h2 id="card-evictions">Evictions</h2>
     <p class="figure numbers">${sum.toLocaleString("en")} <span class="soft small">blocks in ten minutes</span></p>
@@ -116,7 +117,7 @@ function SavedCard({ latest }) {
   const how = speed
     ? `Tokens of prompts that were found in the cache since the pool began, over the speed at which this worker has computed
       prompts: ${Math.round(speed).toLocaleString("en")} tokens per second.`
-    : "Tokens of prompts that were found in the cache since the pool began. Seconds are told once the worker has computed a prompt.";
+    : "Tokens of prompts that were found in the cache since the pool began; seconds, once the worker has computed a prompt.";
   return html`<section class="card" aria-labelledby="card-saved">
     <h2 id="card-saved">Saved</h2>
     <p class="figure numbers">${short(latest.num_hit_tokens)} <span class="soft small">tokens not computed</span></p>

@@ -10,11 +10,15 @@ export function TreeList({ tree, now_s, selected, onSelect, wantLabels }) {
   return html`<div class="list" tabindex="-1">
     ${tree.namespaces.map(
       (space) => html`<section aria-label=${`Namespace ${space.name}`}>
-        <h3>${space.name} <span class="soft small">${count(space.below.nodes, "node")}, ${count(space.below.blocks, "block")}</span></h3>
+        <h3>${space.name} <span class="soft small">${total(space)}</span></h3>
         <${Level} nodes=${space.children} ...${{ now_s, selected, onSelect, wantLabels }} />
       </section>`,
     )}
   </div>`;
+}
+
+function total({ below }) {
+  return `${count(below.nodes, "node")}, ${count(below.blocks, "block")}`;
 }
 
 function Level({ nodes, ...shared }) {
@@ -27,7 +31,9 @@ function Level({ nodes, ...shared }) {
   return html`<ul>
     ${some.map((node) => html`<${Entry} key=${node.id} node=${node} ...${shared} />`)}
     ${nodes.length > shown &&
-    html`<li><button class="bare" onClick=${() => show(shown + AT_ONCE)}>${count(nodes.length - shown, "more node")}</button></li>`}
+    html`<li>
+      <button class="bare" onClick=${() => show(shown + AT_ONCE)}>${count(nodes.length - shown, "more node")}</button>
+    </li>`}
   </ul>`;
 }
 
@@ -39,8 +45,8 @@ function Entry({ node, ...shared }) {
   return html`<li class=${node.goneAt_ms ? "gone" : ""}>
     <div class="entry">
       ${node.children.length
-        ? html`<button class="bare twist" aria-expanded=${isOpen} aria-label=${`Branches of the node at ${node.position}: ${text}`}
-            onClick=${() => open(!isOpen)}>${isOpen ? "▾" : "▸"}</button>`
+        ? html`<button class="bare twist" aria-expanded=${isOpen} onClick=${() => open(!isOpen)}
+            aria-label=${`Branches of the node at ${node.position}: ${text}`}>${isOpen ? "▾" : "▸"}</button>`
         : html`<span class="twist" aria-hidden="true"></span>`}
       <button class="bare name" aria-pressed=${node === selected} onClick=${() => onSelect(node)}>
         <span class="mono">${text}</span>

@@ -8,7 +8,7 @@
 
 import { heat, palette } from "./tree-colours.js";
 import { FADE_MS } from "./tree-model.js";
-import { countdown, oneLine, span } from "./tree-words.js";
+import { count, countdown, oneLine, span } from "./tree-words.js";
 
 const FONT = '12px ui-monospace, "SF Mono", "Cascadia Code", "DejaVu Sans Mono", monospace';
 const SMALL = "11px system-ui, sans-serif";
@@ -58,7 +58,7 @@ export function paintNamespace(context, space, box) {
   const used_px = context.measureText(space.name).width + 18;
   context.font = SMALL;
   context.fillStyle = soft;
-  context.fillText(`${space.below.nodes.toLocaleString("en")} nodes, ${space.below.blocks.toLocaleString("en")} blocks`, used_px, middle);
+  context.fillText(`${count(space.below.nodes, "node")}, ${count(space.below.blocks, "block")}`, used_px, middle);
 }
 
 function fading(node) {

@@ -26,7 +26,8 @@ export function Panel({ tree, node, now_s, onClose, onSelect, say }) {
     reload();
   };
   const isGone = Boolean(node.goneAt_ms) || !tree.nodes.has(node.id);
-  const pin = (ttl_s, name) => act((told) => `${count(told.num_tokens, "token")} pinned for ${name} from each use.`, "pin", { ttl_s });
+  const pin = (ttl_s, name) =>
+    act((told) => `${count(told.num_tokens, "token")} pinned for ${name} from each use.`, "pin", { ttl_s });
   const unpin = (num_tokens) => act(() => `The pin of ${count(num_tokens, "token")} has ended.`, "unpin", { num_tokens });
   const evict = () => act((told) => `${count(told.num_blocks, "block")} evicted.`, "evict");
   return html`<div class="panel-head">
@@ -104,8 +105,10 @@ function Facts({ node, now_s, details }) {
     ["Tokens", `${node.tokens.toLocaleString("en")}, up to ${(node.position + node.tokens).toLocaleString("en")}`],
     ["Blocks", `${node.blocks.toLocaleString("en")}${blockIds(details)}`],
     ["Used", use(node, now_s)],
-    ["Stand on it", `${count(node.sequences, "sequence")}, ${count(details?.pins.length ?? 0, "pin")}; lock refs ${node.lockRef}`],
-    ["Below", `${count(below.nodes - 1, "node")}, ${count(below.blocks - node.blocks, "block")}, ${count(below.sequences - node.sequences, "sequence")}`],
+    ["Stand on it", `${count(node.sequences, "sequence")}, ${count(details?.pins.length ?? 0, "pin")}`],
+    ["Lock refs", `${node.lockRef}: these, and the branches that are in use`],
+    ["Below", `${count(below.nodes - 1, "node")} with ${count(below.blocks - node.blocks, "block")}`],
+    ["Stand below", count(below.sequences - node.sequences, "sequence")],
   ];
   if (node.priority !== 35) facts.push(["Priority", String(node.priority)]);
   return html`<dl class="facts numbers">

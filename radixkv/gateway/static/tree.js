@@ -16,6 +16,9 @@ const TICK_MS = 500;
 const LABELS_AT_ONCE = 500;
 const LABELS_SETTLE_MS = 120;
 const LONG_LOST_MS = 1500;
+const LEFT_TOLD_MS = 30_000;
+
+const HELLO = [{ role: "user", content: "Hello" }];
 
 const tree = new Tree();
 const gauges = new Gauges();
@@ -157,8 +160,8 @@ function select(node) {
 function nextFound() {
   const found = tree.order.filter((node) => drawing.found?.has(node.id));
   if (!found.length) return;
-  const after = found.find((node) => page.selected && node.row * 1e7 + node.position > page.selected.row * 1e7 + page.selected.position);
-  select(after ?? found[0]);
+  const behind = tree.order.slice(tree.order.indexOf(page.selected) + 1);
+  select(behind.find((node) => drawing.found.has(node.id)) ?? found[0]);
 }
 
 function press(event) {
@@ -234,7 +237,8 @@ function Status() {
   return html`<p class="where small">
     <span id="where" aria-live="polite">${page.where}</span>
     <span class="count numbers">${count(tree.numNodes, "node")}</span>
-    ${left.count > 0 && ago_ms < 30_000 && html`<span class="left">${count(left.count, "node")} left the tree ${span(ago_ms / 1000)} ago</span>`}
+    ${left.count > 0 && ago_ms < LEFT_TOLD_MS &&
+    html`<span class="left">${count(left.count, "node")} left the tree ${span(ago_ms / 1000)} ago</span>`}
   </p>`;
 }
 
@@ -252,7 +256,7 @@ function Empty() {
   return html`<div class="empty">
     <h2>Nothing is cached yet</h2>
     <p>Every prompt that is computed leaves its branch here. Ask something, for instance:</p>
-    <pre>curl -s ${location.origin}/v1/chat/completions --json '{"model": "${page.model}", "messages": [{"role": "user", "content": "Hello"}]}'</pre>
+    <pre>curl -s ${location.origin}/v1/chat/completions --json '${JSON.stringify({ model: page.model, messages: HELLO })}'</pre>
   </div>`;
 }
 
