@@ -314,8 +314,6 @@ class CacheMachine(KeepingRules):
                 self.driver.evict((0, 1, 1, 1, 2, 2, 3, 5)[pick % 8])
             case 8 if cut % 2:
                 self.driver.clear(namespace)
-            case 12 | 13:
-                self.driver.evict_branch(namespace, self._prompt(pick, cut, suffix[:1])[: cut % 12])
             case 9:
                 self.driver.interrupt()
             case 10:
