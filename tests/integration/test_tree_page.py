@@ -61,7 +61,9 @@ def page(browser: Browser, rivers: TreeStack) -> Iterator[Page]:
 
 def ask(page: Page, expression: str) -> Any:
     """What the page's own `tree` and `drawing` say."""
-    script = "() => import('/static/tree.js').then(({view}) => { const {tree, drawing} = view; return (EXPRESSION); })"
+    script = (
+        "() => import('/static/tree/main.js').then(({view}) => { const {tree, drawing} = view; return (EXPRESSION); })"
+    )
     return page.evaluate(script.replace("EXPRESSION", expression))
 
 

@@ -60,11 +60,13 @@ def _fill(stack: TreeStack) -> None:
 
 
 def ask(page: Page, expression: str) -> Any:
-    script = "() => import('/static/tree.js').then(({view}) => { const {tree, drawing} = view; return (EXPRESSION); })"
+    script = (
+        "() => import('/static/tree/main.js').then(({view}) => { const {tree, drawing} = view; return (EXPRESSION); })"
+    )
     return page.evaluate(script.replace("EXPRESSION", expression))
 
 
-INTERVALS = """() => import('/static/tree.js').then(({view}) => new Promise((done) => {
+INTERVALS = """() => import('/static/tree/main.js').then(({view}) => new Promise((done) => {
   const times = [];
   const next = (now) => {
     times.push(now);

@@ -28,7 +28,7 @@ class ViewNode(NamedTuple):
         return len(self.info.tokens) // TOKEN_BYTES
 
     def row(self) -> list[Any]:
-        """What a page is told of it, without its text; `static/tree-model.js` reads it. The namespace only below a root."""
+        """What a page is told of it, without its text; `static/tree/model.js` reads it. The namespace only below a root."""
         info = self.info
         return [
             self.view_id,

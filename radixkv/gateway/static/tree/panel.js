@@ -1,8 +1,8 @@
 // One node from near: its text and all above it, its blocks, who stands on it, and what can be done to it.
 
-import { call } from "./page.js";
-import { count, countdown, span, use } from "./tree-words.js";
-import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { call } from "../page.js";
+import { count, countdown, span, use } from "./words.js";
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 
 const CACHE = "/v1/radixkv/cache";
 const SETTLE_MS = 150;

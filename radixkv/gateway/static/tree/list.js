@@ -1,7 +1,7 @@
 // The tree as a list: nested, opened level by level, for whoever does not read a drawing.
 
-import { count, oneLine, span, use } from "./tree-words.js";
-import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { count, oneLine, span, use } from "./words.js";
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
 
 const AT_ONCE = 50;
 

@@ -1,8 +1,8 @@
 // What stands above the drawing: search, zoom, drawing or list, the signs and what they mean, and room for an operator to make.
 
-import { call } from "./page.js";
-import { count } from "./tree-words.js";
-import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { call } from "../page.js";
+import { count } from "./words.js";
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 
 const SETTLE_MS = 300;
 

@@ -1,8 +1,8 @@
 // The drawing: depth in tokens across, leaves down. What is too small to be told apart is drawn as one, so that a frame costs as
 // much as the canvas has rows, however many nodes there are.
 
-import { palette, watchPalette } from "./tree-colours.js";
-import { TEXT_ROW_PX, outline, paintBranch, paintNamespace, paintNode } from "./tree-paint.js";
+import { palette, watchPalette } from "./colours.js";
+import { TEXT_ROW_PX, outline, paintBranch, paintNamespace, paintNode } from "./paint.js";
 
 const AXIS_PX = 22;
 const PAD_PX = 8;

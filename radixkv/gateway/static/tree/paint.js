@@ -6,9 +6,9 @@
 //   shared      how many branches go on from it
 //   evicted     crossed out, fading
 
-import { heat, palette } from "./tree-colours.js";
-import { FADE_MS } from "./tree-model.js";
-import { count, countdown, oneLine, span } from "./tree-words.js";
+import { heat, palette } from "./colours.js";
+import { FADE_MS } from "./model.js";
+import { count, countdown, oneLine, span } from "./words.js";
 
 const FONT = '12px ui-monospace, "SF Mono", "Cascadia Code", "DejaVu Sans Mono", monospace';
 const SMALL = "11px system-ui, sans-serif";

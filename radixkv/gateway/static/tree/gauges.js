@@ -1,7 +1,7 @@
 // The pool over the last ten minutes: small charts, each with its meaning in words.
 
-import { html } from "./vendor/htm-preact.js";
-import { count, percent, span } from "./tree-words.js";
+import { html } from "../vendor/htm-preact.js";
+import { count, percent, span } from "./words.js";
 
 const NUM_KEPT = 600;
 const BUCKET_S = 10;

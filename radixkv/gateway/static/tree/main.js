@@ -1,15 +1,15 @@
 // The tree page: what the cache service holds, live.
 
-import { call, follow, showHeader } from "./page.js";
-import { Drawing, ZOOM_STEP } from "./tree-canvas.js";
-import { GaugeCards, Gauges } from "./tree-gauges.js";
-import { walk } from "./tree-keys.js";
-import { TreeList } from "./tree-list.js";
-import { Tree } from "./tree-model.js";
-import { Panel } from "./tree-panel.js";
-import { EvictSome, Legend, SearchBox, ViewButtons } from "./tree-tools.js";
-import { count, describe, span } from "./tree-words.js";
-import { html, render, useEffect, useRef } from "./vendor/htm-preact.js";
+import { call, follow, showHeader } from "../page.js";
+import { Drawing, ZOOM_STEP } from "./canvas.js";
+import { GaugeCards, Gauges } from "./gauges.js";
+import { walk } from "./keys.js";
+import { TreeList } from "./list.js";
+import { Tree } from "./model.js";
+import { Panel } from "./panel.js";
+import { EvictSome, Legend, SearchBox, ViewButtons } from "./tools.js";
+import { count, describe, span } from "./words.js";
+import { html, render, useEffect, useRef } from "../vendor/htm-preact.js";
 
 const CACHE = "/v1/radixkv/cache";
 const TICK_MS = 500;

@@ -1,0 +1,164 @@
+"""The pictures of the pages that the README shows, taken anew: a whole `radixkv up` with the real model, in a real browser.
+
+    python -m bench.pictures                 all of them, into bench/results (a minute on two cores)
+    python -m bench.pictures --only chat     one of them
+    python -m bench.pictures --folder DIR    somewhere else
+
+It needs Chromium and what `pip install 'radixkv[all]'` installs. What is seen in them is what the model said just then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.report import RESULTS_DIR
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["main"]
+
+WIDE = {"width": 1280, "height": 760}
+PHONE = {"width": 390, "height": 760}
+DEADLINE_MS = 120_000
+STOP_S = 30.0
+SETTLE_MS = 3000
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def running_site() -> Iterator[str]:
+    """A whole radixkv in a process of its own; where its pages are."""
+    with tempfile.TemporaryDirectory(prefix="radixkv-pictures-") as folder:
+        command = [sys.executable, "-m", "radixkv.cli", "up", "--no-chat", "--http", "127.0.0.1:0", "--state", "none"]
+        command += ["--listen", f"unix:{folder}/worker", "--service-listen", f"unix:{folder}/service"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        try:
+            seen: list[str] = []
+            for line in process.stdout:
+                seen.append(line)
+                if found := re.search(r"chat page\s+(http://\S+)/", line):
+                    yield found.group(1)
+                    return
+            raise SystemExit("radixkv up did not start:\n" + "".join(seen))
+        finally:
+            process.terminate()
+            process.wait(STOP_S)
+
+
+def say(page: Page, text: str) -> None:
+    """Ask, and wait for the reply."""
+    count = page.locator("article").count()
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    page.locator("article").nth(count + 1).wait_for()
+    wait_until_written(page)
+
+
+def wait_until_written(page: Page) -> None:
+    """Wait until no reply is under way on any branch."""
+    page.locator(".minimap .running").first.wait_for(state="detached")
+
+
+def converse(page: Page) -> None:
+    """A conversation with a few branches."""
+    page.get_by_role("button", name=re.compile("^1 reply|drafts")).click()
+    page.get_by_label("Longest reply").fill("120")
+    page.get_by_label("Temperature").fill("0.4")
+    page.get_by_role("button", name=re.compile("^1 reply")).click()
+    say(page, "What is a radix tree good for? Answer in two sentences.")
+    say(page, "Show me a tiny Python function that inserts a key into a dictionary.")
+    article = page.locator("article.complete").last
+    article.get_by_role("button", name="Regenerate").click()
+    page.locator("article .versions").last.get_by_text("2 / 2").wait_for()
+    wait_until_written(page)
+    page.locator("article.user").nth(1).get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit: You").fill("Give me three words that rhyme with tree.")
+    page.get_by_role("button", name="Send as a new branch").click()
+    page.get_by_text("rhyme with tree").first.wait_for()
+    wait_until_written(page)
+    say(page, "And three that rhyme with branch.")
+
+
+def chat(page: Page) -> None:
+    """The chat after a few branches."""
+    converse(page)
+
+
+def drafts(page: Page) -> None:
+    """Four drafts side by side."""
+    page.get_by_role("button", name=re.compile("^1 reply|drafts")).click()
+    page.get_by_label("Drafts at once").fill("4")
+    page.get_by_label("Longest reply").fill("90")
+    page.get_by_role("button", name=re.compile("drafts")).click()
+    page.get_by_label("Message", exact=True).fill("Write a short poem about branches.")
+    page.keyboard.press("Enter")
+    page.locator(".column").nth(3).wait_for()
+    wait_until_written(page)
+
+
+def tree(page: Page) -> None:
+    """The tree that the conversations have left, a node of it chosen."""
+    page.locator("#drawing").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(SETTLE_MS)
+
+
+PICTURES: dict[str, tuple[str, Callable[[Page], None], dict[str, int], str]] = {
+    "chat": ("/", chat, WIDE, "light"),
+    "drafts": ("/", drafts, WIDE, "dark"),
+    "phone": ("/", chat, PHONE, "light"),
+    "tree": ("/tree", tree, WIDE, "light"),
+}
+"""By name: path, what is done there, size of the window, colours."""
+
+
+def take(browser: Browser, site: str, name: str, folder: Path) -> Path:
+    """Take one picture."""
+    path, act, size, colours = PICTURES[name]
+    context = browser.new_context(viewport=size, color_scheme=colours, reduced_motion="reduce")  # type: ignore[arg-type]  # one of two
+    page = context.new_page()
+    page.set_default_timeout(DEADLINE_MS)
+    page.goto(site + path)
+    act(page)
+    target = folder / f"page-{name}.png"
+    page.screenshot(path=target)
+    context.close()
+    return target
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.pictures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", choices=PICTURES, help="one of them; may be repeated")
+    parser.add_argument("--folder", type=Path, default=RESULTS_DIR, help="where to (default: bench/results)")
+    options = parser.parse_args(arguments)
+    chromium = next(filter(None, map(shutil.which, _NAMES)), None)
+    if chromium is None:
+        raise SystemExit("no Chromium on this machine: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with running_site() as site, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name in options.only or PICTURES:
+            print(take(browser, site, name, options.folder), flush=True)
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
