@@ -148,7 +148,7 @@ let theme = localStorage.getItem(THEME) ?? "system";
 applyTheme(theme);
 
 const SIGNS = { system: "◐", light: "☀", dark: "☾" };
-const LINKS = [];
+const LINKS = [["/fragmentation", "Memory"]];
 
 function Header({ extra }) {
   const turn = () => {
