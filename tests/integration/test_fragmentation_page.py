@@ -341,6 +341,7 @@ def test_a_file_of_mooncake_s_is_played(page: Page, tmp_path: Path) -> None:
     page.locator("#file").set_input_files(path)
     expect(page.locator("#data")).to_contain_text("11 requests with")
     expect(page.locator("#data")).to_contain_text("10 begin as an earlier one does")
+    expect(page.locator("#data")).not_to_contain_text("When radixkv served")
     assert outcome(page)["Paged, prefixes shared"][3] > 80
 
 

@@ -9,6 +9,7 @@ const SMALLEST_CELL = 3; // device pixels; below it a slot is one pixel of a pic
 const SMALLEST_GRID = 5;
 const TALLNESS = 0.82;
 const FAINT = 0.3;
+const HALF = 0.5;
 const DIMMED = 0.25;
 
 /** The colours of the page as it stands: light or dark. `read(name)`: a custom property as the browser resolves it. */
@@ -151,9 +152,15 @@ export class PoolView {
       while (end < rowEnd && styleOf(end) === style) end += 1;
       const state = style & 15;
       if (state !== FREE) {
-        own.globalAlpha = (style & 256 ? DIMMED : 1) * (state === CACHED ? FAINT : 1);
+        const strength = state === CACHED ? FAINT : palette.flat[state] ? HALF : 1;
+        own.globalAlpha = (style & 256 ? DIMMED : 1) * strength;
         own.fillStyle = palette.flat[state] ?? palette.hues[(style >> 4) & 15];
         own.fillRect(slot % this.columns, Math.floor(slot / this.columns), end - slot, 1);
+        if (state === SHARED) {
+          own.globalAlpha *= FAINT;
+          own.fillStyle = palette.mark;
+          own.fillRect(slot % this.columns, Math.floor(slot / this.columns), end - slot, 1);
+        }
       }
       slot = end;
     }

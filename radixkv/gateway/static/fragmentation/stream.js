@@ -4,7 +4,7 @@
 // these names part. So histories can be compared though nobody knows their text.
 
 export const MAX_REQUESTS = 2000;
-export const MAX_TOKENS = 4_000_000;
+export const MAX_TOKENS = 8_000_000;
 export const MAX_LENGTH = 262_144;
 
 const ROUND_TOKENS = 320; // of radixkv's worker
@@ -92,7 +92,8 @@ function ofMooncake(name, items) {
     }
     const longest = parent === null ? 0 : Math.min(item.input_length, items[parent].input_length);
     const shared = Math.min(numShared * MOONCAKE_BLOCK_TOKENS, longest);
-    return { arrival_s: item.timestamp / 1000, prompt: item.input_length, generated: item.output_length ?? 0, parent, shared };
+    const told = { arrival_s: item.timestamp / 1000, prompt: item.input_length, generated: item.output_length ?? 0 };
+    return { ...told, parent, shared, asked: null, found: null };
   });
 }
 
