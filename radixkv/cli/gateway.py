@@ -34,6 +34,12 @@ def add(commands: Any) -> None:
         "--worker", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="a running worker (default %(default)s)"
     )
     gateway.add_argument(
+        "--service", metavar="ADDRESS", help="its cache service, whose tree is then shown at /tree (default: none is)"
+    )
+    gateway.add_argument(
+        "--pool", default="default", metavar="NAME", help="the worker's pool at that service (default %(default)s)"
+    )
+    gateway.add_argument(
         "--listen",
         dest="http",
         metavar="ADDRESS",
@@ -60,7 +66,7 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--state",
         metavar="FILE",
-        help="SQLite file of stored responses and of the token ids of replies, or none: they end with the process "
+        help="SQLite file of stored responses, conversations and the token ids of replies, or none: they end with the process "
         "(default: a file of yours, in RADIXKV_STATE or your platform's state folder)",
     )
     flags.add_argument(
@@ -90,13 +96,14 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long streams and responses in the background may go on once it is told to stop (default %(default)s)",
+        help="how long streams, responses in the background and replies of conversations may go on once it is told to stop "
+        "(default %(default)s)",
     )
     flags.add_argument("--log-requests", action="store_true", help="one line per request on standard error")
 
 
-def make_gateway(generator: Generator, options: argparse.Namespace) -> GatewayServer:
-    """The gateway that the flags ask for, to be entered.
+def make_gateway(generator: Generator, options: argparse.Namespace, service: str | None) -> GatewayServer:
+    """The gateway that the flags ask for, to be entered. `service`: address of the cache service, where it is known.
 
     Raises:
         InvalidArgumentError: a flag is outside its bound, or the keys file cannot be read.
@@ -109,7 +116,7 @@ def make_gateway(generator: Generator, options: argparse.Namespace) -> GatewaySe
         log = logging.getLogger("radixkv.gateway")
         log.addHandler(handler)
         log.setLevel(logging.INFO)
-    return GatewayServer(generator, _gateway_config(options))
+    return GatewayServer(generator, _gateway_config(options, service))
 
 
 class Front:
@@ -117,15 +124,17 @@ class Front:
 
     Args:
         options: the flags.
+        service: address of the worker's cache service.
         is_optional: without the packages that it needs, go on and say so.
 
     Raises:
         UnavailableError: its address is in use; told here, before the long work of loading a model.
     """
 
-    def __init__(self, options: argparse.Namespace, *, is_optional: bool = False) -> None:
+    def __init__(self, options: argparse.Namespace, service: str, *, is_optional: bool = False) -> None:
         self._options = options
-        self._url = ""
+        self._service = service
+        self._server: GatewayServer | None = None
         self._is_served = bool(options.http)
         if self._is_served and is_optional and find_spec("fastapi") is None:
             say("No OpenAI API over HTTP: that needs pip install 'radixkv[gateway]'.")
@@ -142,14 +151,17 @@ class Front:
         if not self._is_served:
             yield
             return
-        with make_gateway(worker.engine, self._options) as server:
-            self._url = server.url
+        with make_gateway(worker.engine, self._options, self._service) as server:
+            self._server = server
             yield
 
     @property
     def line(self) -> str:
         """Where it is reached, to be said below the worker's addresses."""
-        return f"\n  OpenAI API     {self._url}" if self._url else ""
+        if self._server is None:
+            return ""
+        url, page = self._server.url, self._server.page_url
+        return f"\n  OpenAI API     {url}\n  chat page      {page}\n  tree page      {page}tree"
 
 
 def _state_file(chosen: str | None) -> Path | None:
@@ -169,11 +181,12 @@ def _state_file(chosen: str | None) -> Path | None:
         reason = "it serves another gateway"
     except OSError as error:
         reason = str(error.strerror)
-    say(f"Stored responses end with this process: {path} cannot be used, {reason}. Another file: --state FILE")
+    lost = "Stored responses and conversations end with this process"
+    say(f"{lost}: {path} cannot be used, {reason}. Another file: --state FILE")
     return None
 
 
-def _gateway_config(options: argparse.Namespace) -> GatewayConfig:
+def _gateway_config(options: argparse.Namespace, service: str | None) -> GatewayConfig:
     from radixkv.gateway.config import GatewayConfig, TenantLimits
 
     return GatewayConfig(
@@ -192,6 +205,8 @@ def _gateway_config(options: argparse.Namespace) -> GatewayConfig:
         drain_s=options.drain,
         log_requests=options.log_requests,
         state_file=_state_file(options.state),
+        service=service,
+        pool_name=options.pool,
     )
 
 
@@ -201,7 +216,8 @@ def _run(options: argparse.Namespace) -> int:
 
     with GenerationClient(options.worker) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve
-        with make_gateway(client, options) as server:
+        with make_gateway(client, options, options.service) as server:
             say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
+            say(f"Chat page on {server.page_url}")
             until_stopped()
     return 0

@@ -88,6 +88,7 @@ def _as_dict(node: NodeInfo, now_s: float) -> dict[str, Any]:
         "block_ids": list(node.block_ids),
         "is_tail": node.is_tail,
         "lock_ref": node.lock_ref,
+        "num_sequences": node.num_sequences,
         "idle_s": None if node.lock_ref else now_s - node.last_access_s,
         "pinned_s": node.pinned_until_s - now_s if node.pinned_until_s else None,
         "priority": node.priority,

@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
         config = worker_config(options, service.addresses[0], options.listen)
         from radixkv.worker.run import Worker, run_worker
 
-        front = Front(options, is_optional=True)
+        front = Front(options, service.addresses[0], is_optional=True)
         if options.no_chat or not sys.stdin.isatty():
 
             def on_ready(worker: Worker) -> None:

@@ -33,7 +33,7 @@ def _run(options: argparse.Namespace) -> int:
     config = worker_config(options, options.service, options.listen)
     from radixkv.worker.run import run_worker
 
-    front = Front(options)
+    front = Front(options, options.service)
 
     def on_ready(worker: Worker) -> None:
         say(f"{describe_addresses(worker, options.service)}{front.line}\nCtrl-C stops it.")

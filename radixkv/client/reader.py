@@ -130,6 +130,13 @@ class RemoteReader:
         request = readers.EvictRequest(pool=self.pool_name, num_blocks=num_blocks)
         return int(self._only(self._call(self._stub.Evict, request)).num_blocks)
 
+    def evict_branch(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """See `PrefixCache.evict_branch`."""
+        request = readers.EvictBranchRequest(
+            pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens)
+        )
+        return int(self._only(self._call(self._stub.EvictBranch, request)).num_blocks)
+
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """See `PrefixCache.clear`."""
         request = readers.ClearRequest(pool=self.pool_name, namespace=validation.check_namespace(namespace))

@@ -10,7 +10,7 @@ EvictionReason = Literal["pressure", "evict", "clear", "release", "quota"]
 """Why something is cached no more:
 
 - ``"pressure"``: a sequence needed the room.
-- ``"evict"``: a call of `evict`.
+- ``"evict"``: a call of `evict` or `evict_branch`.
 - ``"clear"``: its namespace was cleared.
 - ``"release"``: the sequence that published it was released without keep, and nobody else had used it.
 - ``"quota"``: its namespace held more than its share of the pool, and the room was needed.

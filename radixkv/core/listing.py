@@ -103,6 +103,7 @@ class TreeListing:
             pinned_until_s=max((pin.expires_s for pin in pins), default=0.0),
             priority=node.priority,
             retained_until_s=_retained_until(node),
+            num_sequences=node.num_standers() - len(pins) if node.lock_ref else 0,
         )
 
 

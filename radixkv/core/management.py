@@ -85,6 +85,21 @@ class LocalManager(LocalReader):
         validation.check_int("num_blocks", num_blocks, 0)
         return room.evict(self._forest, num_blocks, "evict")
 
+    def evict_branch(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Evict what is cached beyond a prefix: every node whose history begins with `tokens`, the one that `tokens` end in
+        included, but for those that sequences and pins lock; how many blocks were freed.
+
+        Whole nodes go. Where not all of `tokens` is cached nothing goes; without any, all of the namespace that is not locked.
+        Unlike `clear` it ends no pin, and what open sequences stand on goes on matching. O(tokens + nodes below).
+
+        Raises:
+            InvalidArgumentError: unpackable tokens, or a bad namespace.
+        """
+        self._enter()
+        packed = pack_tokens(tokens)
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        return 0 if root is None else room.evict_branch(self._forest, root, packed)
+
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
 

@@ -178,12 +178,16 @@ class Node:
             return None
         return next(iter(children.values()))
 
-    def has_standers(self) -> bool:
-        """Whether anything but locked children locks this node. O(children)."""
+    def num_standers(self) -> int:
+        """Sequences and pins that lock this node, not those that lock its children. O(children)."""
         locked_children = 0
         if self.children is not None:
             locked_children = sum(1 for child in self.children.values() if child.lock_ref)
-        return self.lock_ref > locked_children
+        return self.lock_ref - locked_children
+
+    def has_standers(self) -> bool:
+        """Whether anything but locked children locks this node. O(children)."""
+        return self.num_standers() > 0
 
 
 class RootNode(Node):

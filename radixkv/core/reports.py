@@ -158,7 +158,8 @@ class NodeInfo(NamedTuple):
     """One radix node, parents before children. `parent_id` is 0 for children of a root.
 
     `last_access_s`, `pinned_until_s`, `retained_until_s`: by the clock of the cache; `pinned_until_s` is 0 where no pin stands
-    on the node itself, `retained_until_s` where its `priority` has no end.
+    on the node itself, `retained_until_s` where its `priority` has no end. `num_sequences`: those that stand on the node
+    itself, or hold its append right.
     """
 
     node_id: int
@@ -173,3 +174,4 @@ class NodeInfo(NamedTuple):
     pinned_until_s: float
     priority: int = DEFAULT_PRIORITY
     retained_until_s: float = 0.0
+    num_sequences: int = 0

@@ -7,9 +7,10 @@ from array import array
 from radixkv.core.errors import OutOfBlocksError, QuotaError
 from radixkv.core.explanation import EvictionReason
 from radixkv.core.forest import Forest
+from radixkv.core.node import Node, RootNode
 from radixkv.core.shares import Account, Share
 
-__all__ = ["evict", "require", "take"]
+__all__ = ["evict", "evict_branch", "require", "take"]
 
 
 def require(forest: Forest, namespace: str, account: Account, num_needed: int, num_sequences: int = 0) -> None:
@@ -79,15 +80,53 @@ def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionR
     while evicted < num_blocks and len(policy):
         leaf = policy.take(share.num_taken)
         evicted += len(leaf.blocks)
-        forest.times.evicted(leaf, now_s)
         root = forest.root_above(leaf)
-        policy.evicted(leaf, root.namespace)
-        forest.evicted.note(leaf, reason, now_s)
-        parent = forest.remove(root, leaf)
+        parent = _evict_leaf(forest, root, leaf, reason, now_s)
         forest.queue_if_leaf(root, parent)
         if parent is root:
             forest.forget_if_empty(root)
-    forest.num_evicted += evicted
+    _count(forest, evicted)
+    return evicted
+
+
+def evict_branch(forest: Forest, root: RootNode, tokens: bytes) -> int:
+    """Evict every unlocked node whose history begins with `tokens`; how many blocks were freed. O(nodes below)."""
+    evicted, now_s = 0, forest.clock()
+    for top in _tops(forest, root, tokens):
+        parent = top.parent
+        assert parent is not None, "a root is no top"
+        for node in reversed([top, *forest.nodes(top)]):  # children first, and all below an unlocked node are unlocked
+            if not node.lock_ref:
+                evicted += len(node.blocks)
+                _evict_leaf(forest, root, node, "evict", now_s)
+        forest.queue_if_leaf(root, parent)
+    forest.forget_if_empty(root)
+    _count(forest, evicted)
+    return evicted
+
+
+def _tops(forest: Forest, root: RootNode, tokens: bytes) -> list[Node]:
+    """The uppermost nodes whose histories begin with `tokens`: several where these end inside a block, or are none."""
+    walk = forest.walk(root, tokens)
+    if walk.matched_bytes < len(tokens):
+        return []
+    rest = tokens[walk.node.end_bytes :]
+    if len(rest) > forest.block_bytes:
+        return [walk.child] if walk.child is not None else []
+    if not rest and walk.node is not root:
+        return [walk.node]
+    return list(walk.node.children.beginning_with(rest)) if walk.node.children else []
+
+
+def _evict_leaf(forest: Forest, root: RootNode, leaf: Node, reason: EvictionReason, now_s: float) -> Node:
+    """Remove a leaf, and remember it where the evicted are remembered; its parent."""
+    forest.times.evicted(leaf, now_s)
+    root.account.share.policy.evicted(leaf, root.namespace)
+    forest.evicted.note(leaf, reason, now_s)
+    return forest.remove(root, leaf)
+
+
+def _count(forest: Forest, num_blocks: int) -> None:
+    forest.num_evicted += num_blocks
     if forest.events.is_recording:
         forest.events.bound()
-    return evicted

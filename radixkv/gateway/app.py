@@ -15,7 +15,11 @@ from radixkv.gateway import anthropic_routes, chat, completions, models, pages, 
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
+from radixkv.gateway.cache_view import routes as cache_routes
+from radixkv.gateway.cache_view.observer import CacheObserver
+from radixkv.gateway.cache_view.texts import NodeTexts
 from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.limits import RATE_LIMIT_HEADERS, Limiter
 from radixkv.gateway.metrics import CONTENT_TYPE, Metrics
 from radixkv.gateway.middleware import Gate, GatewayMiddleware
@@ -50,6 +54,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     state.metrics = Metrics()
     state.recording = Recording()
     state.backend = Backend(generator)
+    state.cache_observer, state.node_texts = _cache_view(config, state.backend)
     state.gate = Gate(config.max_requests)
     state.started = int(time.time())
     state.failure = None
@@ -59,6 +64,8 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     app.include_router(completions.router)
     app.include_router(responses.router)
     app.include_router(anthropic_routes.router)
+    app.include_router(conversations.router)
+    app.include_router(cache_routes.router)
     app.include_router(replay.router)
     app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
@@ -82,6 +89,14 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     return app
 
 
+def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheObserver | None, NodeTexts | None]:
+    """What the tree page looks through, where the cache service is known."""
+    if config.service is None:
+        return None, None
+    observer = CacheObserver(config.service, config.pool_name, backend)
+    return observer, NodeTexts(backend, observer.run)
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """What is stored is opened when the application starts and closed, complete, when it ends."""
@@ -92,6 +107,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.failure = error  # the server only learns that we did not start
         raise
     finally:
+        if app.state.cache_observer is not None:
+            app.state.cache_observer.close()
         app.state.backend.close()
 
 

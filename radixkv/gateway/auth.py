@@ -9,6 +9,7 @@ The keys file is TOML. It holds no key, only SHA-256 digests of keys, and is rea
     requests_per_minute = 600
     tokens_per_minute = 200000
     max_concurrent = 32
+    operator = true                # sees and may evict what all namespaces have cached; false where it is left out
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,21 +58,23 @@ class Tenant:
         name: for logs and metrics.
         namespace: isolation domain: nothing cached, stored or told crosses from one to another.
         limits: what it may ask for.
+        is_operator: sees what all namespaces have cached, and may evict of it.
     """
 
     name: str
     namespace: str
     limits: TenantLimits = field(default_factory=TenantLimits)
+    is_operator: bool = False
 
 
-ANONYMOUS = Tenant("default", DEFAULT_NAMESPACE)
+ANONYMOUS = Tenant("default", DEFAULT_NAMESPACE, is_operator=True)
 
 
 class KeyRing:
     """The keys that are known, by digest. Safe to call from any thread.
 
     Args:
-        path: the keys file; None: every caller is the tenant "default", whatever key is sent.
+        path: the keys file; None: every caller is the tenant "default", an operator, whatever key is sent.
         limits: of tenants that the file gives none.
         clock: seconds, monotonic.
 
@@ -102,7 +105,7 @@ class KeyRing:
     def find(self, key: str | None) -> Tenant | None:
         """The tenant of a key; None if it is nobody's. Takes the same time whichever key is wrong. O(1)."""
         if self._path is None:
-            return Tenant(ANONYMOUS.name, ANONYMOUS.namespace, self._limits)
+            return replace(ANONYMOUS, limits=self._limits)
         self._reload_if_changed()
         if not key:
             return None
@@ -167,7 +170,7 @@ def _read_tenants(document: dict[str, Any], limits: TenantLimits) -> dict[str, t
 
 
 def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
-    known = {"name", "namespace", "keys", *_LIMITS}
+    known = {"name", "namespace", "keys", "operator", *_LIMITS}
     if not isinstance(row, dict) or set(row) - known:
         raise InvalidArgumentError("[[tenant]]", row, f"a table of {', '.join(sorted(known))}")
     name = row.get("name")
@@ -180,10 +183,13 @@ def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
     for limit in _LIMITS:
         if limit in row and (not isinstance(row[limit], int) or isinstance(row[limit], bool)):
             raise InvalidArgumentError(f"[[tenant]] {limit}", row[limit], "a whole number, at least 1")
+    is_operator = row.get("operator", False)
+    if not isinstance(is_operator, bool):
+        raise InvalidArgumentError("[[tenant]] operator", is_operator, "true or false")
     own = TenantLimits(**{limit: row.get(limit, getattr(limits, limit)) for limit in _LIMITS})
     assert isinstance(name, str)
     assert isinstance(namespace, str)
-    return Tenant(name, namespace, own)
+    return Tenant(name, namespace, own, is_operator)
 
 
 def authenticate(scope: Scope, keys: KeyRing) -> Tenant:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.service.addresses import parse_address
 
 __all__ = ["GatewayConfig", "TenantLimits"]
 
@@ -47,11 +48,16 @@ class GatewayConfig:
         max_requests: requests under way at once, all tenants together; the next one is refused with 503,
             529 where it speaks the Anthropic API.
         cors_origins: origins whose pages may call; ``("*",)`` for any.
-        drain_s: how long streams and responses in the background may go on once the server is told to stop, in seconds.
+        drain_s: how long streams, responses in the background and replies of conversations may go on once the server is told
+            to stop, in seconds.
         log_requests: one line per request in the log: who, what, how long, how many tokens; never contents.
-        state_file: SQLite file of stored responses and transcripts; None: they are kept in memory and end with the process.
+        state_file: SQLite file of stored responses, conversations and transcripts; None: they are kept in memory and end with
+            the process.
         response_ttl_s: how long a stored response is kept, in seconds.
         max_responses: stored responses per tenant, the oldest forgotten first. max_response_bytes: the same, in bytes.
+        max_conversations: conversations kept per tenant, further ones are refused. max_conversation_bytes: the same, in bytes.
+        service: address of the cache service behind the worker, whose tree is shown; None: the tree page says how to name it.
+        pool_name: of the worker's pool there.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -69,11 +75,25 @@ class GatewayConfig:
     response_ttl_s: float = 30 * 24 * 3600.0
     max_responses: int = 100_000
     max_response_bytes: int = 1024 * 1024 * 1024
+    max_conversations: int = 10_000
+    max_conversation_bytes: int = 1024 * 1024 * 1024
+    service: str | None = None
+    pool_name: str = "default"
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "max_body_bytes", "max_requests", "max_responses", "max_response_bytes"):
+        for name in (
+            "max_tokens",
+            "max_body_bytes",
+            "max_requests",
+            "max_responses",
+            "max_response_bytes",
+            "max_conversations",
+            "max_conversation_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, getattr(self, name), "at least 1")
+        if self.service is not None:
+            parse_address(self.service)
         if self.drain_s < 0:
             raise InvalidArgumentError("drain_s", self.drain_s, "at least 0")
         if not self.response_ttl_s > 0:

@@ -26,11 +26,10 @@ from radixkv.core.errors import RadixKVError, UnavailableError
 
 __all__ = ["Database", "DatabaseError", "is_in_use"]
 
-SCHEMA_VERSION = 1
 MAX_BATCH = 256
 """Jobs committed together at most."""
 
-_SCHEMA = """
+_RESPONSES = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY,
     namespace TEXT NOT NULL,
@@ -78,6 +77,70 @@ CREATE TABLE transcripts (
     created_s REAL NOT NULL
 );
 """
+_CONVERSATIONS = """
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    title TEXT,                                -- none until it is given or a user's message says it
+    created_s REAL NOT NULL,
+    updated_s REAL NOT NULL,
+    version INTEGER NOT NULL DEFAULT 0,
+    head TEXT,                                 -- the message that was added or finished last
+    num_messages INTEGER NOT NULL DEFAULT 0,
+    size_bytes INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX conversations_by_update ON conversations (namespace, updated_s);
+CREATE TABLE messages (
+    number INTEGER PRIMARY KEY,                -- grows with every message
+    conversation TEXT NOT NULL,
+    id TEXT NOT NULL,
+    parent TEXT,
+    role TEXT NOT NULL,
+    text TEXT NOT NULL,
+    status TEXT NOT NULL,
+    error TEXT,
+    created_s REAL NOT NULL,
+    seq INTEGER NOT NULL,                      -- the conversation's version when it last changed
+    details TEXT,                              -- JSON
+    size_bytes INTEGER NOT NULL,
+    UNIQUE (conversation, id)
+);
+CREATE INDEX messages_in_order ON messages (conversation, number);
+CREATE INDEX messages_below ON messages (conversation, parent);
+CREATE INDEX messages_running ON messages (status) WHERE status = 'running';
+CREATE TABLE conversation_usage (
+    namespace TEXT PRIMARY KEY,
+    num_conversations INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
+    UPDATE conversations SET num_messages = num_messages + 1, size_bytes = size_bytes + new.size_bytes
+        WHERE id = new.conversation;
+END;
+CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
+    UPDATE conversations SET num_messages = num_messages - 1, size_bytes = size_bytes - old.size_bytes
+        WHERE id = old.conversation;
+END;
+CREATE TRIGGER message_resized AFTER UPDATE OF size_bytes ON messages BEGIN
+    UPDATE conversations SET size_bytes = size_bytes - old.size_bytes + new.size_bytes WHERE id = new.conversation;
+END;
+CREATE TRIGGER conversation_added AFTER INSERT ON conversations BEGIN
+    INSERT INTO conversation_usage VALUES (new.namespace, 1, new.size_bytes) ON CONFLICT (namespace) DO UPDATE
+        SET num_conversations = num_conversations + 1, size_bytes = conversation_usage.size_bytes + new.size_bytes;
+END;
+CREATE TRIGGER conversation_removed AFTER DELETE ON conversations BEGIN
+    UPDATE conversation_usage SET num_conversations = num_conversations - 1,
+        size_bytes = conversation_usage.size_bytes - old.size_bytes WHERE namespace = old.namespace;
+END;
+CREATE TRIGGER conversation_resized AFTER UPDATE OF size_bytes ON conversations BEGIN
+    UPDATE conversation_usage SET size_bytes = conversation_usage.size_bytes - old.size_bytes + new.size_bytes
+        WHERE namespace = new.namespace;
+END;
+"""
+_STEPS = (_RESPONSES, _CONVERSATIONS)
+"""What each version has added to the one before; a file of an earlier version is brought up to the latest."""
+
+SCHEMA_VERSION = len(_STEPS)
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -221,8 +284,8 @@ def _open(path: Path | None) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise DatabaseError(f"its version is {version}, and this radixkv knows versions up to {SCHEMA_VERSION}")
-        if version == 0:
-            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        for number, step in enumerate(_STEPS[version:], version + 1):
+            connection.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT;")
     except BaseException:
         connection.close()
         raise

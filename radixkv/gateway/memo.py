@@ -190,15 +190,17 @@ class Memo:
         row = (entry.key, entry.namespace, parent, entry.tokens, entry.num_reply, entry.decoded, entry.created_s)
         self._tell(lambda connection: connection.execute(_INSERT, row))
 
-    def forget(self, entry: Remembered) -> None:
-        """Drop an entry, all that go on from it, and a prompt that nothing else replies to. O(entries of the namespace)."""
-        held = self._namespaces.get(entry.namespace)
+    def forget(self, *entries: Remembered) -> None:
+        """Drop entries of one namespace, all that go on from them, and prompts that nothing else replies to.
+
+        O(entries of the namespace).
+        """
+        held = self._namespaces.get(entries[0].namespace) if entries else None
         if held is None:
             return
-        self._drop(held, {entry.key})
-        stem = entry.parent
-        if stem is not None and not stem.num_reply and not any(e.parent is stem for e in held.entries.values()):
-            self._drop(held, {stem.key})
+        self._drop(held, {entry.key for entry in entries})
+        stems = {entry.parent.key for entry in entries if entry.parent is not None and not entry.parent.num_reply}
+        self._drop(held, stems - {entry.parent.key for entry in held.entries.values() if entry.parent is not None})
 
     def sweep(self) -> int:
         """Drop what has expired, and what goes on from it; how many entries those were. O(entries)."""

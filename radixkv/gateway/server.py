@@ -30,7 +30,8 @@ _LOG = logging.getLogger(__name__)
 
 class GatewayServer:
     """Serves the API from entering it as a context manager to leaving it, which drains: what is new is refused with 503,
-    streams and responses in the background go on for up to `config.drain_s` and are then ended with an error.
+    streams, responses in the background and replies of conversations go on for up to `config.drain_s` and are then ended with
+    an error.
 
         with GatewayServer(engine, GatewayConfig(listen="127.0.0.1:0")) as server:
             print(server.url)
@@ -58,6 +59,11 @@ class GatewayServer:
     def url(self) -> str:
         """Where the API begins: ``http://host:port/v1``."""
         return f"http://{self.address}/v1"
+
+    @property
+    def page_url(self) -> str:
+        """The chat page: ``http://host:port/``."""
+        return f"http://{self.address}/"
 
     @property
     def is_alive(self) -> bool:
@@ -95,8 +101,11 @@ class GatewayServer:
         self.close()
 
     def drain(self) -> None:
-        """Refuse what is new from now on; what runs goes on. Any thread; may be repeated."""
+        """Refuse what is new from now on; what runs goes on, but for those who only follow it. Any thread; may be repeated."""
         self.app.state.gate.is_draining = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._end_followers)
 
     def close(self) -> None:
         """Drain, end what still runs then, stop. May be repeated."""
@@ -107,13 +116,21 @@ class GatewayServer:
             asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
         self._thread.join()
 
+    def _end_followers(self) -> None:
+        conversations = getattr(self.app.state, "conversations", None)
+        if conversations is not None:
+            conversations.end_followers()
+
     async def _stop(self) -> None:
         assert self._server is not None
         state, loop = self.app.state, asyncio.get_running_loop()
         until_s = loop.time() + self.config.drain_s
         has_ended = await state.gate.wait_empty(self.config.drain_s)
-        if not (has_ended and await state.runs.wait_empty(until_s - loop.time())):
+        for runs in (state.runs, state.conversations.runs):
+            has_ended = has_ended and await runs.wait_empty(until_s - loop.time())
+        if not has_ended:
             _LOG.warning("what still runs after %g s is ended with an error", self.config.drain_s)
+            state.conversations.runs.abort_all()
             state.backend.fail_all(UnavailableError("the server is stopping"))
             await state.gate.wait_empty(_GRACE_S)
         self._server.should_exit = True

@@ -19,6 +19,9 @@ __all__ = ["DONE", "EventStreamResponse", "dump_json", "sse", "until_disconnecte
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"
 HEARTBEAT_S = 15.0
+LAST_S = 1.0
+"""What is left for a caller to take the end of a stream that is over, in seconds."""
+
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _Result = TypeVar("_Result")
 
@@ -47,6 +50,7 @@ class EventStreamResponse(Response):
         heartbeat_s: the longest silence, in seconds.
         heartbeat: what is sent then, which clients skip.
         tell_error: the last event of a stream that fails; as the OpenAI API has it by default.
+        over: is set when `events` has nothing more to say; a caller who does not take the rest soon is cut off.
     """
 
     media_type = "text/event-stream"
@@ -58,6 +62,7 @@ class EventStreamResponse(Response):
         heartbeat_s: float = HEARTBEAT_S,
         heartbeat: bytes = HEARTBEAT,
         tell_error: Callable[[ApiError], bytes] = _tell_error,
+        over: asyncio.Event | None = None,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -65,20 +70,23 @@ class EventStreamResponse(Response):
         self._heartbeat_s = heartbeat_s
         self._heartbeat = heartbeat
         self._tell_error = tell_error
+        self._over = over or asyncio.Event()
         self._has_begun = self._has_sent = self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # the protocol's signature
         sending = asyncio.ensure_future(self._send_all(send))
         leaving = asyncio.ensure_future(_disconnected(receive))
         beating = asyncio.ensure_future(self._beat(send))
+        ending = asyncio.ensure_future(self._over.wait())
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, leaving, ending), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, leaving), timeout=LAST_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            beating.cancel()
-            leaving.cancel()
-            sending.cancel()
+            tasks = (sending, leaving, beating, ending)
+            for task in tasks:
+                task.cancel()
             # Also when this task is cancelled: the iterator's finally clauses have run when we return.
-            await asyncio.gather(sending, leaving, beating, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if not sending.cancelled() and (error := sending.exception()) is not None:
             raise error
 

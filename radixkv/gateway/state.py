@@ -1,4 +1,7 @@
-"""What a gateway keeps from request to request: stored responses, transcripts, responses under way. One file holds it."""
+"""What a gateway keeps from request to request: stored responses, conversations, transcripts, replies under way.
+
+One file holds it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 
 from radixkv.core.errors import RadixKVError
+from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.database import Database
 from radixkv.gateway.memo import MemoLimits
 from radixkv.gateway.responses_run import Runs
@@ -26,7 +30,8 @@ _LOG = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
-    """The application's lifespan: opens its state file and sets `state.store`, `state.transcripts` and `state.runs`.
+    """The application's lifespan: opens its state file and sets
+    `state.store`, `state.conversations`, `state.transcripts` and `state.runs`.
 
     At the end all that is under way is ended and stored.
 
@@ -44,6 +49,12 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             max_responses=config.max_responses,
             max_bytes=config.max_response_bytes,
         )
+        state.conversations = Conversations(
+            database,
+            state.transcripts,
+            max_conversations=config.max_conversations,
+            max_bytes=config.max_conversation_bytes,
+        )
         sweeping = asyncio.create_task(_sweep(state.store, state.transcripts), name="radixkv-sweep")
         try:
             yield
@@ -52,6 +63,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             with suppress(asyncio.CancelledError):
                 await sweeping
             await state.runs.aclose()
+            await state.conversations.aclose()
             await state.transcripts.aclose()
 
 

@@ -180,6 +180,23 @@ class Transcripts:
             if found is not None:
                 self._memo.forget(found)
 
+    async def forget_below(
+        self, namespace: str, above: Sequence[Message], below: Sequence[tuple[int | None, Message]]
+    ) -> None:
+        """Drop every reply of a tree of messages that goes on from `above`, and all that go on from them.
+
+        Each message comes with the place in `below` of the one that it follows; None: it follows `above`. O(characters).
+        """
+        model = await self._identify_model()
+        if model is None:
+            return
+        root = [_root(model, namespace, (), {}), *self._chain(_root(model, namespace, (), {}), above)][-1]
+        keys: list[bytes] = []
+        for parent, message in below:
+            keys.append(self._link(root if parent is None else keys[parent], message))
+        found = (self._memo.find(namespace, key) for key in keys)
+        self._memo.forget(*(entry for entry in found if entry is not None))
+
     def sweep(self) -> int:
         """Drop what has expired; how many entries those were. To be called now and then."""
         return self._memo.sweep()

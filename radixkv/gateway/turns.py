@@ -20,8 +20,8 @@ from radixkv.worker.request import GenerateParams, Prompt
 __all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn"]
 
 
-async def chat_model(request: Request, asked: str) -> ServedModel:
-    """The model that is asked for, which takes messages.
+async def chat_model(request: Request, asked: str | None) -> ServedModel:
+    """The model that is asked for, by default the one that is served; it takes messages.
 
     Raises:
         ApiError: 404: it is not served here. 400: it takes none.

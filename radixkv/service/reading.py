@@ -108,6 +108,20 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         return self._once("evict", request.request_id, evict)
 
     @_unary
+    def EvictBranch(self, request: readers.EvictBranchRequest) -> readers.EvictBranchResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace = _namespace(request)
+
+        def evict() -> readers.EvictBranchResponse:
+            answers = [
+                readers.PoolEvicted(pool=pool.shape.name, num_blocks=pool.cache.evict_branch(request.tokens, namespace))
+                for pool in self._pools.select(request.pool)
+            ]
+            return readers.EvictBranchResponse(pools=answers)
+
+        return self._once("evict_branch", request.request_id, evict)
+
+    @_unary
     def Clear(self, request: readers.ClearRequest) -> readers.ClearResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
 

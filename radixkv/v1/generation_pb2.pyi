@@ -351,7 +351,7 @@ class GetStatsResponse(_message.Message):
     def __init__(self, engine: _Optional[_Union[EngineStats, _Mapping]] = ..., cache: _Optional[_Union[_prefix_cache_pb2.PoolStats, _Mapping]] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("num_generations", "num_running_branches", "num_queued_branches", "num_pending_branches", "num_parked_branches", "num_remembered", "num_preemptions", "num_saved_blocks", "num_loaded_blocks", "num_forwards", "num_prompt_tokens", "num_cached_tokens", "num_computed_tokens", "num_generated_tokens", "num_finished", "num_cancelled", "num_failed", "num_expired", "time_to_first_token", "inter_token", "waited", "num_lines", "num_moved_lines")
+    __slots__ = ("num_generations", "num_running_branches", "num_queued_branches", "num_pending_branches", "num_parked_branches", "num_remembered", "num_preemptions", "num_saved_blocks", "num_loaded_blocks", "num_forwards", "num_prompt_tokens", "num_cached_tokens", "num_computed_tokens", "num_generated_tokens", "num_finished", "num_cancelled", "num_failed", "num_expired", "time_to_first_token", "inter_token", "waited", "num_lines", "num_moved_lines", "num_prefilled_tokens", "prefill_s")
     NUM_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +375,8 @@ class EngineStats(_message.Message):
     WAITED_FIELD_NUMBER: _ClassVar[int]
     NUM_LINES_FIELD_NUMBER: _ClassVar[int]
     NUM_MOVED_LINES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     num_generations: int
     num_running_branches: int
     num_queued_branches: int
@@ -398,7 +400,9 @@ class EngineStats(_message.Message):
     waited: Percentiles
     num_lines: int
     num_moved_lines: int
-    def __init__(self, num_generations: _Optional[int] = ..., num_running_branches: _Optional[int] = ..., num_queued_branches: _Optional[int] = ..., num_pending_branches: _Optional[int] = ..., num_parked_branches: _Optional[int] = ..., num_remembered: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_saved_blocks: _Optional[int] = ..., num_loaded_blocks: _Optional[int] = ..., num_forwards: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_cancelled: _Optional[int] = ..., num_failed: _Optional[int] = ..., num_expired: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Percentiles, _Mapping]] = ..., inter_token: _Optional[_Union[Percentiles, _Mapping]] = ..., waited: _Optional[_Union[Percentiles, _Mapping]] = ..., num_lines: _Optional[int] = ..., num_moved_lines: _Optional[int] = ...) -> None: ...
+    num_prefilled_tokens: int
+    prefill_s: float
+    def __init__(self, num_generations: _Optional[int] = ..., num_running_branches: _Optional[int] = ..., num_queued_branches: _Optional[int] = ..., num_pending_branches: _Optional[int] = ..., num_parked_branches: _Optional[int] = ..., num_remembered: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_saved_blocks: _Optional[int] = ..., num_loaded_blocks: _Optional[int] = ..., num_forwards: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_cancelled: _Optional[int] = ..., num_failed: _Optional[int] = ..., num_expired: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Percentiles, _Mapping]] = ..., inter_token: _Optional[_Union[Percentiles, _Mapping]] = ..., waited: _Optional[_Union[Percentiles, _Mapping]] = ..., num_lines: _Optional[int] = ..., num_moved_lines: _Optional[int] = ..., num_prefilled_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class Percentiles(_message.Message):
     __slots__ = ("p50_s", "p90_s", "p99_s")

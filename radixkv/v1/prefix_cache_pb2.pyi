@@ -180,6 +180,24 @@ class PoolEvicted(_message.Message):
     num_blocks: int
     def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
+class EvictBranchRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "tokens", "request_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    tokens: bytes
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class EvictBranchResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolEvicted]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolEvicted, _Mapping]]] = ...) -> None: ...
+
 class ClearRequest(_message.Message):
     __slots__ = ("pool", "namespace", "request_id")
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -509,7 +527,7 @@ class DumpResponse(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., now_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s", "pinned_until_s", "priority", "retained_until_s")
+    __slots__ = ("node_id", "parent_id", "namespace", "position", "tokens", "block_ids", "is_tail", "lock_ref", "last_access_s", "pinned_until_s", "priority", "retained_until_s", "num_sequences")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -522,6 +540,7 @@ class Node(_message.Message):
     PINNED_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RETAINED_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     parent_id: int
     namespace: str
@@ -534,7 +553,8 @@ class Node(_message.Message):
     pinned_until_s: float
     priority: int
     retained_until_s: float
-    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ..., pinned_until_s: _Optional[float] = ..., priority: _Optional[int] = ..., retained_until_s: _Optional[float] = ...) -> None: ...
+    num_sequences: int
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., is_tail: _Optional[bool] = ..., lock_ref: _Optional[int] = ..., last_access_s: _Optional[float] = ..., pinned_until_s: _Optional[float] = ..., priority: _Optional[int] = ..., retained_until_s: _Optional[float] = ..., num_sequences: _Optional[int] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("pool", "start", "namespace", "follow")

@@ -53,6 +53,11 @@ class PrefixCacheStub:
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.EvictBranch = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/EvictBranch',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictBranchRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictBranchResponse.FromString,
+                _registered_method=True)
         self.Clear = channel.unary_unary(
                 '/radixkv.v1.PrefixCache/Clear',
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.ClearRequest.SerializeToString,
@@ -134,6 +139,14 @@ class PrefixCacheServicer:
 
     def Evict(self, request, context):
         """Evicts cold blocks, least recently used first. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EvictBranch(self, request, context):
+        """Evicts what is cached beyond a prefix: every radix node whose history begins with it and that nothing locks. Errors:
+        INVALID_ARGUMENT, NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -241,6 +254,11 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictResponse.SerializeToString,
+            ),
+            'EvictBranch': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictBranch,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictBranchRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.EvictBranchResponse.SerializeToString,
             ),
             'Clear': grpc.unary_unary_rpc_method_handler(
                     servicer.Clear,
@@ -383,6 +401,33 @@ class PrefixCache:
             '/radixkv.v1.PrefixCache/Evict',
             radixkv_dot_v1_dot_prefix__cache__pb2.EvictRequest.SerializeToString,
             radixkv_dot_v1_dot_prefix__cache__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictBranch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/EvictBranch',
+            radixkv_dot_v1_dot_prefix__cache__pb2.EvictBranchRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.EvictBranchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,8 +4,7 @@
     a module   y = W x               y += B_a (A_a x)   y += B_b (A_b x)      each on its own rows alone
 
 Every module that some adapter changes gets a hook behind its forward, whatever kernel that is; a step without adapters costs a
-look at each, a model without adapters nothing. The KV of an adapter's requests lies in namespaces of its own: see
-`adapter_namespace`.
+look at each, a model without adapters nothing. The KV of an adapter's requests lies in `namespaces` of its own.
 """
 
 from __future__ import annotations
@@ -24,21 +23,9 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.adapter_file import AdapterFile, read_adapter
 from radixkv.worker.errors import ModelError
 
-__all__ = ["Adapters", "adapter_namespace", "load_adapters"]
+__all__ = ["Adapters", "load_adapters"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MARK = "#adapter="
-
-
-def adapter_namespace(namespace: str, adapter: str) -> str:
-    """Where what an adapter computes for requests in `namespace` is cached; `namespace` itself without one.
-
-    Raises:
-        InvalidArgumentError: `namespace` looks like one that was made here, whose KV is another model's.
-    """
-    if _MARK in namespace:
-        raise InvalidArgumentError("namespace", namespace, f"without {_MARK!r}, which sets an adapter's apart")
-    return f"{namespace}{_MARK}{adapter}" if adapter else namespace
 
 
 def load_adapters(folders: Mapping[str, Path]) -> Adapters:

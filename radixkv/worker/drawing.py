@@ -48,13 +48,17 @@ class _Draw(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """What was launched. `branches`: those that get `tokens`, in this order; None: there are none."""
+    """What was launched at `began_s`, with `num_prefilled` positions of prompts. `branches`: those that get `tokens`, in this
+    order; None: there are none.
+    """
 
     rows: Sequence[Row]
     branches: Sequence[Branch]
     tokens: Callable[[], list[SampledToken]] | None
     searching: Sequence[_Draw]
     logits: Tensor
+    began_s: float
+    num_prefilled: int
 
 
 class Drawing:
@@ -101,6 +105,8 @@ class Drawing:
     def launch(self, rows: Sequence[Row]) -> None:
         """Run the rows, and begin to choose for every branch whose history they complete."""
         assert self._batch is None, "one batch at a time"
+        began_s = self._clock()
+        num_prefilled = sum(row.end - row.start for row in rows if row.branch.is_prefilling)
         logits = self._runner.forward([_forward_row(row) for row in rows])
         self._counters.num_forwards += 1
         drawing: list[_Draw] = []
@@ -120,15 +126,17 @@ class Drawing:
         self._scheduler.ran(rows)
         branches = [branch for _, branch in drawing]
         tokens = self._choose(logits, drawing) if drawing else None
-        self._batch = _Batch(rows, branches, tokens, searching, logits)
+        self._batch = _Batch(rows, branches, tokens, searching, logits, began_s, num_prefilled)
 
     def finish(self) -> None:
         """Wait for what was chosen, and tell the streams. A branch that has ended since is told nothing."""
         batch = self._take_batch()
         if batch is None:
             return
-        if batch.tokens is not None:
-            self._give(batch.branches, batch.tokens())
+        sampled = None if batch.tokens is None else batch.tokens()
+        self._count_prefill(batch)
+        if sampled is not None:
+            self._give(batch.branches, sampled)
         searching = [draw for draw in batch.searching if draw.branch.phase is not Phase.FINISHED]
         if searching:
             self._search(_rows_of(batch.logits, searching), [branch for _, branch in searching])
@@ -136,6 +144,13 @@ class Drawing:
     def forget(self) -> None:
         """Choose nothing of what is under way: its branches have lost their sequences, and will run again."""
         self._take_batch()
+
+    def _count_prefill(self, batch: _Batch) -> None:
+        """Of the time that a batch took, prompts have the part that they have of its positions."""
+        if batch.num_prefilled:
+            share = batch.num_prefilled / sum(row.end - row.start for row in batch.rows)
+            self._counters.num_prefilled_tokens += batch.num_prefilled
+            self._counters.prefill_s += share * (self._clock() - batch.began_s)
 
     def _take_batch(self) -> _Batch | None:
         batch, self._batch = self._batch, None

@@ -27,10 +27,10 @@ from typing import TypeVar
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
-from radixkv.worker.adapters import adapter_namespace
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.namespaces import adapter_namespace
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import (

@@ -200,6 +200,8 @@ class Rounds:
             num_cached_tokens=counters.num_cached_tokens,
             num_computed_tokens=counters.num_computed_tokens,
             num_generated_tokens=counters.num_generated_tokens,
+            num_prefilled_tokens=counters.num_prefilled_tokens,
+            prefill_s=counters.prefill_s,
             num_finished=counters.num_finished,
             num_cancelled=counters.num_cancelled,
             num_failed=counters.num_failed,

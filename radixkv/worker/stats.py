@@ -38,6 +38,8 @@ class EngineStats(NamedTuple):
         num_forwards: passes over the weights.
         num_prompt_tokens: of all prompts admitted. num_cached_tokens: of these, found in the cache.
         num_computed_tokens: positions run. num_generated_tokens: tokens drawn.
+        num_prefilled_tokens: of the positions run, those of prompts, but for the last ones that run with decodes.
+        prefill_s: how long these took: of each batch the part of its time that they are of its positions, in seconds.
         num_finished, num_cancelled, num_failed, num_expired: generations that came to their end, were given up by their caller,
             ended with an error, ran out of their time.
         time_to_first_token: from a request to its first token. inter_token: between two tokens of a branch. waited: from a
@@ -60,6 +62,8 @@ class EngineStats(NamedTuple):
     num_cached_tokens: int
     num_computed_tokens: int
     num_generated_tokens: int
+    num_prefilled_tokens: int
+    prefill_s: float
     num_finished: int
     num_cancelled: int
     num_failed: int
@@ -101,6 +105,8 @@ class EngineCounters:
     def __init__(self) -> None:
         self.num_forwards = 0
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_generated_tokens = 0
+        self.num_prefilled_tokens = 0
+        self.prefill_s = 0.0
         self.num_finished = self.num_cancelled = self.num_failed = self.num_expired = 0
         self.time_to_first_token = Latencies()
         self.inter_token = Latencies()

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
+from tree_follower import follower
 
 COMMAND = [sys.executable, "-m", "radixkv.cli"]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -67,6 +69,34 @@ def test_up_serves_the_api_and_a_gateway_of_its_own_reaches_the_worker(tmp_path:
             assert "Paris" in answer(url, "sesame")
             with pytest.raises(openai.AuthenticationError):
                 answer(url, "other")
+            headers = {"Authorization": "Bearer sesame"}
+            assert httpx.post(f"{url}/radixkv/cache/search", json={"text": "x"}, headers=headers).status_code == 404
+
+
+@pytest.mark.usefixtures("default_model")
+def test_a_gateway_shows_the_tree_of_the_service_that_it_is_told(tmp_path: Path) -> None:
+    free = "127.0.0.1:0"
+    service = f"unix:{tmp_path}/service"
+    up = ["up", "--no-chat", "--num-blocks", "256", "--listen", free, "--service-listen", service, "--no-http"]
+    with running(*up, until=r"generation +(\S+)") as worker:
+        gateway = ["gateway", "--worker", worker, "--service", service, "--listen", free, "--state", "none"]
+        with running(*gateway, until=r"OpenAI API on (http://\S+)/v1") as url:
+            answer(f"{url}/v1")
+            with follower(url.removeprefix("http://")) as eye:
+                eye.wait_until(lambda: bool(eye.nodes))
+                assert eye.hello["service"] == service
+                assert eye.post("/search", {"text": "capital of France"}).json()["ids"]
+
+
+@pytest.mark.usefixtures("default_model")
+def test_up_shows_its_own_tree() -> None:
+    free = "127.0.0.1:0"
+    up = ["up", "--no-chat", "--num-blocks", "256", "--listen", free, "--service-listen", free, "--http", free]
+    with running(*up, until=r"the tree +http://(\S+)/tree") as address:
+        answer(f"http://{address}/v1")
+        with follower(address) as eye:
+            eye.wait_until(lambda: bool(eye.nodes) and bool(eye.points))
+            assert eye.points[-1][-1] > 0, "how fast the worker computes prompts"
 
 
 @pytest.mark.usefixtures("default_model")

@@ -36,7 +36,7 @@ from .oracle import Oracle, Tokens
 from .recency import Recency
 from .retained import Retained, check_none_better_went
 from .shares import REFUSALS
-from .snapshot import Snapshot, check_books, check_eviction, read_snapshot
+from .snapshot import Snapshot, check_books, check_branch_eviction, check_eviction, read_snapshot
 
 __all__ = ["NAMESPACES", "Backend", "CacheDriver"]
 
@@ -176,6 +176,16 @@ class CacheDriver:
         before, after = self.snapshot, read_snapshot(self.holder)
         order = self.oracle.shares.eviction_order(before, num_blocks)
         check_eviction(before, after, num_blocks, num_evicted, order)
+        check_gone(self.holder, before, after, self.oracle, "evict")
+        self._settle(after, has_evicted=num_evicted > 0)
+        self.is_sound = True
+
+    def evict_branch(self, namespace: str, tokens: Tokens) -> None:
+        """Just the unlocked nodes go whose histories begin with these tokens."""
+        self.is_sound = False
+        num_evicted = self.holder.evict_branch(pack_tokens(tokens), namespace)
+        before, after = self.snapshot, read_snapshot(self.holder)
+        check_branch_eviction(before, after, namespace, tokens, num_evicted)
         check_gone(self.holder, before, after, self.oracle, "evict")
         self._settle(after, has_evicted=num_evicted > 0)
         self.is_sound = True

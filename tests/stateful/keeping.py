@@ -44,6 +44,20 @@ class KeepingRules(Player):
             self.driver.unpin(life.namespace, tokens)
             self.driver.carry([ReleaseOp(id_of(life), keep=cut % 8 == 0)])
 
+    # -- branches -----------------------------------------------------------------------------------------------------
+
+    @rule(pick=picks, cuts=st.lists(picks, min_size=1, max_size=4), suffix=suffixes, namespace=namespaces)
+    def evict_branches(self, *, pick: int, cuts: list[int], suffix: list[int], namespace: str) -> None:
+        """Branches that are there go, one after the other, or one that is none."""
+        for cut in cuts:
+            paths = list(self.driver.snapshot.paths.values())
+            if cut % 4 and paths:
+                path = paths[-1 - (pick + cut) % len(paths)]
+                end = path.num_above + 1 + cut % (len(path.tokens) - path.num_above)
+                self.driver.evict_branch(path.node.namespace, path.tokens[:end])
+            else:
+                self.driver.evict_branch(namespace, self._prompt(pick, cut, suffix)[: cut % 12])
+
     # -- retention ----------------------------------------------------------------------------------------------------
 
     @rule(which=picks, pick=picks, cut=picks, suffix=suffixes, namespace=namespaces, worth=worths)

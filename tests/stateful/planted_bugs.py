@@ -206,6 +206,24 @@ PLANTED_BUGS = (
         "if node.used_bytes > node.end_bytes:",
     ),
     PlantedBug(
+        "a branch evicted that begins inside a block, of which one sibling alone goes",
+        "room.py",
+        "    return list(walk.node.children.beginning_with(rest)) if walk.node.children else []\n",
+        "    return [walk.child] if walk.child is not None else []\n",
+    ),
+    PlantedBug(
+        "a branch evicted whose parent is no evictable leaf after it",
+        "room.py",
+        "        forest.queue_if_leaf(root, parent)\n    forest.forget_if_empty(root)\n",
+        "    forest.forget_if_empty(root)\n",
+    ),
+    PlantedBug(
+        "a branch evicted without its own node",
+        "room.py",
+        "        for node in reversed([top, *forest.nodes(top)]):",
+        "        for node in reversed([*forest.nodes(top)]):",
+    ),
+    PlantedBug(
         "a clear after which open sequences go on publishing to newcomers",
         "management.py",
         "root = self._forest.roots.pop(validation.check_namespace(namespace), None)",

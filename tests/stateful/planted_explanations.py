@@ -10,7 +10,7 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "an evicted leaf that is not remembered",
         "room.py",
-        "        forest.evicted.note(leaf, reason, now_s)\n",
+        "    forest.evicted.note(leaf, reason, now_s)\n",
         "",
     ),
     PlantedBug(

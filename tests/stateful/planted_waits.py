@@ -150,7 +150,7 @@ PLANTED_WAITS = (
     PlantedBug(
         "an evicted leaf whose time is not taken",
         "room.py",
-        "        forest.times.evicted(leaf, now_s)\n",
+        "    forest.times.evicted(leaf, now_s)\n",
         "",
     ),
 )

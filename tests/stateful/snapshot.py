@@ -14,7 +14,7 @@ from radixkv.core.tokens import unpack_tokens
 from .oracle import Branch, Oracle, Tokens
 from .shares import EvictionOrder
 
-__all__ = ["Path", "Snapshot", "check_books", "check_eviction", "read_snapshot"]
+__all__ = ["Path", "Snapshot", "check_books", "check_branch_eviction", "check_eviction", "read_snapshot"]
 
 
 class Path(NamedTuple):
@@ -124,11 +124,14 @@ def _check_promises(stats: CacheStats, branches: list[Branch]) -> None:
 def _check_locks(snapshot: Snapshot, oracle: Oracle) -> None:
     size = snapshot.stats.block_size
     branches = [branch for branch in oracle.branches.values() if oracle.is_current(branch)]
+    num_pins = 0
     for path in snapshot.paths.values():
         node, first_block = path.node, path.tokens[: path.num_above + size]
         children = snapshot.children(node.node_id)
         locked_children = sum(child.node.lock_ref > 0 for child in children)
-        assert node.lock_ref >= locked_children, f"{node} has {locked_children} locked children"
+        num_standing = node.lock_ref - locked_children - node.num_sequences
+        assert node.num_sequences >= 0 <= num_standing, f"{node} has {locked_children} locked children"
+        num_pins += num_standing
         users = [
             branch.seq_id
             for branch in branches
@@ -148,6 +151,7 @@ def _check_locks(snapshot: Snapshot, oracle: Oracle) -> None:
         for child in children:
             is_in_order = node.lock_ref or node.last_access_s >= child.node.last_access_s
             assert is_in_order, f"{node} is older than its child {child.node}"
+    assert num_pins == len(oracle.pins), f"{num_pins} locks are neither sequences' nor children's"
 
 
 def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
@@ -198,3 +202,18 @@ def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicte
         num_freed += len(going[0].block_ids)
         gone.remove(going[0].node_id)
         del remaining[going[0].node_id]
+
+
+def check_branch_eviction(before: Snapshot, after: Snapshot, namespace: str, tokens: Tokens, num_evicted: int) -> None:
+    """Assert that of all nodes those went whose histories begin with these tokens and that nothing locked, and no others."""
+    gone = [
+        path
+        for path in before.paths.values()
+        if path.node.namespace == namespace and path.tokens[: len(tokens)] == tokens and not path.node.lock_ref
+    ]
+    keys = {(path.node.namespace, path.tokens) for path in gone}
+    left = {(path.node.namespace, path.tokens) for path in before.paths.values()} - keys
+    assert left == {(path.node.namespace, path.tokens) for path in after.paths.values()}, f"of {keys} others went"
+    assert num_evicted == sum(len(path.node.block_ids) for path in gone)
+    assert num_evicted == after.stats.num_free_blocks - before.stats.num_free_blocks
+    assert num_evicted == after.stats.num_evicted_blocks - before.stats.num_evicted_blocks

@@ -328,3 +328,58 @@ def test_a_caller_may_keep_and_change_the_tables_it_was_given() -> None:
     cache.insert(seq.seq_id, 8)
     assert array("i", cache.dump()[0].block_ids) == table
     cache.check()
+
+
+def test_a_branch_is_evicted_with_all_below_it_and_nothing_beside() -> None:
+    cache = PrefixCache(32, 4)
+    for tokens in ([1] * 4 + [2] * 4, [1] * 4 + [3] * 4 + [4] * 4, [1] * 4 + [3] * 4 + [5] * 6, [6] * 4):
+        stored(cache, tokens)
+    stored(cache, [1] * 4 + [3] * 4, namespace="other")
+    assert cache.evict_branch([1] * 4 + [3] * 4) == 4
+    assert cache.match([1] * 4 + [3] * 4).num_tokens == 4
+    assert cache.match([1] * 4 + [2] * 4).num_tokens == 8
+    assert cache.match([1] * 4 + [3] * 4, "other").num_tokens == 8
+    assert cache.stats().num_evicted_blocks == 4
+    cache.check()
+    assert cache.evict_branch([7]) == cache.evict_branch([1] * 4 + [3] * 4) == cache.evict_branch([1], "nobody") == 0
+    assert cache.evict_branch([]) == 3
+    assert cache.stats().num_cached_blocks == 2
+    cache.check()
+
+
+def test_a_branch_that_begins_inside_a_block_is_all_that_begins_so() -> None:
+    cache = PrefixCache(32, 4)
+    for last in (3, 4, 5):
+        stored(cache, [1, 2, last, last, 9])
+    stored(cache, [1, 7, 7, 7])
+    assert cache.evict_branch([1, 2]) == 6
+    assert cache.match([1, 7, 7, 7]).num_tokens == 4
+    cache.check()
+
+
+def test_of_a_branch_what_sequences_and_pins_hold_stays() -> None:
+    cache = PrefixCache(32, 4)
+    for tokens in ([1] * 4 + [2] * 4, [1] * 4 + [3] * 4, [1] * 4 + [4] * 4):
+        stored(cache, tokens)
+    seq = cache.acquire([1] * 4 + [2] * 4 + [9])
+    cache.pin([1] * 4 + [3] * 4, 60)
+    assert cache.evict_branch([1] * 4) == 1
+    assert cache.match([1] * 4 + [2] * 4).num_tokens == cache.match([1] * 4 + [3] * 4).num_tokens == 8
+    assert cache.match([1] * 4 + [4] * 4).num_tokens == 4
+    cache.check()
+    cache.release(seq.seq_id)
+    assert cache.evict_branch([1] * 4) == 1
+    cache.check()
+
+
+def test_a_node_tells_how_many_sequences_stand_on_it() -> None:
+    cache = PrefixCache(32, 4)
+    stored(cache, [1] * 4 + [2] * 4)
+    first = cache.acquire([1] * 4 + [2] * 4 + [5])
+    cache.acquire([1] * 4 + [2] * 4 + [6])
+    third = cache.acquire([1] * 4 + [7] * 4)
+    cache.insert(third.seq_id, 8)
+    cache.pin([1] * 4 + [2] * 4, 60)
+    assert [(node.position, node.num_sequences) for node in cache.dump()] == [(0, 0), (4, 2), (4, 1)]
+    cache.release(first.seq_id)
+    assert [(node.position, node.num_sequences) for node in cache.dump()] == [(0, 0), (4, 1), (4, 1)]

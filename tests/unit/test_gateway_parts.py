@@ -116,6 +116,7 @@ def test_without_a_file_everybody_is_the_default_tenant() -> None:
         "tenant = [3]",
         f"[[tenant]]\nname = 'a'\nkeys = ['{'0' * 64}']\n[[tenant]]\nname = 'b'\nkeys = ['{'0' * 64}']",
         "[[tenant]]\nname = 'a'\nkeys = 'x'",
+        "[[tenant]]\nname = 'a'\nkeys = []\noperator = 1",
     ],
 )
 def test_a_keys_file_that_makes_no_sense_is_refused(text: str, tmp_path: Path) -> None:

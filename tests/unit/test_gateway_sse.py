@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from radixkv.core.errors import UnavailableError
 from radixkv.gateway.sse import HEARTBEAT, EventStreamResponse, sse
 
@@ -99,5 +101,47 @@ def test_a_caller_who_leaves_closes_the_iterator_before_the_response_returns() -
 
         await EventStreamResponse(events())({"type": "http"}, caller.receive, caller.send)
         assert closed == [True]
+
+    asyncio.run(run())
+
+
+def test_a_caller_who_does_not_take_the_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.gateway.sse.LAST_S", 0.01)
+
+    async def run() -> None:
+        caller, over, has_closed = Caller(), asyncio.Event(), asyncio.Event()
+
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                yield b"one"
+                yield b"two"
+            finally:
+                has_closed.set()
+
+        async def send(message: Any) -> None:
+            if message.get("body") == b"two":
+                over.set()
+                await asyncio.Event().wait()  # nobody reads
+            await caller.send(message)
+
+        await EventStreamResponse(events(), over=over)({"type": "http"}, caller.receive, send)
+        assert caller.bodies == [b"one"]
+        assert has_closed.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_caller_who_takes_the_end_gets_all_of_it() -> None:
+    async def run() -> None:
+        caller, over = Caller(), asyncio.Event()
+
+        async def events() -> AsyncIterator[bytes]:
+            over.set()
+            yield b"one"
+            await asyncio.sleep(0)
+            yield b"two"
+
+        await EventStreamResponse(events(), over=over)({"type": "http"}, caller.receive, caller.send)
+        assert caller.bodies == [b"one", b"two"]
 
     asyncio.run(run())

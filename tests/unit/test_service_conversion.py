@@ -232,7 +232,7 @@ def test_readers_values_come_back_as_they_were() -> None:
     )
     match = MatchResult(30, 20)
     assert match_from_proto(match_to_proto("left", match)) == match
-    node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5, 99.5, 80, 77.5)
+    node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5, 99.5, 80, 77.5, 1)
     assert node_from_proto(node_to_proto(node)) == node
     pin = PinInfo("default", b"\1\0\0\0", 1, 1, 300.0, 12.5)
     assert pin_from_proto(pin_to_proto(pin)) == pin

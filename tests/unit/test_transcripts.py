@@ -325,6 +325,29 @@ def test_a_conversation_that_is_to_be_forgotten_is(reader: LocalReader, database
     assert database.submit(lambda c: c.execute("SELECT COUNT(*) FROM transcripts").fetchone()[0]).result() == 0
 
 
+def test_all_below_a_message_is_forgotten_and_nothing_beside_it(reader: LocalReader, database: Database) -> None:
+    async def story(chat: Chat) -> None:
+        opening = [user("hello"), assistant("hello")]
+        first = [*opening, user("?"), assistant("or")]
+        by_hand = [*opening, assistant("not sampled"), user("and"), assistant("hell")]
+        await chat.turn(opening[:1], "hello")
+        await chat.turn(first[:3], "or")
+        await chat.turn([*first, user("!")], "hell")
+        await chat.turn(by_hand[:4], "hell")
+        below = [(None, user("?")), (0, assistant("or")), (1, user("!")), (2, assistant("hell"))]
+        below += [(None, assistant("not sampled")), (4, user("and")), (5, assistant("hell"))]
+        await chat.transcripts.forget_below("b", opening, below)
+        assert (await chat.prompt([*first, user("!")]))[0].rest == [user("!")]
+        await chat.transcripts.forget_below("a", opening, below)
+        assert (await chat.prompt([*opening, user("?")]))[0].rest == [user("?")], "what stands above is remembered"
+        assert (await chat.prompt([*first, user("!")]))[0].rest == [*first[2:], user("!")]
+        assert (await chat.prompt([*by_hand, user("!")]))[0].rest == [*by_hand[2:], user("!")]
+        await chat.transcripts.forget_below("a", [], [(None, opening[0]), (0, opening[1])])
+        assert len(chat.transcripts._memo) == 0
+
+    run(reader, database, story)
+
+
 def test_a_namespace_that_fills_up_takes_nothing_from_another_within_its_bounds(
     reader: LocalReader, database: Database
 ) -> None:

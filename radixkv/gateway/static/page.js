@@ -5,6 +5,9 @@ import { html, render } from "./vendor/htm-preact.js";
 const THEMES = ["system", "light", "dark"];
 const KEY = "radixkv.key";
 const THEME = "radixkv.theme";
+const FIRST_WAIT_MS = 500;
+const LONGEST_WAIT_MS = 8000;
+const OUT_OF_SIGHT_MS = 20_000;
 
 // -- calls
 
@@ -29,25 +32,52 @@ export async function callText(method, path, body) {
 
 /**
  * Follow the server-sent events of `path` until `signal` aborts: `onEvent(name, data)` for each, `onState("live" | "lost")` when
- * the connection comes or goes. It comes back by itself, after 0.5 to 8 seconds; a refusal ends it and is thrown.
+ * the connection comes or goes. It comes back by itself, after 0.5 to 8 seconds; a refusal ends it and is thrown. A page that is
+ * out of sight gives its connection up, of which a browser has six for all its tabs.
  */
 export async function follow(path, { onEvent, onState = () => {}, signal }) {
-  let wait_ms = 500;
+  let wait_ms = FIRST_WAIT_MS;
   while (!signal.aborted) {
+    await untilSeen();
+    const sight = watchSight();
+    const either = AbortSignal.any([signal, sight.signal]);
     try {
-      const response = await send("GET", path, undefined, signal);
+      const response = await send("GET", path, undefined, either);
       onState("live");
-      wait_ms = 500;
+      wait_ms = FIRST_WAIT_MS;
       for await (const [name, data] of events(response.body)) onEvent(name, data);
     } catch (error) {
-      if (signal.aborted) return;
       if (error instanceof CallError && error.status >= 400 && error.status < 500 && error.status !== 429) throw error;
+      if (!(error instanceof CallError) && !either.aborted && !(error instanceof TypeError)) throw error;
+    } finally {
+      sight.end();
     }
-    if (signal.aborted) return;
+    if (either.aborted) continue;
     onState("lost");
     await new Promise((done) => setTimeout(done, wait_ms * (0.75 + Math.random() / 2)));
-    wait_ms = Math.min(wait_ms * 2, 8000);
+    wait_ms = Math.min(wait_ms * 2, LONGEST_WAIT_MS);
   }
+}
+
+/** A signal that aborts once the page has been out of sight for a while; `end()` it. */
+function watchSight() {
+  const controller = new AbortController();
+  let timer = 0;
+  const look = () => {
+    clearTimeout(timer);
+    if (document.hidden) timer = setTimeout(() => controller.abort(), OUT_OF_SIGHT_MS);
+  };
+  const end = () => {
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", look);
+  };
+  document.addEventListener("visibilitychange", look);
+  return { signal: controller.signal, end };
+}
+
+function untilSeen() {
+  if (!document.hidden) return null;
+  return new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
 }
 
 async function* events(body) {
@@ -148,7 +178,7 @@ let theme = localStorage.getItem(THEME) ?? "system";
 applyTheme(theme);
 
 const SIGNS = { system: "◐", light: "☀", dark: "☾" };
-const LINKS = [["/fragmentation", "Memory"]];
+const LINKS = [["/", "Chat"], ["/tree", "Tree"], ["/fragmentation", "Memory"]];
 
 function Header({ extra }) {
   const turn = () => {

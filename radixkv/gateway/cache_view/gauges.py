@@ -1,0 +1,69 @@
+"""What a pool holds and has found, read again and again: one point per second, kept for ten minutes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from radixkv.core.api import CacheStats
+from radixkv.worker.stats import WorkerStats
+
+__all__ = ["PERIOD_S", "Gauges", "Point"]
+
+PERIOD_S = 1.0
+NUM_KEPT = 600
+
+
+class Point(NamedTuple):
+    """The pool at a time of the wall's clock. `num_*_tokens`, `num_queries` and `num_evicted_blocks` are counters.
+
+    `prefill_tokens_per_s`: how fast the worker has computed prompts since it started, None where it has computed none or
+    cannot be asked: tokens found in the cache cost as many seconds less.
+    """
+
+    time_s: float
+    num_blocks: int
+    block_size: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_private_blocks: int
+    num_evictable_blocks: int
+    num_pinned_blocks: int
+    num_nodes: int
+    num_sequences: int
+    num_pins: int
+    num_queries: int
+    num_query_tokens: int
+    num_hit_tokens: int
+    num_evicted_blocks: int
+    prefill_tokens_per_s: float | None
+
+
+class Gauges:
+    """The latest points, oldest first; `num_read` counts all that there were."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+        self._points: deque[Point] = deque(maxlen=NUM_KEPT)
+
+    def add(self, time_s: float, cache: CacheStats, worker: WorkerStats | None) -> None:
+        """One more reading."""
+        counts = {name: getattr(cache, name) for name in Point._fields if name in CacheStats._fields}
+        point = Point(time_s=round(time_s, 2), prefill_tokens_per_s=_prefill_speed(worker), **counts)
+        self._points.append(point)
+        self.num_read += 1
+
+    def since(self, num_read: int) -> list[Point]:
+        """Those read after the first `num_read`, as far as they are kept."""
+        missing = min(self.num_read - num_read, len(self._points))
+        return list(self._points)[len(self._points) - missing :]
+
+    def told(self, points: list[Point]) -> dict[str, Any]:
+        """Points as a page reads them."""
+        return {"fields": Point._fields, "points": points}
+
+
+def _prefill_speed(worker: WorkerStats | None) -> float | None:
+    if worker is None or not worker.engine.prefill_s:
+        return None
+    return round(worker.engine.num_prefilled_tokens / worker.engine.prefill_s, 1)

@@ -1,0 +1,216 @@
+"""Looks at a pool for all viewers at once, and only while there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from radixkv.client import RemoteReader
+from radixkv.core.errors import RadixKVError, UnavailableError, UnknownPoolError
+from radixkv.gateway.backend import Backend
+from radixkv.gateway.cache_view import gauges
+from radixkv.gateway.cache_view.gauges import Gauges
+from radixkv.gateway.cache_view.nodes import Change, TreeState
+from radixkv.gateway.cache_view.removals import Removals
+from radixkv.gateway.cache_view.viewer import Viewer
+from radixkv.worker.stats import WorkerStats
+
+__all__ = ["CacheObserver"]
+
+MIN_PERIOD_S = 0.5
+"""Between two listings of the tree."""
+
+PERIOD_PER_COST = 20.0
+"""A listing is followed by so many times its own duration without one: it takes a twentieth of the service's time at most."""
+
+RETRY_S = 1.0
+NUM_CHANGES = 64
+"""Versions back to which viewers are told differences."""
+
+_NUM_THREADS = 4
+_Result = TypeVar("_Result")
+
+
+class CacheObserver:
+    """One pool of a cache service, seen by coroutines of one event loop.
+
+    Attributes:
+        state: the tree as it was listed last.
+        gauges: the pool's numbers of the last minutes.
+        run_id: names this life of the ids of nodes.
+        status: for viewers: whether the service answers, and what it says where it does not.
+
+    Args:
+        service: address of the cache service.
+        pool_name: of the pool.
+        backend: tells the worker's speed.
+        clock: seconds, monotonic. wall_clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        pool_name: str,
+        backend: Backend,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.service = service
+        self.pool_name = pool_name
+        self.state = TreeState()
+        self.gauges = Gauges()
+        self.run_id = secrets.token_hex(4)
+        self.status: dict[str, Any] = {"state": "waiting", "message": ""}
+        self._backend = backend
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._worker: WorkerStats | None = None
+        self._ids = itertools.count(1)
+        self._changes: deque[Change] = deque(maxlen=NUM_CHANGES)
+        self._viewers: set[Viewer] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._removals: Removals | None = None
+        self._reader: RemoteReader | None = None
+        self._hurry = asyncio.Event()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="radixkv-cache-view")
+
+    @contextmanager
+    def watch(self, sees: Callable[[str], bool]) -> Iterator[Viewer]:
+        """One more viewer, who sees these namespaces."""
+        viewer = Viewer(self, sees)
+        self._viewers.add(viewer)
+        if len(self._viewers) == 1:
+            self._begin()
+        try:
+            yield viewer
+        finally:
+            self._viewers.discard(viewer)
+            if not self._viewers:
+                self._end()
+
+    async def ask(self, call: Callable[[RemoteReader], _Result]) -> _Result:
+        """What the service answers, asked on a thread; every call raises what `RemoteReader` raises."""
+        reader = self._reader
+        if reader is None:
+            raise UnavailableError("nobody looks at the tree: ask for its events first")
+        return await self.run(partial(call, reader))
+
+    async def run(self, function: Callable[[], _Result]) -> _Result:
+        """Something that takes a while, on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def publish(self, state: TreeState, change: Change) -> None:
+        """Show viewers a further listing, and what is different in it."""
+        self.state = state
+        self._changes.append(change)
+        self._wake()
+
+    def hurry(self) -> None:
+        """Somebody has changed the tree from here: list it as soon as may be."""
+        self._hurry.set()
+
+    def changes_since(self, version: int) -> list[Change] | None:
+        """The changes behind a version; None where that is not known any more. O(changes)."""
+        if not self._changes or version < self._changes[0].version - 1:
+            return None
+        return [change for change in self._changes if change.version > version]
+
+    def close(self) -> None:
+        """Look no more. On the loop."""
+        self._end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(block_ids: Sequence[int]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._removed, block_ids)
+
+        self._reader = RemoteReader(self.service, self.pool_name)
+        self._removals = Removals(self.service, self.pool_name, tell)
+        self._tasks = [
+            asyncio.create_task(self._list_nodes(), name="radixkv-cache-nodes"),
+            asyncio.create_task(self._read_gauges(), name="radixkv-cache-gauges"),
+            asyncio.create_task(self._ask_worker(), name="radixkv-cache-worker"),
+        ]
+
+    def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._removals is not None:
+            self._removals.close()
+        if self._reader is not None:
+            self._reader.close()
+        self._tasks, self._removals, self._reader = [], None, None
+        self._changes.clear()
+        self.state = TreeState()  # token ids of a large tree are not kept for nobody
+
+    async def _list_nodes(self) -> None:
+        while True:
+            self._hurry.clear()
+            began_s = self._clock()
+            wait_s = RETRY_S
+            try:
+                now_s, listing = await self.ask(lambda reader: reader.dump_at())
+                advance = partial(self.state.advance, now_s, listing, self._ids)
+                took_s = self._clock() - began_s
+                self.publish(*await self.run(advance))
+            except (RadixKVError, ValueError) as error:
+                self._tell_status(error)
+            else:
+                self._tell_status(None)
+                wait_s = max(MIN_PERIOD_S, PERIOD_PER_COST * took_s)
+            self._wake()
+            await asyncio.sleep(MIN_PERIOD_S)
+            if wait_s > MIN_PERIOD_S:
+                await self._wait_unless_hurried(wait_s - MIN_PERIOD_S)
+
+    async def _wait_unless_hurried(self, wait_s: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), wait_s)
+
+    async def _read_gauges(self) -> None:
+        while True:
+            try:
+                stats = await self.ask(lambda reader: reader.stats())
+                self.gauges.add(self._wall_clock(), stats, self._worker)
+            except (RadixKVError, ValueError) as error:
+                self._tell_status(error)
+            self._wake()
+            await asyncio.sleep(gauges.PERIOD_S)
+
+    async def _ask_worker(self) -> None:
+        """Apart from the cache, which also answers while the worker is at a long step."""
+        while True:
+            self._worker = await self._backend.stats()
+            await asyncio.sleep(gauges.PERIOD_S)
+
+    def _removed(self, block_ids: Sequence[int]) -> None:
+        for node in self.state.starting_at(block_ids):
+            for viewer in self._viewers:
+                viewer.left(node.view_id, node.info.namespace)
+        self._wake()
+
+    def _tell_status(self, error: Exception | None) -> None:
+        if error is None:
+            self.status = {"state": "live", "message": ""}
+        elif isinstance(error, UnknownPoolError):
+            self.status = {"state": "no-pool", "message": f"no worker holds the pool {self.pool_name!r} now"}
+        else:
+            self.status = {"state": "lost", "message": "the cache service does not answer"}
+
+    def _wake(self) -> None:
+        for viewer in self._viewers:
+            viewer.wake()

@@ -1,0 +1,63 @@
+"""Which blocks leave the tree, the moment they do: the events of a pool, followed on a thread while somebody looks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from radixkv.client import RemoteReader
+from radixkv.core.errors import RadixKVError
+
+__all__ = ["Removals"]
+
+RETRY_S = 2.0
+
+
+class Removals:
+    """Follows until it is closed, also over restarts of the service.
+
+    Args:
+        service, pool_name: see `RemoteReader`.
+        tell: is called, on that thread, with the ids of blocks that are matched no more.
+    """
+
+    def __init__(self, service: str, pool_name: str, tell: Callable[[Sequence[int]], None]) -> None:
+        self._service = service
+        self._pool_name = pool_name
+        self._tell = tell
+        self._is_closed = threading.Event()
+        self._reader: RemoteReader | None = None
+        self._gate = threading.Lock()
+        threading.Thread(target=self._run, name="radixkv-cache-events", daemon=True).start()
+
+    def close(self) -> None:
+        """Tell nothing more, and let the thread end. May be repeated."""
+        with self._gate:
+            self._is_closed.set()
+            if self._reader is not None:
+                self._reader.close()
+
+    def _run(self) -> None:
+        while reader := self._open():
+            try:
+                self._follow(reader)
+            except (RadixKVError, ValueError):
+                pass  # the service or the pool is gone for now, or the reader was closed; listings tell the same, later
+            finally:
+                reader.close()
+            self._is_closed.wait(RETRY_S)
+
+    def _open(self) -> RemoteReader | None:
+        with self._gate:
+            if self._is_closed.is_set():
+                return None
+            self._reader = RemoteReader(self._service, self._pool_name)
+            return self._reader
+
+    def _follow(self, reader: RemoteReader) -> None:
+        is_synced = False
+        for event in reader.follow_events():
+            if event.kind in ("reset", "synced"):
+                is_synced = event.kind == "synced"
+            elif event.kind == "removed" and is_synced and not self._is_closed.is_set():
+                self._tell(event.block_ids)

@@ -1,0 +1,214 @@
+"""`/v1/radixkv/cache/`: what the tree page asks and does. Nobody sees or changes what is not of his namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from radixkv.client import RemoteReader
+from radixkv.core.api import PinInfo
+from radixkv.core.errors import PinBudgetError, UnknownPoolError
+from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.validation import MAX_TTL_S
+from radixkv.gateway.auth import CurrentTenant, Tenant
+from radixkv.gateway.cache_view.nodes import ViewNode
+from radixkv.gateway.cache_view.observer import CacheObserver
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.sse import EventStreamResponse, sse
+from radixkv.worker.namespaces import owner_of
+
+__all__ = ["router"]
+
+MAX_ASKED = 2000
+"""Nodes whose labels are told at once."""
+
+MAX_BLOCKS_TOLD = 256
+
+router = APIRouter(prefix="/v1/radixkv/cache", include_in_schema=False)
+_Result = TypeVar("_Result")
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Labels(_Body):
+    """Which nodes are to be named."""
+
+    ids: Annotated[list[int], Field(max_length=MAX_ASKED)]
+
+
+class Search(_Body):
+    """What is to be found."""
+
+    text: Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class Pin(_Body):
+    """For how long, in seconds from each use."""
+
+    ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)]
+
+
+class Unpin(_Body):
+    """The pin of so many tokens from the root."""
+
+    num_tokens: Annotated[int, Field(ge=1)]
+
+
+class Evict(_Body):
+    """How much room is to be made in the pool."""
+
+    num_blocks: Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+def _sees(tenant: Tenant) -> Callable[[str], bool]:
+    """Which namespaces a tenant may look into: those of his own, an operator into all."""
+    return lambda namespace: tenant.is_operator or owner_of(namespace) == tenant.namespace
+
+
+def _observer(request: Request) -> CacheObserver:
+    observer: CacheObserver | None = request.app.state.cache_observer
+    if observer is None:
+        message = "this gateway knows no cache service: start it with --service ADDRESS"
+        raise ApiError(404, message, code="no_cache_service")
+    return observer
+
+
+def _node(observer: CacheObserver, view_id: int, tenant: Tenant) -> ViewNode:
+    """A node that this tenant may see; of those of others it is not told that they are there."""
+    node = observer.state.nodes.get(view_id)
+    if node is None or not _sees(tenant)(node.info.namespace):
+        raise ApiError(404, "this node is not cached any more", code="node_gone")
+    return node
+
+
+async def _change(observer: CacheObserver, call: Callable[[RemoteReader], _Result]) -> _Result:
+    """Change the cache, and look again at once."""
+    try:
+        return await observer.ask(call)
+    except PinBudgetError as error:
+        raise ApiError(409, str(error), code="pin_budget") from None
+    except UnknownPoolError:
+        message = "no worker holds the pool now"
+        raise ApiError(503, message, type="server_error", code="unavailable") from None
+    finally:
+        observer.hurry()
+
+
+@router.get("/events")
+async def events(request: Request, tenant: CurrentTenant) -> EventStreamResponse:
+    """Everything that a page shows, from now on: `hello`, `status`, `points`, `tree`, `gone`."""
+    observer = _observer(request)
+    gate = request.app.state.gate
+
+    async def told() -> AsyncIterator[bytes]:
+        hello = {
+            "service": observer.service if tenant.is_operator else "",
+            "run": observer.run_id,
+            "pool": observer.pool_name,
+            "is_operator": tenant.is_operator,
+            "namespace": tenant.namespace,
+        }
+        yield sse(hello, "hello")
+        with observer.watch(_sees(tenant)) as viewer:
+            async for name, data in viewer.updates(lambda: gate.is_draining):
+                yield sse(data, name)
+
+    return EventStreamResponse(told())
+
+
+@router.post("/labels")
+async def labels(body: Labels, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """How the edges of these nodes begin; of nodes that have gone nothing."""
+    observer, sees = _observer(request), _sees(tenant)
+    nodes = [node for view_id in body.ids if (node := observer.state.nodes.get(view_id)) is not None]
+    return {"labels": await request.app.state.node_texts.labels(n for n in nodes if sees(n.info.namespace))}
+
+
+@router.post("/search")
+async def search(body: Search, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """The nodes where a text ends."""
+    observer = _observer(request)
+    found = await request.app.state.node_texts.search(body.text, observer.state, _sees(tenant))
+    return {"ids": found.ids, "is_complete": found.is_complete}
+
+
+@router.get("/nodes/{view_id}")
+async def node(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """All of one node: the text of its path and of its edge, its blocks, its pins."""
+    observer = _observer(request)
+    found = _node(observer, view_id, tenant)
+    info, history = found.info, observer.state.history(view_id)
+    texts = request.app.state.node_texts
+    pins = await _read(observer, lambda reader: reader.pins(info.namespace))
+    return {
+        "id": view_id,
+        "namespace": info.namespace,
+        "position": info.position,
+        "num_tokens": found.num_tokens,
+        "block_ids": info.block_ids[:MAX_BLOCKS_TOLD],
+        "above": await texts.text(history[: info.position * TOKEN_BYTES]),
+        "text": await texts.text(info.tokens),
+        "pins": [_told(pin) for pin in pins if _stands_on(pin, found, history)],
+    }
+
+
+async def _read(observer: CacheObserver, call: Callable[[RemoteReader], _Result]) -> _Result:
+    try:
+        return await observer.ask(call)
+    except UnknownPoolError:
+        raise ApiError(404, "this node is not cached any more", code="node_gone") from None
+
+
+def _stands_on(pin: PinInfo, node: ViewNode, history: bytes) -> bool:
+    """Whether the last token of a pin lies on the edge of a node."""
+    return node.info.position < pin.num_tokens and history.startswith(pin.tokens)
+
+
+def _told(pin: PinInfo) -> dict[str, Any]:
+    return {"num_tokens": pin.num_tokens, "ttl_s": pin.ttl_s, "remaining_s": round(pin.remaining_s, 2)}
+
+
+@router.post("/nodes/{view_id}/pin")
+async def pin(view_id: int, body: Pin, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """Protect everything up to the end of a node."""
+    observer = _observer(request)
+    found = _node(observer, view_id, tenant)
+    history, namespace = observer.state.history(view_id), found.info.namespace
+    return _told(await _change(observer, lambda reader: reader.pin(history, body.ttl_s, namespace)))
+
+
+@router.post("/nodes/{view_id}/unpin")
+async def unpin(view_id: int, body: Unpin, request: Request, tenant: CurrentTenant) -> dict[str, bool]:
+    """End a pin that stands on a node."""
+    observer = _observer(request)
+    found = _node(observer, view_id, tenant)
+    tokens = observer.state.history(view_id)[: body.num_tokens * TOKEN_BYTES]
+    was_pinned = await _change(observer, lambda reader: reader.unpin(tokens, found.info.namespace))
+    return {"was_pinned": was_pinned}
+
+
+@router.post("/nodes/{view_id}/evict")
+async def evict_branch(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, int]:
+    """Evict a node and all below it, but for what sequences and pins lock."""
+    observer = _observer(request)
+    found = _node(observer, view_id, tenant)
+    history, namespace = observer.state.history(view_id), found.info.namespace
+    return {
+        "num_blocks": await _change(observer, partial(RemoteReader.evict_branch, tokens=history, namespace=namespace))
+    }
+
+
+@router.post("/evict")
+async def evict(body: Evict, request: Request, tenant: CurrentTenant) -> dict[str, int]:
+    """Evict cold blocks of the pool, whosoever they are: an operator's to ask."""
+    observer = _observer(request)
+    if not tenant.is_operator:
+        message = "only an operator may evict from the whole pool"
+        raise ApiError(403, message, type="permission_error", code="not_an_operator")
+    return {"num_blocks": await _change(observer, lambda reader: reader.evict(body.num_blocks))}

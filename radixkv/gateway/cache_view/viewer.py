@@ -1,0 +1,98 @@
+"""One page that looks at the tree: what it has been told already, and what it may see."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixkv.gateway.cache_view.observer import CacheObserver
+
+__all__ = ["Viewer"]
+
+ROWS_AT_ONCE = 1000
+"""Nodes told in one event: other requests are served between two of them."""
+
+Update = tuple[str, Any]
+"""Name and data of a server-sent event."""
+
+
+class Viewer:
+    """Follows the observer at its own pace: who reads slowly is told several changes as one, or all anew.
+
+    Args:
+        observer: is looked through.
+        sees: whether a namespace is this viewer's to see.
+    """
+
+    def __init__(self, observer: CacheObserver, sees: Callable[[str], bool]) -> None:
+        self._observer = observer
+        self._sees = sees
+        self._news = asyncio.Event()
+        self._version = -1
+        self._status: Any = None
+        self._num_points = 0
+        self._gone: set[int] = set()
+
+    def wake(self) -> None:
+        """There may be something to tell."""
+        self._news.set()
+
+    def left(self, view_id: int, namespace: str) -> None:
+        """A node has left the tree since the last listing."""
+        if self._sees(namespace):
+            self._gone.add(view_id)
+
+    async def updates(self, is_over: Callable[[], bool]) -> AsyncIterator[Update]:
+        """What is new, as it comes, until `is_over`, which is asked once a second."""
+        while not is_over():
+            self._news.clear()
+            for update in self.take():
+                yield update
+            await self._news.wait()
+
+    def take(self) -> Iterator[Update]:
+        """What is new now."""
+        observer = self._observer
+        if observer.status != self._status:
+            self._status = observer.status
+            yield "status", self._status
+        if observer.gauges.num_read != self._num_points:
+            points = observer.gauges.since(self._num_points)
+            self._num_points = observer.gauges.num_read
+            yield "points", observer.gauges.told(points)
+        if self._gone:
+            gone, self._gone = sorted(self._gone), set()
+            yield "gone", {"ids": gone}
+        if observer.state.version > max(self._version, 0):
+            yield from self._tree()
+
+    def _tree(self) -> Iterator[Update]:
+        """The nodes that changed since the version told last, or all of them where that is too long ago."""
+        observer = self._observer
+        state, changes = observer.state, observer.changes_since(self._version)
+        self._version = state.version
+        if changes is None:
+            ids = list(state.nodes)
+            gone = []
+        else:
+            ids = list(dict.fromkeys(view_id for change in changes for view_id in change.changed))
+            gone = [view_id for change in changes for view_id, namespace in change.gone if self._sees(namespace)]
+        nodes = [state.nodes[view_id] for view_id in ids if view_id in state.nodes]
+        rows = [node.row() for node in nodes if self._sees(node.info.namespace)]
+        if changes is not None and not rows and not gone:
+            return
+        for first in range(0, max(1, len(rows)), ROWS_AT_ONCE):
+            part = rows[first : first + ROWS_AT_ONCE]
+            is_last = first + ROWS_AT_ONCE >= len(rows)
+            yield (
+                "tree",
+                {
+                    "reset": changes is None and not first,
+                    "done": is_last,
+                    "now_s": state.now_s,
+                    "nodes": part,
+                    "gone": gone if is_last else [],
+                },
+            )

@@ -1,0 +1,210 @@
+"""Conversations from files: our own export, ChatGPT's `conversations.json`, OpenAssistant trees; one, a list, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from radixkv.gateway.conversations.exports import FORMAT, FORMAT_VERSION
+from radixkv.gateway.conversations.planting import Imported, Node, RefusedError, plant, read_text, read_time
+from radixkv.gateway.conversations.schema import MessageDetails
+from radixkv.gateway.errors import ApiError
+
+__all__ = ["RefusedError", "read_conversations"]
+
+MAX_DOCUMENTS = 10_000
+"""Conversations of one file."""
+
+_ROLES = ("system", "user", "assistant")
+_OPEN_ASSISTANT = {"prompter": "user", "assistant": "assistant", "system": "system"}
+_TOO_DEEP = "it is nested too deep"
+
+
+def read_conversations(body: bytes, now_s: float) -> list[Imported | RefusedError]:
+    """What a file holds, in its order; of each either all or why not.
+
+    Raises:
+        ApiError: 400: it is no JSON, or holds too many.
+    """
+    documents = _documents(body)
+    if len(documents) > MAX_DOCUMENTS:
+        message = f"the file holds {len(documents):,} conversations; send at most {MAX_DOCUMENTS:,} at once"
+        raise ApiError(400, message, code="invalid_value", param="body")
+    return [_read(document, now_s) for document in documents]
+
+
+def _documents(body: bytes) -> list[Any]:
+    """The JSON of a file: a list's members, one document, or one of each line."""
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ApiError(400, "the body is not UTF-8", code="invalid_json") from None
+    whole = _parse(text)
+    if not isinstance(whole, RefusedError):
+        return whole if isinstance(whole, list) else [whole]
+    lines = [line for line in text.split("\n") if line.strip()]
+    read = [_parse(line) for line in lines]
+    if len(read) < 2 or all(isinstance(each, RefusedError) for each in read):
+        raise ApiError(400, f"the body cannot be read: {whole.reason}", code="invalid_json")
+    return read
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return RefusedError(_TOO_DEEP)
+    except ValueError as error:
+        return RefusedError(f"it is not JSON: {error}")
+
+
+def _read(document: Any, now_s: float) -> Imported | RefusedError:
+    if isinstance(document, RefusedError):
+        return document
+    try:
+        if isinstance(document, dict):
+            if document.get("format") == FORMAT:
+                return _read_own(document, now_s)
+            if isinstance(document.get("mapping"), dict):
+                return _read_chatgpt(document, now_s)
+            if isinstance(document.get("prompt"), dict):
+                return _read_open_assistant(document, now_s)
+        return RefusedError("it is none of the formats that are read: radixkv's export, ChatGPT's, OpenAssistant trees")
+    except RefusedError as refusal:
+        return refusal
+
+
+# -- our own
+
+
+def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
+    if document.get("version") != FORMAT_VERSION:
+        raise RefusedError(f"its version is {str(document.get('version'))[:20]!r}; version {FORMAT_VERSION} is read")
+    entries = document.get("messages")
+    if not isinstance(entries, list):
+        raise RefusedError("it has no list of messages")
+    nodes = [_own_node(entry, place) for place, entry in enumerate(entries)]
+    return plant(nodes, now_s, title=document.get("title"), created_s=read_time(document.get("created")))
+
+
+def _own_node(entry: Any, place: int) -> Node:
+    what = f"message {place}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or entry.get("role") not in _ROLES:
+        raise RefusedError(f"{what} has no id, or no role of {', '.join(_ROLES)}")
+    parent, status = entry.get("parent"), entry.get("status", "complete")
+    if not (parent is None or isinstance(parent, str)):
+        raise RefusedError(f"the parent of {what} is no id")
+    if status not in ("complete", "stopped", "failed"):
+        raise RefusedError(f"the status of {what} is none of complete, stopped, failed")
+    text, role = read_text(entry.get("text"), f"the text of {what}"), entry["role"]
+    return Node(
+        key=entry["id"],
+        parent=parent,
+        role=role if text or role == "assistant" else None,  # a reply may have ended without a word
+        text=text,
+        created_s=read_time(entry.get("created")),
+        status=status,
+        error=read_text(entry.get("error"), f"the error of {what}") or None,
+        details=_details(entry.get("details")),
+    )
+
+
+def _details(value: Any) -> dict[str, Any] | None:
+    """What is known of how a reply came about, where it is what we would have written."""
+    try:
+        details = MessageDetails.model_validate(value, strict=True)
+    except ValidationError:
+        return None
+    known = details.model_dump(exclude_unset=True)
+    return known if _is_plain(known) else None
+
+
+def _is_plain(known: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(known, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True
+
+
+# -- ChatGPT: {"title", "create_time", "current_node", "mapping": {id: {"parent", "children", "message": {...} or null}}}
+
+
+def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
+    mapping: Mapping[str, Any] = document["mapping"]
+    places: dict[str, int] = {}
+    for entry in mapping.values():
+        children = entry.get("children") if isinstance(entry, dict) else None
+        for place, child in enumerate(children if isinstance(children, list) else ()):
+            if isinstance(child, str):
+                places.setdefault(child, place)
+    nodes = [_chatgpt_node(key, entry, places.get(key, 0)) for key, entry in mapping.items()]
+    head = document.get("current_node")
+    imported = plant(
+        nodes,
+        now_s,
+        title=document.get("title"),
+        created_s=read_time(document.get("create_time")),
+        head=head if isinstance(head, str) else None,
+    )
+    return _require_text(imported)
+
+
+def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
+    if not isinstance(entry, dict):
+        raise RefusedError(f"node {key[:60]!r} is no object")
+    parent, message = entry.get("parent"), entry.get("message")
+    if not (parent is None or isinstance(parent, str)):
+        raise RefusedError(f"the parent of node {key[:60]!r} is no id")
+    if not isinstance(message, dict):
+        return Node(key, parent, None, "", place=place)
+    author = message.get("author")
+    role = author.get("role") if isinstance(author, dict) else None
+    is_turn = role in _ROLES and message.get("recipient") in (None, "all")  # what an assistant says to a tool is none
+    text = _chatgpt_text(message.get("content"), key) if is_turn else ""
+    return Node(
+        key=key,
+        parent=parent,
+        role=role if text.strip() else None,
+        text=text,
+        created_s=read_time(message.get("create_time")),
+        place=place,
+    )
+
+
+def _chatgpt_text(content: Any, key: str) -> str:
+    """The texts among the parts of a message; images and the like are left out."""
+    if not isinstance(content, dict) or content.get("content_type") not in ("text", "multimodal_text"):
+        return ""
+    parts = content.get("parts")
+    texts = [
+        read_text(part, f"the text of message {key[:60]!r}") for part in (parts if isinstance(parts, list) else ())
+    ]
+    return "\n".join(text for text in texts if text)
+
+
+# -- OpenAssistant: {"message_tree_id", "prompt": {"text", "role": "prompter", "replies": [{...}]}}
+
+
+def _read_open_assistant(document: Mapping[str, Any], now_s: float) -> Imported:
+    nodes: list[Node] = []
+    waiting: list[tuple[str | None, Any]] = [(None, document["prompt"])]
+    while waiting:
+        parent, entry = waiting.pop()
+        key = str(len(nodes))
+        if not isinstance(entry, dict) or not isinstance(entry.get("replies", []), list):
+            raise RefusedError(f"message {key} is no object with a list of replies")
+        text = read_text(entry.get("text"), f"the text of message {key}")
+        is_turn = text.strip() and not entry.get("deleted")
+        nodes.append(Node(key, parent, _OPEN_ASSISTANT.get(str(entry.get("role"))) if is_turn else None, text))
+        waiting += [(key, reply) for reply in reversed(entry.get("replies", []))]
+    return _require_text(plant(nodes, now_s))
+
+
+def _require_text(imported: Imported) -> Imported:
+    if not imported.messages:
+        raise RefusedError("it holds no text of anybody's")
+    return imported

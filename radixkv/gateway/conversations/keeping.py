@@ -1,0 +1,170 @@
+"""The calls that conversations answer: each change is stored, then told to those who follow."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from radixkv.core.errors import RadixKVError
+from radixkv.gateway.conversations.live import Follower, Live, Lives
+from radixkv.gateway.conversations.messages import Conversation, Message
+from radixkv.gateway.conversations.refusals import conflict
+from radixkv.gateway.conversations.running import Runs
+from radixkv.gateway.conversations.search import search
+from radixkv.gateway.conversations.store import ConversationStore
+from radixkv.gateway.database import Database
+from radixkv.gateway.sse import sse
+from radixkv.gateway.transcripts import Transcripts
+from radixkv.worker.text import Message as Turn
+
+__all__ = ["Conversations"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Conversations:
+    """Conversations of all namespaces: stored, followed, written. The event loop owns it.
+
+    Args:
+        database: where they lie.
+        transcripts: what is remembered of their replies, and is forgotten with them.
+        max_conversations, max_bytes: bounds of each namespace.
+        clock: seconds since 1970.
+
+    Calls that name a conversation or a message raise ApiError 404 where it is not there for this namespace.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        transcripts: Transcripts,
+        *,
+        max_conversations: int,
+        max_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
+        self.lives = Lives()
+        self.runs = Runs(self.store)
+        self.transcripts = transcripts
+        self.clock = clock
+        self._database = database
+
+    async def page(
+        self, namespace: str, limit: int, before_s: float | None = None, text: str = ""
+    ) -> tuple[list[Conversation], bool]:
+        """The latest updated ones, those that hold a text where one is given; and whether there are more."""
+        if text:
+            found = await search(self._database, namespace, text, limit + 1, before_s)
+        else:
+            found = await self.store.page(namespace, limit + 1, before_s)
+        return found[:limit], len(found) > limit
+
+    async def view(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
+        """One with all its messages, replies as far as they are written. They must not be changed."""
+        async with self.lives.changing(conversation_id) as live:
+            return live.as_it_stands(*await self.store.open(namespace, conversation_id))
+
+    async def follow(self, namespace: str, conversation_id: str) -> Follower:
+        """The conversation as it is now, and all that changes in it from now on, as server-sent events.
+
+        Raises:
+            LimitError: the namespace follows too many already.
+        """
+        async with self.lives.changing(conversation_id) as live:
+            conversation, messages = live.as_it_stands(*await self.store.open(namespace, conversation_id))
+            snapshot = sse(told(conversation, messages), "snapshot")
+            return self.lives.join(live, namespace, snapshot)
+
+    async def rename(self, namespace: str, conversation_id: str, title: str) -> Conversation:
+        """Give it a title."""
+        async with self.lives.changing(conversation_id) as live:
+            conversation = await self.store.rename(namespace, conversation_id, title, live.version)
+            live.version = conversation.version
+            live.tell("conversation", conversation.body())
+            return conversation
+
+    async def delete(self, namespace: str, conversation_id: str) -> None:
+        """Remove it and all that is remembered of it; replies under way are stopped."""
+        async with self.lives.changing(conversation_id) as live:
+            messages = await self.store.delete(namespace, conversation_id)
+            _drop(live, messages)
+            live.tell("deleted", {"id": conversation_id})
+            self.lives.end_followers(live)
+        await self._forget(namespace, [], messages)
+
+    async def add(self, namespace: str, conversation_id: str, message: Message) -> tuple[Message, bool]:
+        """Add a message; the one that is there, and whether it was there before.
+
+        Raises:
+            ApiError: 409: another one has its id, its parent is still being written, or a bound is reached.
+        """
+        async with self.lives.changing(conversation_id) as live:
+            if message.parent in live.growing:
+                await self.store.message(namespace, conversation_id, message.parent or "")
+                raise conflict(
+                    "the message to go on from is still being written; stop it, or wait for its end", "parent"
+                )
+            change = await self.store.add(namespace, conversation_id, message, live.version)
+            if not change.is_repeat:
+                live.tell_change(change)
+            return change.messages[0], change.is_repeat
+
+    async def remove(self, namespace: str, conversation_id: str, message_id: str) -> list[str]:
+        """Remove a message and all below it, and what is remembered of them; replies under way there are stopped."""
+        async with self.lives.changing(conversation_id) as live:
+            change, above = await self.store.remove(namespace, conversation_id, message_id, live.version)
+            _drop(live, change.messages)
+            live.version = change.conversation.version
+            ids = [message.id for message in change.messages]
+            live.tell("removed", {"ids": ids})
+            live.tell("conversation", change.conversation.body())
+        await self._forget(namespace, above, change.messages)
+        return ids
+
+    async def stop(self, namespace: str, conversation_id: str, message_id: str) -> Message:
+        """End a reply that is being written; what was written stays. One that has ended stays as it is."""
+        async with self.lives.changing(conversation_id) as live:
+            message = live.current(await self.store.message(namespace, conversation_id, message_id))
+            growing = live.growing.get(message_id)
+            if growing is None:
+                return message
+            await growing.stop()
+        await growing.remember()
+        return growing.message
+
+    def end_followers(self) -> None:
+        """The server stops: whoever follows would keep it waiting."""
+        self.lives.end_followers()
+
+    async def aclose(self) -> None:
+        """The server stops: end all replies and wait until each is stored."""
+        self.lives.end_followers()
+        await self.runs.aclose()
+
+    async def _forget(self, namespace: str, above: Sequence[Message], removed: Sequence[Message]) -> None:
+        places = {message.id: place for place, message in enumerate(removed)}
+        below = [(places.get(message.parent or ""), turn_of(message)) for message in removed]
+        try:
+            await self.transcripts.forget_below(namespace, [turn_of(message) for message in above], below)
+        except RadixKVError as error:  # they are forgotten when their time is over
+            _LOG.warning("the token ids of %d deleted messages are still remembered: %s", len(removed), error)
+
+
+def told(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
+    """A whole conversation, as the API tells it."""
+    return {"conversation": conversation.body(), "messages": [message.body() for message in messages]}
+
+
+def turn_of(message: Message) -> Turn:
+    """As chat templates take it."""
+    return {"role": message.role, "content": message.text}
+
+
+def _drop(live: Live, messages: Sequence[Message]) -> None:
+    for message in messages:
+        growing = live.growing.pop(message.id, None)
+        if growing is not None:
+            growing.drop()

@@ -1,0 +1,95 @@
+"""What a conversation is made of: a tree of messages. A message never changes, but for a reply while it is written."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["DEFAULT_TITLE", "MAX_TITLE_CHARACTERS", "Conversation", "Message", "new_id", "title_of"]
+
+DEFAULT_TITLE = "New conversation"
+MAX_TITLE_CHARACTERS = 200
+_CUT_CHARACTERS = 60
+
+
+@dataclass(slots=True)
+class Message:
+    """One message.
+
+    Attributes:
+        id: unique within its conversation.
+        parent: the message that it follows; None: it begins the conversation.
+        role: system, user or assistant.
+        status: complete, running, stopped or failed.
+        error: why it failed, for people.
+        created_s: seconds since 1970.
+        seq: the conversation's version when it last changed.
+        details: what is known of how it came about, as the API tells it.
+    """
+
+    id: str
+    parent: str | None
+    role: str
+    text: str
+    created_s: float
+    status: str = "complete"
+    error: str | None = None
+    seq: int = 0
+    details: dict[str, Any] | None = None
+
+    def body(self) -> dict[str, Any]:
+        """As the API tells it."""
+        return {
+            "id": self.id,
+            "parent": self.parent,
+            "role": self.role,
+            "text": self.text,
+            "status": self.status,
+            "error": self.error,
+            "created": self.created_s,
+            "seq": self.seq,
+            "details": self.details,
+        }
+
+
+class Conversation(NamedTuple):
+    """What is told of a whole conversation.
+
+    updated_s: no two of one namespace have the same. version: grows with every change. head: the message that was added or
+    finished last.
+    """
+
+    id: str
+    title: str
+    created_s: float
+    updated_s: float
+    version: int
+    head: str | None
+    num_messages: int
+
+    def body(self) -> dict[str, Any]:
+        """As the API tells it."""
+        return {
+            "id": self.id,
+            "title": self.title,
+            "created": self.created_s,
+            "updated": self.updated_s,
+            "version": self.version,
+            "head": self.head,
+            "num_messages": self.num_messages,
+        }
+
+
+def new_id(kind: str) -> str:
+    """An id that nobody has, such as ``msg_...``."""
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+def title_of(text: str) -> str:
+    """The first line of a text, cut between two words."""
+    lines = text.strip().splitlines()
+    line = lines[0].strip() if lines else ""
+    if len(line) <= _CUT_CHARACTERS:
+        return line or DEFAULT_TITLE
+    return line[: _CUT_CHARACTERS + 1].rpartition(" ")[0].rstrip() or line[:_CUT_CHARACTERS]

@@ -1,0 +1,35 @@
+"""What is refused of conversations, as the API says it."""
+
+from __future__ import annotations
+
+from radixkv.gateway.errors import ApiError
+
+__all__ = ["conflict", "full", "no_conversation", "no_message", "not_possible"]
+
+
+def no_conversation(conversation_id: str) -> ApiError:
+    """It is not there, or another tenant's."""
+    message = f"conversation with id {conversation_id!r} not found"
+    return ApiError(404, message, code="not_found", param="conversation_id")
+
+
+def no_message(message_id: str, param: str = "message_id") -> ApiError:
+    """The conversation holds no such message."""
+    return ApiError(
+        404, f"message with id {message_id!r} not found in this conversation", code="not_found", param=param
+    )
+
+
+def conflict(message: str, param: str | None = None) -> ApiError:
+    """It contradicts what is there."""
+    return ApiError(409, message, code="conflict", param=param)
+
+
+def full(message: str) -> ApiError:
+    """A bound is reached; the message says what to delete."""
+    return ApiError(409, message, code="conversations_full")
+
+
+def not_possible(message: str, param: str) -> ApiError:
+    """It makes no sense, whatever else there is."""
+    return ApiError(400, message, code="invalid_value", param=param)

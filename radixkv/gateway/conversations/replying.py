@@ -1,0 +1,130 @@
+"""Replies to a user's message: the path that leads to it as a prompt, a generation of as many branches as drafts are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fastapi import Request
+
+from radixkv.gateway.auth import Tenant
+from radixkv.gateway.backend import EventStream
+from radixkv.gateway.conversations.keeping import Conversations, turn_of
+from radixkv.gateway.conversations.live import Live
+from radixkv.gateway.conversations.messages import Message, new_id
+from radixkv.gateway.conversations.refusals import conflict, not_possible
+from radixkv.gateway.conversations.running import Origin, Run
+from radixkv.gateway.conversations.schema import ReplyOptions
+from radixkv.gateway.exchange import Exchange, current_exchange
+from radixkv.gateway.options import GenerationOptions
+from radixkv.gateway.turns import chat_model, start_turn
+from radixkv.worker.request import GenerateParams
+
+__all__ = ["Asked", "begin_replies"]
+
+
+class Asked(NamedTuple):
+    """Replies to be begun. `parent`: the message they reply to. `is_repeat`: that message was there before it was sent."""
+
+    conversation_id: str
+    parent: str
+    options: ReplyOptions
+    is_repeat: bool = False
+
+
+async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[Message]:
+    """Begin to write replies, which goes on after the request; what the same request has begun before is told instead.
+
+    Raises:
+        ApiError: 404, 409, or 400: there is no such message, it is none of a user's, or the model does not take the path to it.
+            429: the tenant is at a limit.
+        RadixKVError: the worker cannot take it now.
+    """
+    conversations: Conversations = request.app.state.conversations
+    with conversations.lives.held(asked.conversation_id) as live:
+        async with live.beginning:
+            there = await _there(conversations, live, tenant, asked)
+            if there:
+                return there
+            path = await _path(conversations, live, tenant, asked)
+            exchange = await current_exchange(request, tenant)
+            conversations.runs.check_room(tenant.namespace, tenant.limits.max_concurrent)
+            origin, stream = await _start(request, exchange, tenant, path, asked.options)
+            try:
+                return await _begin(request, live, asked, origin, stream)
+            except BaseException:
+                stream.close()
+                raise
+
+
+async def _there(conversations: Conversations, live: Live, tenant: Tenant, asked: Asked) -> list[Message]:
+    """What an earlier try of the same request has begun."""
+    ids = asked.options.ids
+    if ids is None and not asked.is_repeat:
+        return []
+    found = await conversations.store.replies(tenant.namespace, asked.conversation_id, asked.parent, ids)
+    return [live.current(message) for message in found]
+
+
+async def _path(conversations: Conversations, live: Live, tenant: Tenant, asked: Asked) -> list[Message]:
+    path = await conversations.store.path(tenant.namespace, asked.conversation_id, asked.parent)
+    if path[-1].role != "user":
+        message = f"message {asked.parent!r} is of role {path[-1].role}; replies can be asked for to a user's message"
+        raise not_possible(message, "message_id")
+    for above in path:
+        if above.id in live.growing:
+            raise conflict(
+                f"message {above.id!r} above is still being written; stop it, or wait for its end", "message_id"
+            )
+    return path
+
+
+async def _start(
+    request: Request, exchange: Exchange, tenant: Tenant, path: Sequence[Message], options: ReplyOptions
+) -> tuple[Origin, EventStream]:
+    state = request.app.state
+    model = await chat_model(request, None)
+    given = options.model_dump(include={"n", "temperature", "top_p", "seed"}, exclude_none=True)
+    drawing = GenerationOptions.model_validate({"model": model.name, **given})
+    max_tokens = options.max_tokens or min(state.config.max_tokens, model.info.max_length)
+    transcript = await state.transcripts.read(tenant.namespace, [turn_of(message) for message in path])
+    params = GenerateParams(
+        sampling=drawing.sampling(model.info, max_tokens=max_tokens),
+        namespace=tenant.namespace,
+        adapter=model.adapter,
+        request_id=exchange.request_id,
+    )
+    may_shorten = options.max_tokens is None
+    stream = await start_turn(exchange, state.backend, transcript, params, may_shorten=may_shorten)
+    ends = frozenset(model.info.eos_token_ids)
+    return Origin(tenant.namespace, model.name, transcript, ends, exchange.started_s), stream
+
+
+async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
+    """Store the replies, tell of them, and have them written."""
+    state = request.app.state
+    conversations: Conversations = state.conversations
+    ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
+    now_s = conversations.clock()
+    replies = [Message(reply_id, asked.parent, "assistant", "", now_s, status="running") for reply_id in ids]
+    async with live.changing:
+        change = await conversations.store.begin(origin.namespace, asked.conversation_id, replies, live.version)
+        conversations.lives.hold(asked.conversation_id)
+
+        def end(run: Run) -> None:
+            conversations.runs.remove(run)
+            conversations.lives.let_go(live)
+
+        run = Run(
+            live,
+            change.messages,
+            origin,
+            stream,
+            conversations.store,
+            state.transcripts,
+            state.backend,
+            when_ended=end,
+        )
+        conversations.runs.add(run)
+        live.tell_change(change)
+        return change.messages

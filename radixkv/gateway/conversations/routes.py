@@ -1,0 +1,231 @@
+"""`/v1/radixkv/conversations`: conversations kept on the server, each a tree of messages.
+
+GET    .../conversations                           the latest updated first; search
+POST   .../conversations
+POST   .../conversations/import                    from files of other programs, or of ours
+GET    .../conversations/{id}                      also its events as they come: .../events
+PATCH  .../conversations/{id}                      its title
+DELETE .../conversations/{id}
+GET    .../conversations/{id}/export               JSON, or one branch as Markdown
+POST   .../conversations/{id}/messages             a turn; an edit is a sibling of what it edits
+POST   .../conversations/{id}/messages/{id}/replies
+POST   .../conversations/{id}/messages/{id}/stop
+DELETE .../conversations/{id}/messages/{id}        and all below it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from radixkv.gateway.auth import CurrentTenant
+from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
+from radixkv.gateway.conversations.imports import RefusedError, read_conversations
+from radixkv.gateway.conversations.keeping import Conversations, told
+from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Message, new_id
+from radixkv.gateway.conversations.refusals import no_message, not_possible
+from radixkv.gateway.conversations.replying import Asked, begin_replies
+from radixkv.gateway.conversations.schema import (
+    ConversationObject,
+    ConversationPage,
+    ConversationTree,
+    ImportAnswer,
+    MessageList,
+    MessageObject,
+    NewConversation,
+    NewMessage,
+    NewTitle,
+    RemovedMessages,
+    ReplyOptions,
+)
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.sse import EventStreamResponse
+
+__all__ = ["router"]
+
+MAX_SEARCH_CHARACTERS = 256
+
+router = APIRouter(prefix="/v1/radixkv/conversations", tags=["conversations"])
+
+
+def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "description": "The answer"}}
+
+
+def _kept(request: Request) -> Conversations:
+    kept: Conversations = request.app.state.conversations
+    return kept
+
+
+# -- whole conversations
+
+
+@router.get("", response_model=None, responses=_answer(ConversationPage))
+async def list_conversations(
+    request: Request,
+    tenant: CurrentTenant,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    before: Annotated[
+        float | None, Query(allow_inf_nan=False, description="Those updated before; `updated` of the last one seen.")
+    ] = None,
+    search: Annotated[
+        str, Query(max_length=MAX_SEARCH_CHARACTERS, description="Those whose titles or messages hold this text.")
+    ] = "",
+) -> Response:
+    """The conversations that are kept, the latest updated first."""
+    found, has_more = await _kept(request).page(tenant.namespace, limit, before, search)
+    return JSONResponse({"conversations": [each.body() for each in found], "has_more": has_more})
+
+
+@router.post("", response_model=None, responses=_answer(ConversationObject))
+async def create_conversation(body: NewConversation, request: Request, tenant: CurrentTenant) -> Response:
+    """A new conversation, empty or with a first path of messages."""
+    kept = _kept(request)
+    messages: list[Message] = []
+    for place, first in enumerate(body.messages or ()):
+        if place and first.role == "system":
+            raise not_possible("a system message begins a conversation; it has no parent", f"messages.{place}.role")
+        parent = messages[-1].id if messages else None
+        messages.append(Message(new_id("msg"), parent, first.role, first.text, kept.clock()))
+    title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
+    conversation = await kept.store.create(tenant.namespace, title, messages)
+    return JSONResponse(conversation.body())
+
+
+@router.post(
+    "/import",
+    response_model=None,
+    responses=_answer(ImportAnswer),
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
+)
+async def import_conversations(request: Request, tenant: CurrentTenant) -> Response:
+    """Conversations of a file: our own export, ChatGPT's `conversations.json`, or OpenAssistant trees; also as JSON lines.
+
+    Each is taken as a whole or skipped as a whole.
+    """
+    kept = _kept(request)
+    read = await asyncio.to_thread(read_conversations, await request.body(), kept.clock())
+    taken: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    for index, each in reversed(list(enumerate(read))):  # so that the first one is the latest
+        try:
+            if isinstance(each, RefusedError):
+                raise not_possible(each.reason, "body")
+            stored = await kept.store.create(
+                tenant.namespace, each.title, each.messages, created_s=each.created_s, head=each.head
+            )
+            taken.append(stored.body())
+        except ApiError as error:
+            skipped.append({"index": index, "reason": error.message})
+    return JSONResponse({"conversations": taken[::-1], "skipped": skipped[::-1]})
+
+
+@router.get("/{conversation_id}", response_model=None, responses=_answer(ConversationTree))
+async def retrieve_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """A conversation with all its messages."""
+    return JSONResponse(told(*await _kept(request).view(tenant.namespace, conversation_id)))
+
+
+@router.patch("/{conversation_id}", response_model=None, responses=_answer(ConversationObject))
+async def rename_conversation(
+    conversation_id: str, body: NewTitle, request: Request, tenant: CurrentTenant
+) -> Response:
+    """Give a conversation a title."""
+    title = body.title.strip() or DEFAULT_TITLE
+    return JSONResponse((await _kept(request).rename(tenant.namespace, conversation_id, title)).body())
+
+
+@router.delete("/{conversation_id}", response_model=None, status_code=204)
+async def delete_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Remove a conversation; replies under way are stopped."""
+    await _kept(request).delete(tenant.namespace, conversation_id)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/{conversation_id}/events",
+    response_model=None,
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "Events as they come"}},
+)
+async def follow_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """All of a conversation as a first event, `snapshot`, and then what changes in it, as it changes.
+
+    `message`: new or changed as a whole. `delta`: text to append to a reply that is being written. `conversation`: what is told
+    of the whole. `removed`: ids of messages that are gone. `deleted`: all is gone, and the stream ends. A follower that falls
+    behind is ended; it comes back and gets a snapshot.
+    """
+    follower = await _kept(request).follow(tenant.namespace, conversation_id)
+    return EventStreamResponse(follower, over=follower.over)
+
+
+@router.get(
+    "/{conversation_id}/export",
+    response_model=None,
+    response_class=Response,
+    responses={200: {"content": {"application/json": {}, "text/markdown": {}}, "description": "A file"}},
+)
+async def export_conversation(
+    conversation_id: str,
+    request: Request,
+    tenant: CurrentTenant,
+    format: Literal["json", "markdown"] = "json",  # the contract's word
+    leaf: Annotated[
+        str | None, Query(max_length=512, description="The branch's last message; the head unless told.")
+    ] = None,
+) -> Response:
+    """A file of the conversation: the whole tree as JSON, or one branch of it as Markdown."""
+    conversation, messages = await _kept(request).view(tenant.namespace, conversation_id)
+    if leaf is not None and all(message.id != leaf for message in messages):
+        raise no_message(leaf, "leaf")
+    if format == "json":
+        content, media_type = export_json(conversation, messages), "application/json"
+    else:
+        content, media_type = export_markdown(conversation, messages, leaf or conversation.head), "text/markdown"
+    return Response(content, media_type=media_type, headers=file_headers(conversation.title, format))
+
+
+# -- messages
+
+
+@router.post("/{conversation_id}/messages", response_model=None, responses=_answer(MessageList))
+async def add_message(conversation_id: str, body: NewMessage, request: Request, tenant: CurrentTenant) -> Response:
+    """Add a message, and begin replies to it where they are asked for. The message stays where no reply can be begun.
+
+    The same message with the same id again changes nothing, and tells what is there.
+    """
+    kept = _kept(request)
+    details = {"edited": True} if body.role == "assistant" else None
+    message = Message(body.id or new_id("msg"), body.parent, body.role, body.text, kept.clock(), details=details)
+    message, is_repeat = await kept.add(tenant.namespace, conversation_id, message)
+    replies: list[Message] = []
+    if body.replies is not None:
+        asked = Asked(conversation_id, message.id, body.replies, is_repeat)
+        replies = await begin_replies(request, tenant, asked)
+    return JSONResponse({"messages": [each.body() for each in (message, *replies)]})
+
+
+@router.post("/{conversation_id}/messages/{message_id}/replies", response_model=None, responses=_answer(MessageList))
+async def add_replies(
+    conversation_id: str, message_id: str, body: ReplyOptions, request: Request, tenant: CurrentTenant
+) -> Response:
+    """Begin further replies to a user's message: a regenerated one, or several drafts at once."""
+    replies = await begin_replies(request, tenant, Asked(conversation_id, message_id, body))
+    return JSONResponse({"messages": [each.body() for each in replies]})
+
+
+@router.post("/{conversation_id}/messages/{message_id}/stop", response_model=None, responses=_answer(MessageObject))
+async def stop_reply(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """End a reply that is being written; what was written stays. One that has ended stays as it is."""
+    message = await _kept(request).stop(tenant.namespace, conversation_id, message_id)
+    return JSONResponse(message.body())
+
+
+@router.delete("/{conversation_id}/messages/{message_id}", response_model=None, responses=_answer(RemovedMessages))
+async def delete_message(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Remove a message and everything below it; replies under way there are stopped."""
+    return JSONResponse({"ids": await _kept(request).remove(tenant.namespace, conversation_id, message_id)})

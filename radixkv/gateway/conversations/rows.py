@@ -1,0 +1,185 @@
+"""Rows of conversations and messages: how they are written, found and read. What is not there is the API's 404."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection
+from typing import Any
+
+from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message
+from radixkv.gateway.conversations.refusals import no_conversation, no_message
+
+__all__ = [
+    "BELOW",
+    "CUT_SHORT",
+    "FINISH",
+    "INSERT_CONVERSATION",
+    "INSERT_MESSAGE",
+    "ROW_BYTES",
+    "all_messages",
+    "dump_details",
+    "fail_unfinished",
+    "find",
+    "find_message",
+    "find_messages",
+    "last_message",
+    "new_row",
+    "next_update",
+    "path_to",
+    "read_conversation",
+    "read_message",
+    "size_of",
+]
+
+ROW_BYTES = 256
+"""What a message is counted as besides its text."""
+
+CUT_SHORT = "the server ended before the reply was finished"
+
+_TICK_S = 1e-6
+_UNSEEN = 1_000_000
+"""Versions that a process which was killed may have told and not stored: it stored what grew every second."""
+
+INSERT_CONVERSATION = """
+INSERT INTO conversations (id, namespace, title, created_s, updated_s) VALUES (?, ?, ?, ?, ?)
+"""
+INSERT_MESSAGE = """
+INSERT INTO messages (conversation, id, parent, role, text, status, error, created_s, seq, details, size_bytes)
+VALUES (:conversation, :id, :parent, :role, :text, :status, :error, :created_s, :seq, :details, :size_bytes)
+"""
+FINISH = """
+UPDATE messages SET text = ?, status = ?, error = ?, details = ?, seq = ?, size_bytes = ? WHERE conversation = ? AND id = ?
+"""
+BELOW = """
+WITH RECURSIVE below (id) AS (
+    VALUES (?) UNION ALL SELECT messages.id FROM below JOIN messages ON messages.parent = below.id AND conversation = ?
+)
+SELECT * FROM messages WHERE conversation = ? AND id IN below ORDER BY number
+"""
+_ABOVE = """
+WITH RECURSIVE above (id, height) AS (
+    VALUES (?, 0)
+    UNION ALL
+    SELECT messages.parent, height + 1 FROM above JOIN messages ON messages.id = above.id AND conversation = ?
+)
+SELECT messages.* FROM above JOIN messages ON messages.id = above.id AND conversation = ? ORDER BY height DESC
+"""
+
+
+def read_conversation(row: sqlite3.Row) -> Conversation:
+    """What a row of the table says."""
+    return Conversation(
+        row["id"],
+        row["title"] or DEFAULT_TITLE,
+        row["created_s"],
+        row["updated_s"],
+        row["version"],
+        row["head"],
+        row["num_messages"],
+    )
+
+
+def read_message(row: sqlite3.Row) -> Message:
+    """What a row of the table says."""
+    return Message(
+        id=row["id"],
+        parent=row["parent"],
+        role=row["role"],
+        text=row["text"],
+        created_s=row["created_s"],
+        status=row["status"],
+        error=row["error"],
+        seq=row["seq"],
+        details=json.loads(row["details"]) if row["details"] else None,
+    )
+
+
+def new_row(conversation_id: str, message: Message) -> dict[str, Any]:
+    """A message as it is stored."""
+    return {
+        "conversation": conversation_id,
+        "id": message.id,
+        "parent": message.parent,
+        "role": message.role,
+        "text": message.text,
+        "status": message.status,
+        "error": message.error,
+        "created_s": message.created_s,
+        "seq": message.seq,
+        "details": dump_details(message.details),
+        "size_bytes": size_of(message.text),
+    }
+
+
+def dump_details(details: dict[str, Any] | None) -> str | None:
+    """As they are stored."""
+    return None if details is None else json.dumps(details)
+
+
+def size_of(text: str) -> int:
+    """What a message of this text is counted as, in bytes."""
+    return ROW_BYTES + len(text.encode())
+
+
+def next_update(connection: sqlite3.Connection, namespace: str, now_s: float) -> float:
+    """Now; later than all updates of the namespace."""
+    query = "SELECT MAX(updated_s) FROM conversations WHERE namespace = ?"
+    (last_s,) = connection.execute(query, (namespace,)).fetchone()
+    return now_s if last_s is None else max(now_s, float(last_s) + _TICK_S)
+
+
+def find(connection: sqlite3.Connection, namespace: str, conversation_id: str) -> sqlite3.Row:
+    """The row of a conversation of this namespace."""
+    query = "SELECT * FROM conversations WHERE id = ? AND namespace = ?"
+    row: sqlite3.Row | None = connection.execute(query, (conversation_id, namespace)).fetchone()
+    if row is None:
+        raise no_conversation(conversation_id)
+    return row
+
+
+def find_message(
+    connection: sqlite3.Connection, conversation_id: str, message_id: str, param: str = "message_id"
+) -> Message:
+    """One message of a conversation; `param`: what the request calls its id."""
+    found = find_messages(connection, conversation_id, [message_id])
+    if not found:
+        raise no_message(message_id, param)
+    return found[0]
+
+
+def all_messages(connection: sqlite3.Connection, conversation_id: str) -> list[Message]:
+    """All of a conversation, in the order in which they came."""
+    query = "SELECT * FROM messages WHERE conversation = ? ORDER BY number"
+    return [read_message(row) for row in connection.execute(query, (conversation_id,))]
+
+
+def find_messages(connection: sqlite3.Connection, conversation_id: str, ids: Collection[str]) -> list[Message]:
+    """Those of these ids that there are."""
+    query = "SELECT * FROM messages WHERE conversation = ? AND id = ?"
+    rows = (connection.execute(query, (conversation_id, message_id)).fetchone() for message_id in ids)
+    return [read_message(row) for row in rows if row is not None]
+
+
+def path_to(connection: sqlite3.Connection, conversation_id: str, message_id: str | None) -> list[Message]:
+    """From the conversation's beginning to a message; nothing to none."""
+    return [read_message(row) for row in connection.execute(_ABOVE, (message_id, conversation_id, conversation_id))]
+
+
+def last_message(connection: sqlite3.Connection, conversation_id: str) -> str | None:
+    """The one that came last."""
+    query = "SELECT id FROM messages WHERE conversation = ? ORDER BY number DESC LIMIT 1"
+    row = connection.execute(query, (conversation_id,)).fetchone()
+    return None if row is None else row["id"]
+
+
+def fail_unfinished(connection: sqlite3.Connection) -> None:
+    """Nobody works any more on what an earlier process left unfinished."""
+    running = "SELECT DISTINCT conversation FROM messages WHERE status = 'running'"
+    for (conversation_id,) in connection.execute(running).fetchall():
+        connection.execute("UPDATE conversations SET version = version + ? WHERE id = ?", (_UNSEEN, conversation_id))
+        connection.execute(
+            "UPDATE messages SET status = 'failed', error = ?, seq = (SELECT version FROM conversations WHERE id = ?) "
+            "WHERE conversation = ? AND status = 'running'",
+            (CUT_SHORT, conversation_id, conversation_id),
+        )

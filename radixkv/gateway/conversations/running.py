@@ -1,0 +1,341 @@
+"""Replies under way: a task per generation, which goes on when whoever asked for it is gone.
+
+worker -> EventStream -> Run (a task) -> replies that grow -> followers, at once
+                                                           -> the store, every half second and before their end is told
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
+from radixkv.gateway.backend import EventStream
+from radixkv.gateway.conversations.live import Live
+from radixkv.gateway.conversations.messages import Message
+from radixkv.gateway.conversations.store import ConversationStore, Growth
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.replies import Reply
+from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
+from radixkv.gateway.turns import remember_reply
+from radixkv.worker.request import BranchFinished, Completed, Delta, Started, Usage
+
+__all__ = ["Branch", "Origin", "Run", "Runs"]
+
+MAX_RUNNING = 256
+"""Generations of all namespaces that may run at once; of one of them half as many."""
+
+SAVE_S = 0.5
+"""How often what has been written is stored."""
+
+SERVER_STOPPED = "the server stopped"
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a generation goes on from, and who asked for it.
+
+    namespace: whose it is. model: its name. transcript: as it was put to the model. end_ids: tokens that end a reply.
+    started_s: when it was asked for, by the clock of `Run`.
+    """
+
+    namespace: str
+    model: str
+    transcript: Transcript
+    end_ids: Collection[int]
+    started_s: float
+
+
+class Branch:
+    """One reply of a generation."""
+
+    def __init__(self, run: Run, message: Message, reply: Reply) -> None:
+        self.message = message
+        self.reply = reply
+        self.first_text_s: float | None = None
+        self.ended_s: float | None = None
+        self.num_saved = 0  # characters
+        self._run = run
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anybody waits for more of it."""
+        return self.ended_s is None
+
+    async def stop(self) -> None:
+        """End it; what was written stays. The conversation is being changed by the caller."""
+        await self._run.stop(self)
+
+    async def remember(self) -> None:
+        """Have the next turn find the tokens of a reply that was stopped."""
+        await self._run.remember_stopped(self)
+
+    def drop(self) -> None:
+        """End it; its message is gone."""
+        self._run.drop(self)
+
+
+class Run:
+    """The generation of one or more replies to one message. The event loop owns it.
+
+    Args:
+        live: the conversation, which is being changed by the caller. The run holds it until its end.
+        messages: the replies, stored as running.
+        origin: what they reply to.
+        stream: the worker's events.
+        store: where replies lie.
+        transcripts: where they are remembered.
+        reader: the worker, for its tokenizer.
+        when_ended: is called when nothing of it is left to do.
+        clock: seconds, as `time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        live: Live,
+        messages: Sequence[Message],
+        origin: Origin,
+        stream: EventStream,
+        store: ConversationStore,
+        transcripts: Transcripts,
+        reader: Reader,
+        *,
+        when_ended: Callable[[Run], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.live = live
+        self.namespace = origin.namespace
+        self.branches = [
+            Branch(self, message, Reply(index, (), origin.end_ids)) for index, message in enumerate(messages)
+        ]
+        live.growing.update((branch.message.id, branch) for branch in self.branches)
+        self._origin = origin
+        self._stream = stream
+        self._store = store
+        self._transcripts = transcripts
+        self._reader = reader
+        self._clock = clock
+        self._prompt = b""
+        self._usage: Usage | None = None
+        self._failure: str | None = None
+        self._task = asyncio.get_running_loop().create_task(self._work(), name=f"replies {live.conversation_id}")
+        self._task.add_done_callback(lambda _: when_ended(self))
+
+    async def wait(self) -> None:
+        """Until all is stored. Waiting can be cancelled without ending the run."""
+        await asyncio.wait((self._task,))
+
+    def abort(self) -> None:
+        """The server stops: end it soon; its replies have failed."""
+        self._failure = SERVER_STOPPED
+        self._stream.fail(UnavailableError(SERVER_STOPPED))
+
+    async def stop(self, branch: Branch) -> None:
+        """End one of the replies. The conversation is being changed by the caller."""
+        self._end(branch, "stopped")
+        await self._tell_end([branch])
+        self._close_if_idle()
+
+    def drop(self, branch: Branch) -> None:
+        """A reply's message is gone."""
+        branch.ended_s = self._clock()
+        self._close_if_idle()
+
+    async def remember_stopped(self, branch: Branch) -> None:
+        """Remember a reply that was stopped, where its tokens say exactly its text."""
+        try:
+            if branch.reply.token_ids and await self._reader.detokenize(branch.reply.token_ids) == branch.reply.raw:
+                await remember_reply(self._transcripts, self._origin.transcript, branch.reply, self._prompt)
+        except RadixKVError as error:
+            _LOG.info("a reply that was stopped is not remembered: %s", error)
+
+    def unsaved(self) -> list[Growth]:
+        """What has been written since this was last asked for."""
+        growths: list[Growth] = []
+        for branch in self.branches:
+            message = branch.message
+            if branch.is_running and len(message.text) > branch.num_saved:
+                branch.num_saved = len(message.text)
+                growths.append(Growth(self.live.conversation_id, message.id, message.text, message.seq))
+        return growths
+
+    # -- the task
+
+    async def _work(self) -> None:
+        failure = "the generation ended without an end"
+        try:
+            async with self._stream:
+                await self._read()
+        except (RadixKVError, ApiError) as error:
+            failure = ApiError.of(error).message
+        except Exception as fault:
+            _LOG.exception("the generation of replies in %s failed", self.live.conversation_id)
+            failure = ApiError.of(fault).message
+        async with self.live.changing:
+            left = [branch for branch in self.branches if self.live.growing.get(branch.message.id) is branch]
+            for branch in left:
+                if branch.is_running and branch.reply.reason is not None:
+                    self._end(branch, "complete")
+                elif branch.is_running:
+                    self._end(branch, "failed", self._failure or failure)
+            await self._tell_end(left)
+
+    async def _read(self) -> None:
+        while events := await self._stream.take():
+            async with self.live.changing:
+                ended: list[Branch] = []
+                for event in events:
+                    match event:
+                        case Started():
+                            self._prompt = event.prompt
+                        case Delta() if (branch := self.branches[event.branch]).is_running:
+                            self._grow(branch, branch.reply.push(event).text)
+                        case BranchFinished() if (branch := self.branches[event.branch]).is_running:
+                            self._grow(branch, branch.reply.finish(event).text)
+                            await remember_reply(self._transcripts, self._origin.transcript, branch.reply, self._prompt)
+                            if any(other.reply.reason is None for other in self.branches):
+                                self._end(branch, "complete")
+                                ended.append(branch)  # the last one ends with the generation, which tells its cost
+                        case Completed():
+                            self._usage = event.usage
+                            ended = self._count_all()
+                await self._tell_end(ended)
+                self._close_if_idle()
+
+    def _grow(self, branch: Branch, text: str) -> None:
+        if not text:
+            return
+        if branch.first_text_s is None:
+            branch.first_text_s = self._clock()
+        message = branch.message
+        message.text += text
+        message.seq = self.live.next_version()
+        self.live.tell("delta", {"id": message.id, "text": text, "seq": message.seq})
+
+    def _end(self, branch: Branch, status: str, error: str | None = None) -> None:
+        branch.ended_s = self._clock()
+        branch.message.status, branch.message.error = status, error
+        branch.message.details = self._details(branch)
+
+    def _count_all(self) -> list[Branch]:
+        """The generation has ended, and tells what is now known of every reply that is still there."""
+        for branch in self.branches:
+            if branch.is_running and branch.reply.reason is not None:
+                self._end(branch, "complete")
+        ended = [branch for branch in self.branches if branch.message.status in ("complete", "stopped")]
+        for branch in ended:
+            branch.message.details = self._details(branch)
+        return ended
+
+    def _details(self, branch: Branch) -> dict[str, Any]:
+        reply, usage = branch.reply, self._usage
+        return {
+            "model": self._origin.model,
+            "prompt_tokens": len(self._prompt) // 4,
+            "cached_tokens": usage.num_cached_tokens if usage else None,
+            "generated_tokens": len(reply.token_ids),
+            "first_token_ms": self._since_start_ms(branch.first_text_s),
+            "duration_ms": self._since_start_ms(branch.ended_s),
+            "finish_reason": reply.reason.value if reply.reason else None,
+            "drafts": len(self.branches),
+            "generation": self.branches[0].message.id,
+        }
+
+    def _since_start_ms(self, at_s: float | None) -> float | None:
+        return None if at_s is None else round((at_s - self._origin.started_s) * 1000, 1)
+
+    async def _tell_end(self, ended: Sequence[Branch]) -> None:
+        """Store how replies have ended, then tell it."""
+        if not ended:
+            return
+        messages = [branch.message for branch in ended]
+        try:
+            change = await self._store.finish(self.live.conversation_id, messages, self.live.version)
+        except RadixKVError as error:
+            _LOG.error("the end of %d replies in %s is not stored: %s", len(ended), self.live.conversation_id, error)
+            for message in messages:
+                message.status, message.error = "failed", f"it could not be stored: {error}"
+                message.seq = self.live.next_version()
+                self.live.tell("message", message.body())
+        else:
+            if change is not None:
+                self.live.tell_change(change)
+        for message in messages:
+            self.live.growing.pop(message.id, None)
+
+    def _close_if_idle(self) -> None:
+        """Nobody waits for any of it any more."""
+        if not any(branch.is_running for branch in self.branches):
+            self._stream.close()
+
+
+class Runs:
+    """The generations under way. The event loop owns it."""
+
+    def __init__(self, store: ConversationStore) -> None:
+        self._store = store
+        self._running: set[Run] = set()
+        self._num_running: Counter[str] = Counter()
+        self._saving: asyncio.Task[None] | None = None
+
+    def check_room(self, namespace: str, max_concurrent: int | None) -> None:
+        """Raises LimitError: too many generations run already, for the server or for this tenant's limit."""
+        num_own, num_all = self._num_running[namespace], self._num_running.total()
+        if num_own >= min(MAX_RUNNING // 2, max_concurrent or MAX_RUNNING) or num_all >= MAX_RUNNING:
+            raise LimitError(f"{num_own} of your replies are being written already; try again later")
+
+    def add(self, run: Run) -> None:
+        """One has begun."""
+        self._running.add(run)
+        self._num_running[run.namespace] += 1
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().create_task(self._save(), name="radixkv-save-replies")
+
+    def remove(self, run: Run) -> None:
+        """One has ended."""
+        self._running.remove(run)
+        self._num_running[run.namespace] -= 1
+        self._num_running += Counter()  # forgets who has none
+
+    async def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until none is under way; False if some still are after `timeout_s`."""
+        waiting = [asyncio.ensure_future(run.wait()) for run in self._running]
+        if not waiting:
+            return True
+        _, left = await asyncio.wait(waiting, timeout=max(0.0, timeout_s))
+        for one in left:
+            one.cancel()
+        return not left
+
+    def abort_all(self) -> None:
+        """The server stops: end all soon."""
+        for run in self._running:
+            run.abort()
+
+    async def aclose(self) -> None:
+        """The server stops: end all and wait until each is stored."""
+        self.abort_all()
+        for run in list(self._running):
+            await run.wait()
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.wait((self._saving,))
+
+    async def _save(self) -> None:
+        """Store what has been written, now and then, while anything is."""
+        while self._running:
+            await asyncio.sleep(SAVE_S)
+            growths = [growth for run in self._running for growth in run.unsaved()]
+            try:
+                if growths:
+                    await self._store.save(growths)
+            except RadixKVError as error:
+                _LOG.error("what was written of %d replies is not stored: %s", len(growths), error)
+        self._saving = None

@@ -1,0 +1,187 @@
+"""What requests about conversations may say, and what their answers look like for the API's own description of itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
+from radixkv.gateway.conversations.store import MAX_MESSAGES
+from radixkv.gateway.options import ApiModel, Whole
+
+__all__ = [
+    "ConversationObject",
+    "ConversationPage",
+    "ConversationTree",
+    "ImportAnswer",
+    "MessageDetails",
+    "MessageList",
+    "MessageObject",
+    "NewConversation",
+    "NewMessage",
+    "NewTitle",
+    "RemovedMessages",
+    "ReplyOptions",
+]
+
+MAX_DRAFTS = 8
+
+Role = Literal["system", "user", "assistant"]
+Text = Annotated[str, Field(min_length=1)]
+Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
+MessageId = Annotated[str, Field(pattern=r"^msg_[0-9a-f]{32}$")]
+
+
+# -- requests
+
+
+class FirstMessage(ApiModel):
+    """One of the messages that a conversation begins with, each below the one before."""
+
+    role: Role
+    text: Text
+
+
+class NewConversation(ApiModel):
+    """A conversation to be kept."""
+
+    title: Title | None = None
+    messages: Annotated[list[FirstMessage], Field(max_length=MAX_MESSAGES)] | None = None
+
+
+class NewTitle(ApiModel):
+    """What a conversation is to be called."""
+
+    title: Title
+
+
+class ReplyOptions(ApiModel):
+    """How many replies, and how they are drawn."""
+
+    n: Annotated[Whole, Field(ge=1, le=MAX_DRAFTS)] = Field(1, description="So many drafts, siblings of each other.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
+    ids: list[MessageId] | None = Field(
+        None, description="The replies' ids, `n` of them, so that a repeat of the request begins nothing again."
+    )
+
+    @model_validator(mode="after")
+    def _require_an_id_for_each(self) -> ReplyOptions:
+        if self.ids is not None and (len(self.ids) != self.n or len(set(self.ids)) != self.n):
+            raise ValueError(f"ids must be {self.n} different ones, as many as n")
+        return self
+
+
+class NewMessage(ApiModel):
+    """A message to be added: below another one, or as a beginning of its own."""
+
+    id: MessageId | None = Field(
+        None, description="Yours to choose, so that a repeat of the request adds nothing again."
+    )
+    parent: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    role: Role
+    text: Text
+    replies: ReplyOptions | None = Field(None, description="Replies to it to be begun; it must be a user's.")
+
+    @model_validator(mode="after")
+    def _require_a_place_that_makes_sense(self) -> NewMessage:
+        if self.role == "system" and self.parent is not None:
+            raise ValueError("a system message begins a conversation; it has no parent")
+        if self.role != "user" and self.replies is not None:
+            raise ValueError("replies can be asked for to a user's message")
+        if self.replies is not None and self.id is not None and self.id in (self.replies.ids or ()):
+            raise ValueError("the message and its replies need different ids")
+        return self
+
+
+# -- answers
+
+
+class MessageDetails(BaseModel):
+    """How a message came about.
+
+    A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
+    in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
+    once; `generation`: the id of the first of them. `edited`: by hand. `imported`: from a file.
+    """
+
+    model: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+    first_token_ms: float | None = None
+    duration_ms: float | None = None
+    finish_reason: str | None = None
+    drafts: int | None = None
+    generation: str | None = None
+    edited: bool | None = None
+    imported: bool | None = None
+
+
+class MessageObject(BaseModel):
+    """A message. `seq`: the conversation's version when it last changed. `created`: seconds since 1970."""
+
+    id: str
+    parent: str | None
+    role: Role
+    text: str
+    status: Literal["complete", "running", "stopped", "failed"]
+    error: str | None
+    created: float
+    seq: int
+    details: MessageDetails | None
+
+
+class ConversationObject(BaseModel):
+    """A conversation. `version` grows with every change; `head`: the message that was added or finished last."""
+
+    id: str
+    title: str
+    created: float
+    updated: float
+    version: int
+    head: str | None
+    num_messages: int
+
+
+class ConversationPage(BaseModel):
+    """Some of them, the latest updated first."""
+
+    conversations: list[ConversationObject]
+    has_more: bool
+
+
+class ConversationTree(BaseModel):
+    """One with all its messages, in the order in which they came."""
+
+    conversation: ConversationObject
+    messages: list[MessageObject]
+
+
+class MessageList(BaseModel):
+    """Messages that were added, or were there."""
+
+    messages: list[MessageObject]
+
+
+class RemovedMessages(BaseModel):
+    """What is gone."""
+
+    ids: list[str]
+
+
+class SkippedConversation(BaseModel):
+    """One of a file that was not taken, and why. `index`: its place there, from 0."""
+
+    index: int
+    reason: str
+
+
+class ImportAnswer(BaseModel):
+    """What a file has brought."""
+
+    conversations: list[ConversationObject]
+    skipped: list[SkippedConversation]

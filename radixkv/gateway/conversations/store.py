@@ -1,0 +1,359 @@
+"""Conversations as they are stored: rows of the gateway's database. Nothing crosses from one namespace to another.
+
+A message belongs to a conversation and stands below its parent; `number` tells the order in which they came. What a namespace
+uses is counted by the database as rows come and go. Nothing here expires: over a bound, what would add to it is refused.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.conversations.messages import Conversation, Message, new_id, title_of
+from radixkv.gateway.conversations.refusals import conflict, full
+from radixkv.gateway.conversations.rows import (
+    BELOW,
+    FINISH,
+    INSERT_CONVERSATION,
+    INSERT_MESSAGE,
+    all_messages,
+    dump_details,
+    fail_unfinished,
+    find,
+    find_message,
+    find_messages,
+    last_message,
+    new_row,
+    next_update,
+    path_to,
+    read_conversation,
+    read_message,
+    size_of,
+)
+from radixkv.gateway.database import Database
+
+__all__ = ["MAX_MESSAGES", "Change", "ConversationStore", "Growth"]
+
+MAX_MESSAGES = 10_000
+"""Of one conversation."""
+
+MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
+"""Of one conversation: whoever opens it is sent all of it."""
+
+
+class Change(NamedTuple):
+    """What a change has made of a conversation.
+
+    conversation: as it is now. messages: new, changed or removed ones. is_repeat: nothing was changed, it was there before.
+    """
+
+    conversation: Conversation
+    messages: list[Message]
+    is_repeat: bool = False
+
+
+class Growth(NamedTuple):
+    """A reply as far as it is written."""
+
+    conversation_id: str
+    message_id: str
+    text: str
+    seq: int
+
+
+class ConversationStore:
+    """Conversations of all namespaces. Replies that a process left unfinished have failed from the next one's start.
+
+    Every call that changes one takes `told`, the latest version that anybody was told of, and goes on from there.
+
+    Args:
+        database: where they lie.
+        max_conversations, max_bytes: bounds of each namespace.
+        clock: seconds since 1970.
+
+    Every call raises ApiError 404 where the conversation, or a message that it names, is not there for this namespace.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_conversations: int = 10_000,
+        max_bytes: int = 1 << 30,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        for name, value in (("max_conversations", max_conversations), ("max_bytes", max_bytes)):
+            if not value > 0:
+                raise InvalidArgumentError(name, value, "above 0")
+        self._database = database
+        self._max_conversations = max_conversations
+        self._max_bytes = max_bytes
+        self._clock = clock
+        database.submit(fail_unfinished).result()
+
+    # -- whole conversations
+
+    async def create(
+        self,
+        namespace: str,
+        title: str | None = None,
+        messages: Sequence[Message] = (),
+        *,
+        created_s: float | None = None,
+        head: str | None = None,
+    ) -> Conversation:
+        """Store a new one with messages, parents before what stands below them; with none of the latter's parents missing.
+
+        Without a title it is called as its first user's message says. `head`: the last message, unless told.
+
+        Raises:
+            ApiError: 409: the namespace is full.
+        """
+        now_s = self._clock()
+        conversation_id = new_id("conv")
+        begun_s = now_s if created_s is None else created_s
+
+        def insert(connection: sqlite3.Connection) -> Conversation:
+            updated_s = next_update(connection, namespace, now_s)
+            connection.execute(INSERT_CONVERSATION, (conversation_id, namespace, title, begun_s, updated_s))
+            (count,) = connection.execute(
+                "SELECT num_conversations FROM conversation_usage WHERE namespace = ?", (namespace,)
+            ).fetchone()
+            if count > self._max_conversations:
+                raise full(
+                    f"{self._max_conversations:,} conversations are kept already; delete some that you need no more"
+                )
+            change = self._insert(connection, find(connection, namespace, conversation_id), messages, 0)
+            if head is not None:
+                connection.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, conversation_id))
+            return change.conversation._replace(head=head or change.conversation.head)
+
+        return await self._database.run(insert)
+
+    async def page(self, namespace: str, limit: int, before_s: float | None = None) -> list[Conversation]:
+        """The latest updated ones, updated before a time; at most `limit`."""
+        query = "SELECT * FROM conversations WHERE namespace = ? AND updated_s < ? ORDER BY updated_s DESC LIMIT ?"
+        values = (namespace, float("inf") if before_s is None else before_s, limit)
+        return await self._database.run(
+            lambda connection: [read_conversation(row) for row in connection.execute(query, values)]
+        )
+
+    async def open(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
+        """One with all its messages, in the order in which they came."""
+
+        def read(connection: sqlite3.Connection) -> tuple[Conversation, list[Message]]:
+            row = find(connection, namespace, conversation_id)
+            return read_conversation(row), all_messages(connection, conversation_id)
+
+        return await self._database.run(read)
+
+    async def rename(self, namespace: str, conversation_id: str, title: str, told: int) -> Conversation:
+        """Give it a title."""
+
+        def update(connection: sqlite3.Connection) -> Conversation:
+            row = find(connection, namespace, conversation_id)
+            connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, conversation_id))
+            return self._touch(connection, row, max(row["version"], told) + 1, row["head"])
+
+        return await self._database.run(update)
+
+    async def delete(self, namespace: str, conversation_id: str) -> list[Message]:
+        """Remove it; returns all messages that it had."""
+
+        def remove(connection: sqlite3.Connection) -> list[Message]:
+            find(connection, namespace, conversation_id)
+            messages = all_messages(connection, conversation_id)
+            connection.execute("DELETE FROM messages WHERE conversation = ?", (conversation_id,))
+            connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
+            return messages
+
+        return await self._database.run(remove)
+
+    # -- messages
+
+    async def add(self, namespace: str, conversation_id: str, message: Message, told: int) -> Change:
+        """Add a message. The same message again changes nothing.
+
+        Raises:
+            ApiError: 409: another one has its id, or a bound is reached.
+        """
+
+        def insert(connection: sqlite3.Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            there = find_messages(connection, conversation_id, [message.id])
+            if not there:
+                if message.parent is not None:
+                    find_message(connection, conversation_id, message.parent, "parent")
+                return self._insert(connection, row, [message], told)
+            same = there[0]
+            if (same.parent, same.role, same.text) != (message.parent, message.role, message.text):
+                raise conflict(f"another message has the id {message.id!r}; give every message one of its own", "id")
+            return Change(read_conversation(row), there, is_repeat=True)
+
+        return await self._database.run(insert)
+
+    async def begin(self, namespace: str, conversation_id: str, replies: Sequence[Message], told: int) -> Change:
+        """Add replies that are going to be written below one message; all or none.
+
+        Raises:
+            ApiError: 409: one of their ids is taken, or a bound is reached.
+        """
+
+        def insert(connection: sqlite3.Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            find_message(connection, conversation_id, replies[0].parent or "")
+            for taken in find_messages(connection, conversation_id, [reply.id for reply in replies]):
+                raise conflict(f"another message has the id {taken.id!r}; give every reply one of its own", "ids")
+            return self._insert(connection, row, replies, told)
+
+        return await self._database.run(insert)
+
+    async def save(self, growths: Sequence[Growth]) -> None:
+        """Store how far replies are written."""
+
+        def update(connection: sqlite3.Connection) -> None:
+            text = (
+                "UPDATE messages SET text = ?, seq = ?, size_bytes = ? WHERE conversation = ? AND id = ? AND status = ?"
+            )
+            for conversation_id, message_id, written, seq in growths:
+                values = (written, seq, size_of(written), conversation_id, message_id, "running")
+                connection.execute(text, values)
+                connection.execute(
+                    "UPDATE conversations SET version = MAX(version, ?) WHERE id = ?", (seq, conversation_id)
+                )
+
+        await self._database.run(update)
+
+    async def finish(self, conversation_id: str, replies: Iterable[Message], told: int) -> Change | None:
+        """Store how replies have ended; None where all of them, or the conversation, are gone."""
+
+        def update(connection: sqlite3.Connection) -> Change | None:
+            row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+            if row is None:
+                return None
+            version, ended = max(row["version"], told), []
+            for reply in replies:
+                version += 1
+                values = (
+                    reply.text,
+                    reply.status,
+                    reply.error,
+                    dump_details(reply.details),
+                    version,
+                    size_of(reply.text),
+                )
+                if connection.execute(FINISH, (*values, conversation_id, reply.id)).rowcount:
+                    reply.seq = version
+                    ended.append(reply)
+            return Change(self._touch(connection, row, version, ended[-1].id), ended) if ended else None
+
+        return await self._database.run(update)
+
+    async def message(self, namespace: str, conversation_id: str, message_id: str) -> Message:
+        """One message."""
+
+        def read(connection: sqlite3.Connection) -> Message:
+            find(connection, namespace, conversation_id)
+            return find_message(connection, conversation_id, message_id)
+
+        return await self._database.run(read)
+
+    async def path(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
+        """From the conversation's beginning to a message. O(its length)."""
+
+        def read(connection: sqlite3.Connection) -> list[Message]:
+            find(connection, namespace, conversation_id)
+            find_message(connection, conversation_id, message_id)
+            return path_to(connection, conversation_id, message_id)
+
+        return await self._database.run(read)
+
+    async def replies(
+        self, namespace: str, conversation_id: str, parent: str, ids: Collection[str] | None = None
+    ) -> list[Message]:
+        """Assistants' messages below one; with `ids`, the messages of these ids, which must be such.
+
+        Raises:
+            ApiError: 409: one of the ids is another message's.
+        """
+
+        def read(connection: sqlite3.Connection) -> list[Message]:
+            find(connection, namespace, conversation_id)
+            if ids is None:
+                query = "SELECT * FROM messages WHERE conversation = ? AND parent = ? AND role = 'assistant' ORDER BY number"
+                return [read_message(row) for row in connection.execute(query, (conversation_id, parent))]
+            there = find_messages(connection, conversation_id, ids)
+            for message in there:
+                if (message.parent, message.role) != (parent, "assistant"):
+                    raise conflict(f"another message has the id {message.id!r}; give every reply one of its own", "ids")
+            return there
+
+        return await self._database.run(read)
+
+    async def remove(
+        self, namespace: str, conversation_id: str, message_id: str, told: int
+    ) -> tuple[Change, list[Message]]:
+        """Remove a message and all below it; also returns what stood above it, from the beginning."""
+
+        def delete(connection: sqlite3.Connection) -> tuple[Change, list[Message]]:
+            row = find(connection, namespace, conversation_id)
+            above = path_to(connection, conversation_id, find_message(connection, conversation_id, message_id).parent)
+            removed = [
+                read_message(each) for each in connection.execute(BELOW, (message_id, conversation_id, conversation_id))
+            ]
+            for each in removed:
+                connection.execute("DELETE FROM messages WHERE conversation = ? AND id = ?", (conversation_id, each.id))
+            head = row["head"]
+            if head is None or head in {each.id for each in removed}:
+                head = above[-1].id if above else last_message(connection, conversation_id)
+            conversation = self._touch(connection, row, max(row["version"], told) + 1, head)
+            return Change(conversation, removed), above
+
+        return await self._database.run(delete)
+
+    # -- within a job
+
+    def _insert(
+        self, connection: sqlite3.Connection, row: sqlite3.Row, messages: Sequence[Message], told: int
+    ) -> Change:
+        version, title = max(row["version"], told), row["title"]
+        for message in messages:
+            version += 1
+            message.seq = version
+            connection.execute(INSERT_MESSAGE, new_row(row["id"], message))
+            if title is None and message.role == "user":
+                title = title_of(message.text)
+        if title != row["title"]:
+            connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, row["id"]))
+        self._check_bounds(connection, row["id"], row["namespace"])
+        head = messages[-1].id if messages else row["head"]
+        return Change(self._touch(connection, row, version, head), list(messages))
+
+    def _check_bounds(self, connection: sqlite3.Connection, conversation_id: str, namespace: str) -> None:
+        row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+        if row["num_messages"] > MAX_MESSAGES:
+            raise full(
+                f"a conversation has at most {MAX_MESSAGES:,} messages; delete branches of it, or begin another one"
+            )
+        if row["size_bytes"] > MAX_CONVERSATION_BYTES:
+            bound = f"a conversation has at most {MAX_CONVERSATION_BYTES:,} bytes"
+            raise full(f"{bound}; delete branches of it, or begin another one")
+        (size,) = connection.execute(
+            "SELECT size_bytes FROM conversation_usage WHERE namespace = ?", (namespace,)
+        ).fetchone()
+        if size > self._max_bytes:
+            raise full(
+                f"your conversations have at most {self._max_bytes:,} bytes in all; delete some that you need no more"
+            )
+
+    def _touch(self, connection: sqlite3.Connection, row: sqlite3.Row, version: int, head: str | None) -> Conversation:
+        """It has changed."""
+        updated_s = next_update(connection, row["namespace"], self._clock())
+        values = (version, head, updated_s, row["id"])
+        connection.execute("UPDATE conversations SET version = ?, head = ?, updated_s = ? WHERE id = ?", values)
+        return read_conversation(
+            connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
+        )

@@ -1,0 +1,57 @@
+// Branches side by side: what they share above, once, and each one's own part in a column.
+
+import { html } from "../vendor/htm-preact.js";
+import { excerpt } from "./conversation.js";
+import { Markdown } from "./markdown.js";
+import { costs } from "./message.js";
+
+/** The last message that the branches down to `tips` share, or null. */
+export function shared(conversation, tips) {
+  const paths = tips.map((tip) => conversation.lineage(tip));
+  let last = null;
+  for (let level = 0; paths.every((path) => path[level] && path[level].id === paths[0][level].id); level++) last = paths[0][level];
+  return last;
+}
+
+/** Columns for the branches down to `tips`; `onKeep(id)` goes on with one, `onStop(message)` ends a reply, `onClose` goes back. */
+export function Compare({ conversation, tips, onKeep, onStop, onClose }) {
+  const above = shared(conversation, tips);
+  const level = above ? conversation.lineage(above.id).length : 0;
+  return html`
+    <section class="compare" aria-label="Branches side by side">
+      <div class="compare-head">
+        <h2>${tips.length} branches side by side</h2>
+        <button onClick=${onClose}>Back to the conversation</button>
+      </div>
+      ${above && html`<p class="shared-part soft">All go on from: “${excerpt(above.text, 200)}”</p>`}
+      <div class="columns">
+        ${tips.map((tip, index) => {
+          const own = conversation.lineage(tip).slice(level);
+          return html`<${Column} key=${tip} number=${index + 1} own=${own} onKeep=${() => onKeep(tip)} onStop=${onStop} />`;
+        })}
+      </div>
+    </section>
+  `;
+}
+
+function Column({ number, own, onKeep, onStop }) {
+  const last = own.at(-1);
+  return html`
+    <div class="column" role="group" aria-label=${`Branch ${number}`}>
+      <div class="column-body" tabindex="0" role="region" aria-label=${`Text of branch ${number}`}>
+        ${own.map((message) =>
+          message.role === "assistant"
+            ? html`<div class="said"><${Markdown} text=${message.text} />
+                ${message.status === "failed" && html`<p class="notice danger">${message.error ?? "This reply broke off."}</p>`}
+                <p class="soft small numbers">${message.status === "running" ? "writing" : costs(message.details).join(" · ")}</p></div>`
+            : html`<div class="plain own">${excerpt(message.text, 2000)}</div>`,
+        )}
+        ${!own.length && html`<p class="soft">Nothing of its own: the others go on from its end.</p>`}
+      </div>
+      <div class="column-foot">
+        <button class="main" onClick=${onKeep}>Go on with this one</button>
+        ${last?.status === "running" && html`<button onClick=${() => onStop(last)}>■ Stop</button>`}
+      </div>
+    </div>
+  `;
+}

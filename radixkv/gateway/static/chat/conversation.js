@@ -1,0 +1,168 @@
+// A conversation as the tree that it is: messages by id, the branch that is looked at, and what the server tells of changes.
+//
+//   system ── user ── assistant ── user ── assistant      a branch: from a root down to a leaf
+//               │         └─ assistant                    regenerated: a sibling
+//               └─ user (edited) ── assistant
+
+const NONE = [];
+
+export class Conversation {
+  /** @param {{conversation: object, messages: object[]}} snapshot as the server tells it */
+  constructor(snapshot) {
+    this.#chosen = new Map();
+    this.load(snapshot);
+  }
+
+  #messages;
+  #children;
+  #chosen; // by parent id: the child whose branch was looked at last
+
+  /** Take in the whole state; the branch that is looked at stays, where it is still there. */
+  load({ conversation, messages }) {
+    this.info = conversation;
+    this.#messages = new Map();
+    this.#children = new Map();
+    for (const message of messages) this.#put(message);
+  }
+
+  get isEmpty() {
+    return this.#messages.size === 0;
+  }
+
+  get size() {
+    return this.#messages.size;
+  }
+
+  get(id) {
+    return this.#messages.get(id);
+  }
+
+  has(id) {
+    return this.#messages.has(id);
+  }
+
+  all() {
+    return this.#messages.values();
+  }
+
+  /** Messages below `id`, oldest first; roots below null. */
+  children(id) {
+    return this.#children.get(id) ?? NONE;
+  }
+
+  /** The versions of a message, itself among them, oldest first. */
+  siblings(message) {
+    return this.children(message.parent);
+  }
+
+  /** From its root down to `id`. */
+  lineage(id) {
+    const path = [];
+    for (let at = this.get(id); at; at = this.get(at.parent)) path.push(at);
+    return path.reverse();
+  }
+
+  /** The end of the branch below `id` that was looked at last, or that grew last. */
+  tip(id) {
+    let at = id;
+    for (;;) {
+      const below = this.children(at);
+      if (!below.length) return at;
+      const chosen = this.#chosen.get(at);
+      at = (below.find((one) => one.id === chosen) ?? below.at(-1)).id;
+    }
+  }
+
+  /** Where the conversation is opened: the end of the branch that grew last; null where it is empty. */
+  start() {
+    const head = this.info.head;
+    return this.has(head) ? this.tip(head) : this.tip(null);
+  }
+
+  /** Remember that the branch through `id` is looked at. */
+  choose(id) {
+    for (const message of this.lineage(id)) this.#chosen.set(message.parent, message.id);
+  }
+
+  /** Messages under way, on any branch. */
+  running() {
+    return [...this.#messages.values()].filter((message) => message.status === "running");
+  }
+
+  /** What all replies have taken from the cache and computed, in tokens. */
+  totals() {
+    let read = 0;
+    let cached = 0;
+    const counted = new Set();
+    for (const { id, details } of this.#messages.values()) {
+      if (!details?.prompt_tokens) continue;
+      const generation = details.generation ?? id; // drafts have read one prompt together
+      if (counted.has(generation)) continue;
+      counted.add(generation);
+      read += details.prompt_tokens;
+      cached += details.cached_tokens ?? 0;
+    }
+    return { read, cached };
+  }
+
+  // -- what the server tells
+
+  /** A message is new, or has changed. */
+  put(message) {
+    const known = this.get(message.id);
+    if (known && known.seq > message.seq) return;
+    this.#put(message);
+  }
+
+  /** Text was added to a message under way. */
+  grow({ id, text, seq }) {
+    const message = this.get(id);
+    if (!message || message.seq >= seq) return;
+    this.#replace({ ...message, text: message.text + text, seq });
+  }
+
+  /** Messages are gone. */
+  remove(ids) {
+    for (const id of ids) {
+      const message = this.get(id);
+      if (!message) continue;
+      this.#messages.delete(id);
+      this.#children.delete(id);
+      this.#chosen.delete(id);
+      const rest = this.children(message.parent).filter((one) => one.id !== id);
+      if (rest.length) this.#children.set(message.parent, rest);
+      else this.#children.delete(message.parent);
+    }
+  }
+
+  #put(message) {
+    if (this.#messages.has(message.id)) {
+      this.#replace(message);
+      return;
+    }
+    this.#messages.set(message.id, message);
+    this.#children.set(message.parent, [...this.children(message.parent), message]);
+  }
+
+  #replace(message) {
+    this.#messages.set(message.id, message);
+    const siblings = this.children(message.parent).map((one) => (one.id === message.id ? message : one));
+    this.#children.set(message.parent, siblings);
+  }
+}
+
+/** A new message's id, chosen here so that sending it twice stores it once. */
+export function newId() {
+  return `msg_${crypto.randomUUID().replaceAll("-", "")}`;
+}
+
+/** Ids of the replies that are asked for together with, or as, `id`. */
+export function replyIds(id, n) {
+  return Array.from({ length: n }, (_, index) => `msg_${id.slice(5)}${index}`);
+}
+
+/** The beginning of a message, on one line. */
+export function excerpt(text, length = 60) {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > length ? `${line.slice(0, length - 1)}…` : line;
+}

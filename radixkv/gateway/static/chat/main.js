@@ -1,0 +1,390 @@
+// The chat page: which conversation and which branch of it is shown, and what one does to it.
+//
+// The server keeps everything; the page follows its events, so that two tabs show the same. The address tells what is shown:
+// #conv_…/msg_…: the branch that ends there.
+
+import { Component, html, render } from "../vendor/htm-preact.js";
+import * as api from "./api.js";
+import { Compare } from "./compare.js";
+import { Composer, readSettings } from "./composer.js";
+import { Conversation, newId } from "./conversation.js";
+import { Head } from "./head.js";
+import { Message } from "./message.js";
+import { Minimap } from "./minimap.js";
+import { showHeader } from "../page.js";
+import { Sidebar } from "./sidebar.js";
+
+const NEAR_END = 120; // pixels from the end of the thread within which it is kept at the end
+const IDEAS = [
+  "Explain why the sky is blue to a child of six.",
+  "Write a short poem about branches.",
+  "What should I look at first in a Python project that is slow?",
+];
+class Chat extends Component {
+  state = {
+    conversation: null, tip: null, branchFrom: null, compared: null, isLost: false, notice: null, said: "", shows: null, listVersion: 0,
+    wantsDrafts: null,
+  };
+  #following = null;
+  #isDue = false;
+
+  does = {
+    turn: (message, step) => this.turn(message, step),
+    focus: (message, step) => this.focusNext(message, step),
+    edit: (message, text) => this.attempt(() => this.edit(message, text)),
+    regenerate: (message) => this.attempt(() => this.regenerate(message)),
+    branch: (message) => this.setState({ branchFrom: message.id, compared: null }, () => this.composer.focus()),
+    compare: (message) => this.compare(this.state.conversation.siblings(message).map((one) => this.state.conversation.tip(one.id))),
+    stop: (message) => this.attempt(() => api.stop(this.id, message.id)),
+    remove: (message) => this.attempt(() => this.remove(message)),
+    copy: async (message) => {
+      await navigator.clipboard.writeText(message.text);
+      this.say("Copied.");
+    },
+  };
+
+  head = {
+    toggle: (panel) => this.toggle(panel),
+    rename: () => this.attempt(() => this.rename()),
+    save: (format) => this.attempt(() => this.save(format)),
+    remove: () => this.attempt(() => this.removeAll()),
+  };
+
+  get id() {
+    return this.state.conversation?.info.id ?? null;
+  }
+
+  componentDidMount() {
+    addEventListener("hashchange", () => this.route());
+    addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+      this.setState(this.state.shows ? { shows: null } : { compared: null });
+    });
+    this.route();
+  }
+
+  // -- what is shown
+
+  route() {
+    const [id, tip] = location.hash.slice(1).split("/");
+    if (!id) {
+      if (this.state.conversation || this.#following) this.leave();
+    } else if (id !== this.#following?.id) {
+      this.open(id, tip);
+    } else if (tip && this.state.conversation?.has(tip) && tip !== this.state.tip) {
+      this.show(tip);
+    }
+  }
+
+  leave() {
+    this.#following?.stop.abort();
+    this.#following = null;
+    this.setState({ conversation: null, tip: null, branchFrom: null, compared: null, isLost: false, shows: null });
+    document.title = "radixkv";
+  }
+
+  async open(id, tip = null) {
+    this.leave();
+    const stop = new AbortController();
+    this.#following = { id, stop };
+    const onEvent = (name, data) => this.heard(name, data, tip);
+    const onState = (state) => this.setState({ isLost: state === "lost" });
+    try {
+      await api.events(id, { onEvent, onState, signal: stop.signal });
+    } catch (error) {
+      if (stop.signal.aborted) return;
+      this.leave();
+      location.hash = "";
+      this.setState({ notice: error.status === 404 ? "That conversation is not there any more." : error.message });
+    }
+  }
+
+  heard(name, data, wanted) {
+    const { conversation, tip } = this.state;
+    if (name === "snapshot") {
+      const next = conversation ?? new Conversation(data);
+      if (conversation) conversation.load(data);
+      this.setState({ conversation: next });
+      this.show(next.has(tip) ? next.tip(tip) : next.has(wanted) ? wanted : next.start(), { isFirst: !conversation });
+      return;
+    }
+    if (!conversation) return;
+    if (name === "message") this.heardMessage(data);
+    else if (name === "delta") conversation.grow(data);
+    else if (name === "conversation") {
+      conversation.info = data;
+      document.title = `${data.title} – radixkv`;
+      this.setState({ listVersion: this.state.listVersion + 1 });
+    } else if (name === "removed") {
+      conversation.remove(data.ids);
+      if (!conversation.has(this.state.tip)) this.show(conversation.start());
+    } else if (name === "deleted") {
+      location.hash = "";
+      this.setState({ notice: "This conversation was deleted.", listVersion: this.state.listVersion + 1 });
+    }
+    this.refresh();
+  }
+
+  heardMessage(message) {
+    const { conversation, tip, compared } = this.state;
+    const before = conversation.get(message.id);
+    conversation.put(message);
+    if (before?.status === "running" && message.status !== "running") {
+      this.say(message.status === "complete" ? "The reply is there." : "The reply has ended.");
+    }
+    if (before) return;
+    if (message.parent === tip) this.show(message.id); // also one that another tab has sent
+    if (compared) this.setState({ compared: compared.map((one) => (one === message.parent ? message.id : one)) });
+  }
+
+  /** Show again with the next frame: tokens may come faster than that. */
+  refresh() {
+    if (this.#isDue) return;
+    this.#isDue = true;
+    requestAnimationFrame(() => {
+      this.#isDue = false;
+      this.setState({});
+    });
+  }
+
+  /** Show the branch that ends with `tip`. */
+  show(tip, { isFirst = false } = {}) {
+    const { conversation } = this.state;
+    if (tip) conversation.choose(tip);
+    this.isAtEnd = isFirst || this.isAtEnd !== false;
+    this.setState({ tip, branchFrom: null });
+    const address = tip ? `#${conversation.info.id}/${tip}` : `#${conversation.info.id}`;
+    if (location.hash !== address) history.replaceState(null, "", address);
+    document.title = `${conversation.info.title} – radixkv`;
+  }
+
+  turn(message, step) {
+    const { conversation } = this.state;
+    const siblings = conversation.siblings(message);
+    const next = siblings[siblings.findIndex((one) => one.id === message.id) + step];
+    if (!next) return;
+    this.isAtEnd = false;
+    this.show(conversation.tip(next.id));
+    this.setState({}, () => document.getElementById(next.id)?.focus({ preventScroll: false }));
+    this.say(`Version ${siblings.indexOf(next) + 1} of ${siblings.length}`);
+  }
+
+  focusNext(message, step) {
+    const path = this.state.conversation.lineage(this.state.tip);
+    const next = path[path.findIndex((one) => one.id === message.id) + step];
+    if (next) document.getElementById(next.id)?.focus();
+  }
+
+  compare(tips) {
+    const own = [...new Set(tips)];
+    if (own.length > 1) this.setState({ compared: own, shows: null });
+  }
+
+  say(said) {
+    this.setState({ said });
+  }
+
+  // -- what one does
+
+  async attempt(action) {
+    this.setState({ notice: null });
+    try {
+      await action();
+    } catch (error) {
+      this.setState({ notice: error.message });
+    }
+  }
+
+  /** A new message below what is shown, in a new conversation if there is none, and the replies to it. */
+  async send({ id, text, settings }) {
+    this.setState({ notice: null });
+    const { conversation, tip, branchFrom } = this.state;
+    if (this.#following && !conversation) throw new Error("This conversation is still being fetched.");
+    const instructions = conversation ? "" : this.instructions?.value.trim();
+    let parent = branchFrom ?? tip;
+    let owner = this.id;
+    if (!owner) {
+      const messages = instructions ? [{ role: "system", text: instructions }] : [];
+      const made = (this.#made ??= await api.create(messages));
+      owner = made.id;
+      parent = made.head;
+    }
+    const answer = await api.post(owner, { id, parent, role: "user", text, replies: api.repliesOf(settings, id) });
+    this.#made = null;
+    this.isAtEnd = true;
+    if (owner === this.id) this.take(answer);
+    else location.hash = `#${owner}`;
+    this.setState({ notice: answer.refusal ?? null });
+    const drafts = answer.messages.slice(1).map((one) => one.id);
+    this.setState({ listVersion: this.state.listVersion + 1, wantsDrafts: drafts.length > 1 ? drafts : null });
+  }
+  #made = null; // a conversation whose first message has not arrived yet
+
+  /** What the server has answered is shown at once; its events tell the same. */
+  take({ messages, refusal = null }) {
+    const { conversation } = this.state;
+    this.setState({ notice: refusal });
+    for (const message of messages) conversation.put(message);
+    const replies = messages.filter((message) => message.role === "assistant");
+    this.show((replies[0] ?? messages.at(-1)).id);
+    if (replies.length > 1) this.compare(replies.map((reply) => reply.id));
+  }
+
+  async edit(message, text) {
+    if (text === message.text) return;
+    const id = newId();
+    const body = { id, parent: message.parent, role: message.role, text };
+    if (message.role === "user") body.replies = api.repliesOf(readSettings(), id);
+    const answer = await api.post(this.id, body);
+    this.take(answer);
+  }
+
+  async regenerate(message) {
+    const asked = message.role === "user" ? message.id : message.parent;
+    const answer = await api.reply(this.id, asked, api.repliesOf(readSettings(), newId()));
+    this.take(answer);
+  }
+
+  async remove(message) {
+    const { conversation } = this.state;
+    let numBelow = -1;
+    for (const open = [message.id]; open.length; numBelow++) for (const one of conversation.children(open.pop())) open.push(one.id);
+    const what = numBelow ? `this message and the ${numBelow} below it` : "this message";
+    if (!confirm(`Delete ${what}? This cannot be undone.`)) return;
+    const siblings = conversation.siblings(message);
+    const next = siblings.find((one) => one.id !== message.id);
+    await api.removeMessage(this.id, message.id);
+    if (conversation.lineage(this.state.tip).includes(message)) this.show(next ? conversation.tip(next.id) : message.parent ?? null);
+  }
+
+  async rename() {
+    const title = prompt("Title of this conversation", this.state.conversation.info.title)?.trim();
+    if (title) await api.rename(this.id, title);
+  }
+
+  async removeAll() {
+    if (!confirm(`Delete “${this.state.conversation.info.title}” with all its branches? This cannot be undone.`)) return;
+    await api.remove(this.id);
+    location.hash = "";
+    this.setState({ listVersion: this.state.listVersion + 1 });
+  }
+
+  async save(format) {
+    const { conversation, tip } = this.state;
+    const text = await api.exported(this.id, format, tip);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text]));
+    link.download = `${conversation.info.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation"}.${format === "json" ? "json" : "md"}`;
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  stopAll() {
+    for (const message of this.state.conversation.running()) this.does.stop(message);
+  }
+
+  // -- the page
+
+  componentDidUpdate() {
+    if (this.isAtEnd && this.thread && !this.state.compared) this.thread.scrollTop = this.thread.scrollHeight;
+    const { wantsDrafts, conversation } = this.state;
+    if (wantsDrafts && wantsDrafts.every((id) => conversation?.has(id))) {
+      this.setState({ wantsDrafts: null });
+      this.compare(wantsDrafts);
+    }
+  }
+
+  onScroll = () => {
+    const { scrollHeight, scrollTop, clientHeight } = this.thread;
+    this.isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END;
+  };
+
+  toggle(panel) {
+    this.setState({ shows: this.state.shows === panel ? null : panel });
+  }
+
+  render(_, state) {
+    const { conversation, shows, listVersion, said } = state;
+    return html`
+      <div class=${`chat ${shows ? `shows-${shows}` : ""}`}>
+        <aside class="sidebar" id="sidebar" aria-label="Conversations">
+          <${Sidebar} current=${this.id} version=${listVersion} onOpen=${() => this.setState({ shows: null })}
+            onNew=${() => { location.hash = ""; this.setState({ shows: null }); this.composer?.focus(); }} />
+        </aside>
+        <main>
+          <${Head} conversation=${conversation} shows=${shows} does=${this.head} />
+          ${this.renderNotices(state)}
+          ${state.compared
+            ? html`<${Compare} conversation=${conversation} tips=${state.compared} onClose=${() => this.setState({ compared: null })}
+                onStop=${this.does.stop} onKeep=${(tip) => { this.isAtEnd = true; this.setState({ compared: null }); this.show(conversation.tip(tip)); }} />`
+            : this.renderThread(state)}
+          <div hidden=${Boolean(state.compared)}>${this.renderComposer(state)}</div>
+        </main>
+        ${conversation &&
+        html`<aside class="map" id="map" aria-label="Branches">
+          <h2 class="small">Branches</h2>
+          <${Minimap} conversation=${conversation} tip=${state.tip} onGo=${(id) => { this.isAtEnd = false; this.show(id); this.reveal(id); }}
+            onCompare=${(id) => this.compare([state.tip, conversation.tip(id)])} />
+          <p class="soft small">A click shows a branch; with Shift, beside the one shown now.</p>
+        </aside>`}
+        ${shows && html`<button class="scrim" aria-label="Close" onClick=${() => this.setState({ shows: null })}></button>`}
+        <div class="hidden-text" role="status" aria-live="polite">${said}</div>
+      </div>
+    `;
+  }
+
+  /** A message of the middle of a branch was chosen: the branch goes on to its end, with that message in sight. */
+  reveal(id) {
+    const { conversation } = this.state;
+    this.show(conversation.tip(id));
+    this.setState({ compared: null, shows: null }, () => document.getElementById(id)?.scrollIntoView({ block: "start" }));
+  }
+
+  renderNotices({ isLost, notice }) {
+    return html`
+      <div role="status">${isLost && html`<p class="notice">The server cannot be reached. Trying again.</p>`}</div>
+      <div role="alert">${notice && html`<p class="notice danger">${notice}
+        <button class="bare" onClick=${() => this.setState({ notice: null })} aria-label="Close">✕</button></p>`}</div>
+    `;
+  }
+
+  renderThread({ conversation, tip, branchFrom }) {
+    if (!conversation || conversation.isEmpty) return this.renderStart(conversation);
+    const path = conversation.lineage(tip);
+    return html`
+      <div class="thread" ref=${(element) => (this.thread = element)} onScroll=${this.onScroll}>
+        ${path.map((message) => {
+          const siblings = conversation.siblings(message);
+          return html`<${Message} key=${message.id} message=${message} place=${siblings.indexOf(message)} count=${siblings.length}
+            isTip=${message.id === tip} isStart=${message.id === branchFrom} does=${this.does} />`;
+        })}
+      </div>
+    `;
+  }
+
+  renderStart(conversation) {
+    return html`
+      <div class="thread start-page">
+        <h2>What shall it be about?</h2>
+        <p class="soft">Edit any message, ask for several drafts, go back and branch: what branches share is computed once.</p>
+        <div class="ideas">
+          ${IDEAS.map((idea) => html`<button onClick=${() => this.composer.fill(idea)}>${idea}</button>`)}
+        </div>
+        ${!conversation && html`<details class="instructions"><summary>Instructions for the model</summary>
+          <label class="hidden-text" for="instructions">Instructions</label>
+          <textarea id="instructions" rows="3" ref=${(element) => (this.instructions = element)} placeholder="You are a helpful assistant"></textarea></details>`}
+      </div>
+    `;
+  }
+
+  renderComposer({ conversation, tip, branchFrom }) {
+    const from = conversation?.get(branchFrom);
+    const isWaiting = (from ?? conversation?.get(tip))?.status === "running";
+    return html`<${Composer} ref=${(element) => (this.composer = element)} place=${this.#following?.id ?? "new"} branchFrom=${from} isWaiting=${isWaiting}
+      isRunning=${Boolean(conversation?.running().length)} onStop=${() => this.stopAll()}
+      onLeaveBranch=${() => this.setState({ branchFrom: null })} onSend=${(message) => this.send(message)} />`;
+  }
+}
+
+showHeader();
+render(html`<${Chat} />`, document.getElementById("app"));

@@ -1,0 +1,119 @@
+// The conversations that the server keeps: to open, look for, begin, import.
+
+import { Component, html } from "../vendor/htm-preact.js";
+import { importBatch, list } from "./api.js";
+
+const PAGE = 50;
+const BATCH_BYTES = 2_000_000;
+const PAUSE_MS = 200;
+
+/** The list. `version`: whatever changes when the list may have; `onOpen(id)`, `onNew()`. */
+export class Sidebar extends Component {
+  state = { conversations: [], hasMore: false, search: "", error: null, report: null };
+
+  componentDidMount() {
+    this.load();
+    addEventListener("focus", () => this.load()); // other tabs begin conversations too
+  }
+
+  componentDidUpdate({ version }) {
+    if (version !== this.props.version) this.load();
+  }
+
+  async load(more = false) {
+    const { conversations, search } = this.state;
+    const query = { limit: PAGE };
+    if (search) query.search = search;
+    if (more) query.before = conversations.at(-1).updated;
+    try {
+      const found = await list(query);
+      if (search !== this.state.search) return;
+      const all = more ? [...conversations, ...found.conversations] : found.conversations;
+      this.setState({ conversations: all, hasMore: found.has_more, error: null });
+    } catch (error) {
+      this.setState({ error: error.message });
+    }
+  }
+
+  onSearch = (event) => {
+    clearTimeout(this.timer);
+    this.setState({ search: event.target.value });
+    this.timer = setTimeout(() => this.load(), PAUSE_MS);
+  };
+
+  onFile = async (event) => {
+    const [file] = event.target.files;
+    event.target.value = "";
+    if (!file) return;
+    try {
+      const report = await importFile(file, (done, all) => this.setState({ report: `Importing: ${done} of ${all}` }));
+      this.setState({ report });
+    } catch (error) {
+      this.setState({ report: error.message });
+    }
+    this.load();
+  };
+
+  render({ current, onOpen, onNew }, { conversations, hasMore, search, error, report }) {
+    return html`
+      <div class="sidebar-head">
+        <button class="main" onClick=${onNew}>New chat</button>
+        <button onClick=${() => this.chooser.click()} title="ChatGPT's conversations.json, OpenAssistant trees, or an export of this page">Import</button>
+        <input type="file" accept=".json,.jsonl,application/json" class="hidden-text" tabindex="-1" aria-label="File to import"
+          ref=${(element) => (this.chooser = element)} onChange=${this.onFile} />
+      </div>
+      <label class="hidden-text" for="search">Search conversations</label>
+      <input id="search" type="search" placeholder="Search" value=${search} onInput=${this.onSearch} />
+      <div role="status">${report && html`<p class="small soft">${report}</p>`}</div>
+      ${error && html`<p class="notice danger small">${error}</p>`}
+      <ul class="conversations">
+        ${conversations.map(
+          ({ id, title, num_messages }) => html`
+            <li key=${id}>
+              <a href=${`#${id}`} aria-current=${id === current ? "true" : undefined} onClick=${() => onOpen(id)}>
+                <span class="title">${title}</span><span class="small soft numbers" aria-label=${`${num_messages} messages`}>${num_messages}</span>
+              </a>
+            </li>
+          `,
+        )}
+      </ul>
+      ${!conversations.length && !error && html`<p class="soft small">${search ? "None found." : "What you write is kept here."}</p>`}
+      ${hasMore && html`<button onClick=${() => this.load(true)}>Older ones</button>`}
+    `;
+  }
+}
+
+/** Send a file's conversations in pieces that the server takes; a sentence on what came of it. Throws what people should read. */
+export async function importFile(file, onProgress) {
+  const entries = readEntries(await file.text());
+  let numDone = 0;
+  let numImported = 0;
+  const skipped = [];
+  while (numDone < entries.length) {
+    let end = numDone;
+    for (let size = 0; end < entries.length && (end === numDone || size + entries[end].size < BATCH_BYTES); end++) size += entries[end].size;
+    const batch = entries.slice(numDone, end).map((entry) => entry.value);
+    const answer = await importBatch(batch);
+    numImported += answer.conversations.length;
+    skipped.push(...answer.skipped.map(({ index, reason }) => `No. ${numDone + index + 1}: ${reason}`));
+    numDone = end;
+    onProgress(numDone, entries.length);
+  }
+  const rest = skipped.length ? ` ${skipped.length} left out. ${skipped.slice(0, 3).join(" ")}` : "";
+  return `${numImported} imported.${rest}`;
+}
+
+function readEntries(text) {
+  let values;
+  try {
+    const whole = JSON.parse(text);
+    values = Array.isArray(whole) ? whole : [whole];
+  } catch {
+    try {
+      values = text.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line));
+    } catch {
+      throw new Error("This file is no JSON. Of a ChatGPT export it is the file conversations.json within the archive.");
+    }
+  }
+  return values.map((value) => ({ value, size: JSON.stringify(value).length }));
+}

@@ -1,0 +1,92 @@
+"""A program that follows the tree as the page does: what it was sent, event by event, and byte by byte."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+__all__ = ["Follower", "follower"]
+
+CACHE = "/v1/radixkv/cache"
+DEADLINE_S = 20.0
+
+
+class Follower:
+    """`nodes`: rows by id, as told; `raw`: all bytes that came."""
+
+    def __init__(self, address: str, key: str = "") -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.client = httpx.Client(base_url=f"http://{address}{CACHE}", headers=headers, timeout=DEADLINE_S)
+        self.hello: dict[str, Any] = {}
+        self.points: list[list[Any]] = []
+        self.nodes: dict[int, list[Any]] = {}
+        self.gone: list[int] = []
+        self.status: dict[str, Any] = {}
+        self.raw = b""
+        self.num_tree_bytes = 0
+        self._news = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(holds, DEADLINE_S), "it was not told in time"
+
+    def post(self, path: str, body: Any = None) -> httpx.Response:
+        return self.client.post(path, json={} if body is None else body)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(DEADLINE_S)
+        self.client.close()
+
+    def _run(self) -> None:
+        with self.client.stream("GET", "/events") as response:
+            rest = b""
+            for chunk in response.iter_bytes():
+                if self._stop.is_set():
+                    return
+                self.raw += chunk
+                *events, rest = (rest + chunk).split(b"\n\n")
+                with self._news:
+                    for event in events:
+                        self._hear(event)
+                    self._news.notify_all()
+
+    def _hear(self, event: bytes) -> None:
+        if event.startswith(b":"):
+            return
+        name, _, data = event.decode().partition("\n")
+        told = json.loads(data.removeprefix("data: "))
+        match name.removeprefix("event: "):
+            case "hello":
+                self.hello = told
+            case "status":
+                self.status = told
+            case "points":
+                self.points += told["points"]
+            case "gone":
+                self.gone += told["ids"]
+            case "tree":
+                self.num_tree_bytes += len(event)
+                if told["reset"]:
+                    self.nodes.clear()
+                self.nodes.update({row[0]: row for row in told["nodes"]})
+                for view_id in told["gone"]:
+                    self.nodes.pop(view_id, None)
+
+
+@contextmanager
+def follower(address: str, key: str = "") -> Iterator[Follower]:
+    """Follows while it is entered."""
+    follower = Follower(address, key)
+    try:
+        yield follower
+    finally:
+        follower.close()

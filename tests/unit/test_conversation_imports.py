@@ -1,0 +1,303 @@
+"""Files of conversations: every tree comes back as it was, and nothing in a file is trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
+from radixkv.gateway.conversations.imports import RefusedError, read_conversations
+from radixkv.gateway.conversations.messages import Conversation, Message
+from radixkv.gateway.conversations.planting import Imported
+from radixkv.gateway.conversations.store import MAX_MESSAGES
+from radixkv.gateway.errors import ApiError
+
+NOW_S = 1234.5
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(lambda text: text.strip())
+
+Tree = list[tuple[int | None, str, str]]
+"""Messages: the place of the parent, which comes first; role; text."""
+
+
+@st.composite
+def trees(draw: st.DrawFn, *, empty: bool = False, roots: int = 4) -> Tree:
+    """Any tree of at least one message; with `empty`, some say nothing."""
+    texts = st.one_of(TEXTS, st.sampled_from(["", " \n"])) if empty else TEXTS
+    tree: Tree = []
+    num_roots = draw(st.integers(1, roots))
+    for place in range(draw(st.integers(num_roots, 12))):
+        parent = None if place < num_roots else draw(st.integers(0, place - 1))
+        role = draw(st.sampled_from(["user", "assistant"] if parent is not None else ["user", "assistant", "system"]))
+        tree.append((parent, role, draw(texts)))
+    return tree
+
+
+def read_one(document: Any) -> Imported:
+    (read,) = read_conversations(json.dumps(document).encode(), NOW_S)
+    assert isinstance(read, Imported), read
+    return read
+
+
+def reason(document: Any) -> str:
+    (read,) = read_conversations(json.dumps(document).encode(), NOW_S)
+    assert isinstance(read, RefusedError)
+    return read.reason
+
+
+def branches(messages: Sequence[Message]) -> list[list[tuple[str, str]]]:
+    """What is said from the beginning to each message, in any order."""
+    paths: dict[str | None, list[tuple[str, str]]] = {None: []}
+    for message in messages:
+        paths[message.id] = [*paths[message.parent], (message.role, message.text)]  # parents come first
+    return sorted(path for message_id, path in paths.items() if message_id is not None)
+
+
+def branches_of(tree: Tree) -> list[list[tuple[str, str]]]:
+    """The same of a tree, without what says nothing."""
+    paths: list[list[tuple[str, str]]] = []
+    for parent, role, text in tree:
+        above = paths[parent] if parent is not None else []
+        paths.append([*above, (role, text)] if text.strip() else above)
+    return sorted(path for path, (_, _, text) in zip(paths, tree, strict=True) if text.strip())
+
+
+def siblings(messages: Sequence[Message], parent: str | None = None) -> list[str]:
+    return [message.text for message in messages if message.parent == parent]
+
+
+# -- our own
+
+
+def conversation_of(title: str = "Rivers") -> Conversation:
+    return Conversation("conv_x", title, 77.25, 88.0, 9, None, 0)
+
+
+def messages_of(tree: Tree) -> list[Message]:
+    return [
+        Message(f"msg_{place}", None if parent is None else f"msg_{parent}", role, text, 10.0 + place, seq=place)
+        for place, (parent, role, text) in enumerate(tree)
+    ]
+
+
+@given(trees(), st.randoms(use_true_random=False))
+def test_our_own_export_comes_back_whatever_its_order(tree: Tree, source: Any) -> None:
+    messages = messages_of(tree)
+    document = json.loads(export_json(conversation_of(), messages))
+    read = read_one(document)
+    assert (read.title, read.created_s) == ("Rivers", 77.25)
+    assert branches(read.messages) == branches(messages)
+    assert sorted(message.created_s for message in read.messages) == [message.created_s for message in messages]
+    source.shuffle(document["messages"])
+    assert branches(read_one(document).messages) == branches(messages)
+
+
+def test_what_is_known_of_a_reply_comes_back() -> None:
+    details = {"model": "m", "prompt_tokens": 8, "cached_tokens": None, "first_token_ms": 1.5, "finish_reason": "stop"}
+    messages = [
+        Message("a", None, "user", "?", 1.0),
+        Message("b", "a", "assistant", "", 2.0, status="failed", error="why", details=details),
+        Message("c", "a", "assistant", "half", 3.0, status="running"),
+        Message("d", "a", "assistant", "", 4.0),
+    ]
+    read = read_one(json.loads(export_json(conversation_of(), messages))).messages
+    assert [(each.status, each.error, each.text) for each in read] == [
+        ("complete", None, "?"),
+        ("failed", "why", ""),
+        ("stopped", None, "half"),
+        ("complete", None, ""),
+    ]
+    assert [each.details for each in read] == [
+        {"imported": True},
+        {**details, "imported": True},
+        *[{"imported": True}] * 2,
+    ]
+
+
+@pytest.mark.parametrize(
+    "details", [{"model": 5}, {"first_token_ms": float("nan")}, {"model": "\ud800"}, [], "x", {"n": {"n": 1}}]
+)
+def test_details_that_we_would_not_have_written_are_left_out(details: Any) -> None:
+    message = {"id": "a", "parent": None, "role": "user", "text": "?", "details": details}
+    read = read_one({"format": "radixkv-conversation", "version": 1, "messages": [message]})
+    assert read.messages[0].details == {"imported": True}
+
+
+# -- other programs'
+
+
+@given(trees(empty=True, roots=1), st.booleans())
+def test_every_branch_of_a_chatgpt_export_is_there(tree: Tree, is_hidden: bool) -> None:
+    mapping: dict[str, Any] = {"top": {"id": "top", "message": None, "parent": None, "children": []}}
+    for place, (parent, role, text) in reversed(list(enumerate(tree))):  # in no order of use
+        key, above = f"n{place}", "top" if parent is None else f"n{parent}"
+        parts: list[Any] = [text] if text else [{"content_type": "image_asset_pointer"}]
+        content = {"content_type": "text" if text else "multimodal_text", "parts": parts}
+        message = {"author": {"role": role}, "content": content, "create_time": None if is_hidden else 9.0}
+        children = [f"n{below}" for below, (other, _, _) in enumerate(tree) if other == place]
+        mapping[key] = {"id": key, "message": message, "parent": above, "children": children}
+    document = {"title": "T", "mapping": mapping, "current_node": f"n{len(tree) - 1}"}
+    if not branches_of(tree):
+        assert "no text" in reason(document)
+        return
+    read = read_one(document)
+    assert branches(read.messages) == branches_of(tree)
+    path = [(message.role, message.text) for message in read.messages if message.id == read.head]
+    above = len(tree) - 1
+    while not tree[above][2].strip() and tree[above][0] is not None:
+        above = tree[above][0] or 0
+    if tree[above][2].strip():
+        assert path == [tree[above][1:]]
+
+
+def test_siblings_stand_in_the_order_that_their_parent_says() -> None:
+    def node(key: str, parent: str | None, children: list[str]) -> dict[str, Any]:
+        message = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": [key]}}
+        return {"message": message, "parent": parent, "children": children}
+
+    nodes = {key: node(key, "top", []) for key in "cba"} | {"top": node("top", None, ["a", "b", "c"])}
+    read = read_one({"mapping": nodes})
+    assert siblings(read.messages, read.messages[0].id) == ["a", "b", "c"]
+
+
+@given(trees(empty=True, roots=1), st.booleans())
+def test_every_branch_of_an_open_assistant_tree_is_there(tree: Tree, by_lines: bool) -> None:
+    nodes: list[dict[str, Any]] = []
+    for parent, role, text in tree:
+        node = {"text": text, "role": {"user": "prompter"}.get(role, role), "replies": []}
+        nodes.append(node)
+        if parent is not None:
+            nodes[parent]["replies"].append(node)
+    document = {"message_tree_id": "x", "prompt": nodes[0]}
+    if not branches_of(tree):
+        assert "no text" in reason(document)
+        return
+    if by_lines:
+        lines = f"{json.dumps(document)}\n\n{json.dumps(document)}\n{{broken\n"
+        first, second, third = read_conversations(lines.encode(), NOW_S)
+        assert isinstance(second, Imported)
+        assert branches(second.messages) == branches_of(tree)
+        assert isinstance(third, RefusedError)
+    else:
+        (first,) = read_conversations(json.dumps([document]).encode(), NOW_S)
+    assert isinstance(first, Imported)
+    assert branches(first.messages) == branches_of(tree)
+    assert all(message.created_s == NOW_S for message in first.messages)
+
+
+# -- what cannot be trusted
+
+
+def own(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"format": "radixkv-conversation", "version": 1, "title": "t", "messages": list(messages)}
+
+
+def said(key: str, parent: Any = None, role: str = "user", text: Any = "x") -> dict[str, Any]:
+    return {"id": key, "parent": parent, "role": role, "text": text}
+
+
+@pytest.mark.parametrize(
+    ("document", "part"),
+    [
+        (own(said("a", "b"), said("b", "a")), "'a' stands below itself"),
+        (own(said("r"), said("a", "a")), "'a' stands below itself"),
+        (own(said("a", "gone")), "'gone', which 'a' follows, is missing"),
+        (own(said("a"), said("a")), "'a' is there twice"),
+        (own({"parent": None, "role": "user", "text": "x"}), "message 0 has no id"),
+        (own(said("a", role="tool")), "no role of"),
+        (own(said("a", parent=5)), "parent of message 0"),
+        (own(said("a") | {"status": "running"}), "status of message 0"),
+        (own(said("a", text="\ud800")), "text of message 0 is not valid Unicode"),
+        (own() | {"title": "\udfff"}, "title is not valid Unicode"),
+        ({"format": "radixkv-conversation", "version": 2, "messages": []}, "version is '2'"),
+        ({"format": "radixkv-conversation", "version": 1}, "no list of messages"),
+        ({"mapping": {"a": 5}}, "'a' is no object"),
+        ({"mapping": {"a": {"parent": "b"}, "b": {"parent": "a"}}}, "stands below itself"),
+        ({"mapping": {"a": {"parent": []}}}, "parent of node 'a'"),
+        ({"prompt": {"text": "x", "role": "prompter", "replies": 5}}, "list of replies"),
+        ({"prompt": {"text": "x", "role": "prompter", "replies": ["y"]}}, "message 1 is no object"),
+        ({"what": "else"}, "none of the formats"),
+        (5, "none of the formats"),
+    ],
+)
+def test_what_is_wrong_with_a_conversation_is_named(document: Any, part: str) -> None:
+    read = read_conversations(json.dumps([document, own(said("a"))]).encode(), NOW_S)
+    assert isinstance(read[0], RefusedError)
+    assert part in read[0].reason
+    assert isinstance(read[1], Imported), "the one beside it is taken"
+
+
+def test_no_depth_is_too_deep_to_be_answered() -> None:
+    deep = [said(f"m{number}", f"m{number - 1}" if number else None) for number in range(100_000)]
+    assert "100,000 messages; a conversation has at most" in reason(own(*deep))
+    assert len(read_one(own(*deep[:MAX_MESSAGES])).messages) == MAX_MESSAGES
+    mapping = {f"n{n}": {"parent": f"n{n - 1}" if n else None, "message": None} for n in range(100_000)}
+    assert "no text" in reason({"mapping": mapping})
+    circle = {**mapping, "n0": {"parent": "n99999", "message": None}}
+    assert "stands below itself" in reason({"mapping": circle})
+    nested = b'{"prompt": ' + b'{"text": "x", "role": "prompter", "replies": [' * 100_000 + b"]}" * 100_000 + b"}"
+    with pytest.raises(ApiError, match="nested too deep"):
+        read_conversations(nested, NOW_S)
+    first, second = read_conversations(nested + b"\n" + json.dumps(own(said("a"))).encode(), NOW_S)
+    assert isinstance(first, RefusedError)
+    assert "nested too deep" in first.reason
+    assert isinstance(second, Imported)
+
+
+FIELDS = [
+    *("format", "version", "messages", "id", "parent", "role", "text", "title"),
+    *("mapping", "message", "author", "content", "content_type", "parts"),
+    *("prompt", "replies"),
+]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(ANYTHING)
+def test_nothing_in_a_file_is_a_fault_of_ours(document: Any) -> None:
+    known = (
+        {"format": "radixkv-conversation", "version": 1, "messages": document},
+        {"mapping": {"a": document}},
+        {"prompt": {"text": document, "replies": [document]}},
+    )
+    for each in (document, *known):
+        for read in read_conversations(json.dumps(each).encode(), NOW_S):
+            assert isinstance(read, (Imported, RefusedError))
+
+
+def test_times_that_are_none_count_as_now() -> None:
+    for value in (None, -1, 1e300, "yesterday", True, float("inf"), 10**400):
+        message = said("a") | {"created": value}
+        assert read_one(own(message)).messages[0].created_s == NOW_S
+
+
+# -- as files
+
+
+def test_a_branch_is_told_as_markdown() -> None:
+    messages = messages_of([(None, "system", "S"), (0, "user", "U"), (1, "assistant", "A"), (1, "assistant", "B")])
+    text = export_markdown(conversation_of("T"), messages, "msg_3")
+    assert text == "# T\n\n## System\n\nS\n\n## User\n\nU\n\n## Assistant\n\nB\n"
+    assert export_markdown(conversation_of("T"), [], None) == "# T\n"
+
+
+@pytest.mark.parametrize(
+    ("title", "plain", "full"),
+    [
+        ("Rivers", "Rivers", "Rivers"),
+        ('../a\\b"\r\nSet-Cookie: x', "a b Set-Cookie x", "a%20b%20Set-Cookie%20x"),
+        ("日本", "conversation", "%E6%97%A5%E6%9C%AC"),
+        ("...", "conversation", "conversation"),
+        ("x" * 300, "x" * 80, "x" * 80),
+    ],
+)
+def test_a_file_is_named_safely(title: str, plain: str, full: str) -> None:
+    value = file_headers(title, "markdown")["Content-Disposition"]
+    assert value == f"attachment; filename=\"{plain}.md\"; filename*=UTF-8''{full}.md"

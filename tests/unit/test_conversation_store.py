@@ -1,0 +1,335 @@
+"""Conversations as they are stored: trees of messages, counted, bounded, safe against the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.gateway import database as database_module
+from radixkv.gateway.conversations import rows
+from radixkv.gateway.conversations import search as search_module
+from radixkv.gateway.conversations import store as store_module
+from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Message, new_id, title_of
+from radixkv.gateway.conversations.search import search
+from radixkv.gateway.conversations.store import ConversationStore, Growth
+from radixkv.gateway.database import Database
+from radixkv.gateway.errors import ApiError
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "state.sqlite") as database:
+        yield database
+
+
+@pytest.fixture
+def store(database: Database) -> ConversationStore:
+    return ConversationStore(database, max_conversations=20, max_bytes=100_000, clock=lambda: 1000.0)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
+def message(text: str, parent: str | None = None, role: str = "user", status: str = "complete") -> Message:
+    return Message(new_id("msg"), parent, role, text, 5.0, status=status)
+
+
+def usage(database: Database) -> tuple[int, int]:
+    """What the database counts for namespace "a": conversations, bytes."""
+    query = "SELECT num_conversations, size_bytes FROM conversation_usage WHERE namespace = 'a'"
+    row = database.submit(lambda c: c.execute(query).fetchone()).result()
+    return (0, 0) if row is None else tuple(row)
+
+
+# -- titles
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("Hello\nthere", "Hello"),
+        ("  \n\r\n  Hello  \r\nthere", "Hello"),
+        (" \n ", DEFAULT_TITLE),
+        ("x" * 60, "x" * 60),
+        ("x" * 61, "x" * 60),
+        (f"{'word ' * 12}end", ("word " * 12).strip()),
+        (f"{'x' * 59} yy", "x" * 59),
+        (f"{'x' * 60} yy", "x" * 60),
+    ],
+)
+def test_a_title_is_the_first_line_cut_between_words(text: str, title: str) -> None:
+    assert title_of(text) == title
+    assert len(title) <= 60
+
+
+# -- trees
+
+
+def test_messages_make_a_tree_and_every_change_a_version(store: ConversationStore) -> None:
+    async def story() -> None:
+        made = await store.create("a")
+        assert (made.title, made.version, made.head, made.num_messages) == (DEFAULT_TITLE, 0, None, 0)
+        first = message("first\nline")
+        change = await store.add("a", made.id, first, 0)
+        assert (change.conversation.title, change.conversation.head) == ("first", first.id)
+        reply = message("", first.id, "assistant", "running")
+        begun = await store.begin("a", made.id, [reply], 0)
+        assert begun.conversation.version > change.conversation.version
+        ended = await store.finish(made.id, [Message(reply.id, first.id, "assistant", "done", 5.0)], told=50)
+        assert ended is not None
+        assert (ended.conversation.version, ended.messages[0].seq) == (51, 51)
+        edited = message("another first")
+        await store.add("a", made.id, edited, 0)
+        conversation, messages = await store.open("a", made.id)
+        assert (conversation.title, conversation.num_messages) == ("first", 3)
+        assert [(each.id, each.parent, each.text) for each in messages] == [
+            (first.id, None, "first\nline"),
+            (reply.id, first.id, "done"),
+            (edited.id, None, "another first"),
+        ]
+        assert [each.id for each in await store.path("a", made.id, reply.id)] == [first.id, reply.id]
+
+    run(story())
+
+
+def test_what_is_removed_is_all_that_is_below(store: ConversationStore, database: Database) -> None:
+    source = random.Random(5)
+
+    async def story() -> None:
+        made = await store.create("a")
+        parents: dict[str, str | None] = {}
+        for number in range(60):
+            parent = source.choice([None, *parents]) if number else None
+            one = message(f"text {number}", parent)
+            await store.add("a", made.id, one, 0)
+            parents[one.id] = parent
+        while parents:
+            wanted = source.choice(list(parents))
+            path, above = [wanted], parents[wanted]
+            while above is not None:
+                path.append(above)
+                above = parents[above]
+            assert [each.id for each in await store.path("a", made.id, wanted)] == path[::-1]
+            change, told_above = await store.remove("a", made.id, wanted, 0)
+            below = {wanted}
+            for each, parent in parents.items():  # parents come first
+                if parent in below:
+                    below.add(each)
+            assert {each.id for each in change.messages} == below
+            assert [each.id for each in told_above] == path[:0:-1]
+            for each in below:
+                del parents[each]
+            conversation, messages = await store.open("a", made.id)
+            assert {each.id: each.parent for each in messages} == parents
+            assert conversation.num_messages == len(parents)
+            assert conversation.head in (parents or {None})
+        assert usage(database) == (1, 0)
+
+    run(story())
+
+
+def test_no_two_updates_are_told_with_one_time(store: ConversationStore) -> None:
+    async def story() -> None:
+        made = [await store.create("a") for _ in range(12)]
+        await store.rename("a", made[3].id, "x", 0)
+        seen: list[str] = []
+        before_s = None
+        while page := await store.page("a", 5, before_s):
+            seen += [each.id for each in page]
+            before_s = page[-1].updated_s
+        assert seen == [each.id for each in (made[3], *reversed(made[4:]), *reversed(made[:3]))]
+
+    run(story())
+
+
+# -- bounds
+
+
+def test_what_is_used_is_counted_and_bounded(
+    store: ConversationStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_MESSAGES", 5)
+
+    async def story() -> None:
+        made = await store.create("a", messages=[message("é" * 10) for _ in range(5)])
+        assert usage(database) == (1, 5 * (rows.ROW_BYTES + 20))
+        with pytest.raises(ApiError, match="at most 5 messages; delete branches"):
+            await store.add("a", made.id, message("x"), 0)
+        with pytest.raises(ApiError, match="at most 5 messages"):
+            await store.create("a", messages=[message("x") for _ in range(6)])
+        assert usage(database) == (1, 5 * (rows.ROW_BYTES + 20)), "what was refused has left nothing"
+        other = await store.create("a")
+        await store.add("a", other.id, message("x" * 80_000), 0)
+        with pytest.raises(ApiError, match="at most 100,000 bytes in all; delete some"):
+            await store.add("a", other.id, message("y" * 20_000), 0)
+        await store.add("b", (await store.create("b")).id, message("y" * 90_000), 0)
+        await store.delete("a", other.id)
+        assert usage(database) == (1, 5 * (rows.ROW_BYTES + 20))
+        for _ in range(19):
+            await store.create("a")
+        with pytest.raises(ApiError, match="20 conversations are kept already; delete some"):
+            await store.create("a")
+        assert usage(database)[0] == 20
+
+    run(story())
+
+
+def test_a_reply_that_grows_is_counted_as_it_is_saved(store: ConversationStore, database: Database) -> None:
+    async def story() -> None:
+        asked = message("?")
+        made = await store.create("a", messages=[asked])
+        reply = message("", asked.id, "assistant", "running")
+        await store.begin("a", made.id, [reply], 0)
+        before = usage(database)[1]
+        await store.save([Growth(made.id, reply.id, "four", 9)])
+        assert usage(database)[1] == before + 4
+        assert (await store.open("a", made.id))[0].version == 9
+        reply.text, reply.status = "all of it", "complete"
+        await store.finish(made.id, [reply], 9)
+        await store.save([Growth(made.id, reply.id, "late", 10)])
+        assert (await store.message("a", made.id, reply.id)).text == "all of it"
+        assert usage(database)[1] == before + 9
+
+    run(story())
+
+
+def test_a_conversation_has_a_bound_of_bytes_of_its_own(
+    store: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_CONVERSATION_BYTES", 1000)
+
+    async def story() -> None:
+        made = await store.create("a", messages=[message("x" * 600)])
+        with pytest.raises(ApiError, match="at most 1,000 bytes; delete branches"):
+            await store.add("a", made.id, message("x" * 600), 0)
+        await store.add("a", (await store.create("a")).id, message("x" * 600), 0)
+
+    run(story())
+
+
+# -- repeats and conflicts
+
+
+def test_the_same_message_again_changes_nothing(store: ConversationStore) -> None:
+    async def story() -> None:
+        made = await store.create("a")
+        one = message("hi")
+        first = await store.add("a", made.id, one, 0)
+        again = await store.add("a", made.id, Message(one.id, None, "user", "hi", 99.0), 0)
+        assert again.is_repeat
+        assert again.messages == first.messages
+        assert (await store.open("a", made.id))[0] == first.conversation
+        with pytest.raises(ApiError, match="another message has the id"):
+            await store.add("a", made.id, Message(one.id, None, "user", "ho", 99.0), 0)
+        taken = Message(one.id, one.id, "assistant", "", 5.0)
+        with pytest.raises(ApiError, match="another message has the id"):
+            await store.begin("a", made.id, [message("", one.id, "assistant"), taken], 0)
+        assert (await store.open("a", made.id))[0] == first.conversation
+
+    run(story())
+
+
+def test_nothing_is_there_for_another_namespace(store: ConversationStore) -> None:
+    async def story() -> None:
+        one = message("hi")
+        made = await store.create("a", messages=[one])
+        for call in (
+            store.open("b", made.id),
+            store.rename("b", made.id, "x", 0),
+            store.delete("b", made.id),
+            store.add("b", made.id, message("x"), 0),
+            store.begin("b", made.id, [message("", one.id, "assistant")], 0),
+            store.message("b", made.id, one.id),
+            store.path("b", made.id, one.id),
+            store.replies("b", made.id, one.id),
+            store.remove("b", made.id, one.id, 0),
+        ):
+            with pytest.raises(ApiError, match="not found") as refusal:
+                await call
+            assert refusal.value.status == 404
+        assert await store.page("b", 10) == []
+
+    run(story())
+
+
+# -- searching
+
+
+def test_a_search_goes_on_where_its_slice_ended(
+    store: ConversationStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_module, "SLICE_S", 0.0)
+
+    async def story() -> None:
+        wanted = []
+        for number in range(9):
+            texts = [f"nothing {each}" for each in range(number)] + (["A NEEDLE here"] if number % 2 else [])
+            made = await store.create("a", messages=[message(text) for text in texts])
+            if number % 2:
+                wanted.insert(0, made.id)
+        assert [each.id for each in await search(database, "a", "needle", 10)] == wanted
+        first = await search(database, "a", "needle", 2)
+        assert [each.id for each in first] == wanted[:2]
+        rest = await search(database, "a", "needle", 10, first[-1].updated_s)
+        assert [each.id for each in rest] == wanted[2:]
+        assert await search(database, "b", "needle", 10) == []
+
+    run(story())
+
+
+# -- across processes
+
+
+def test_a_file_of_the_version_before_keeps_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    before = sqlite3.connect(path)
+    before.executescript(f"{database_module._STEPS[0]} PRAGMA user_version = 1;")
+    columns = "key, namespace, tokens, num_reply, decoded, created_s"
+    before.execute(f"INSERT INTO transcripts ({columns}) VALUES (x'01', 'a', x'02', 0, x'', 1.0)")
+    values = "('r', 'a', 1.0, 2.0, 'completed', '{}', '[]', 10)"
+    before.execute(
+        "INSERT INTO responses (id, namespace, created_s, expires_s, status, body, input, size_bytes) VALUES " + values
+    )
+    before.commit()
+    before.close()
+
+    async def story(store: ConversationStore) -> None:
+        await store.create("a", messages=[message("hi")])
+
+    for number in range(2):
+        with Database(path) as database:
+            run(story(ConversationStore(database)))
+            for table, count in (("transcripts", 1), ("responses", 1), ("usage", 1), ("conversations", number + 1)):
+                query = f"SELECT COUNT(*) FROM {table}"
+                assert database.submit(lambda c, q=query: c.execute(q).fetchone()[0]).result() == count  # type: ignore[misc]
+            assert usage(database) == (number + 1, (number + 1) * (rows.ROW_BYTES + 2))
+
+
+def test_what_was_written_when_the_process_ended_has_failed_and_keeps_its_text(tmp_path: Path) -> None:
+    ids: dict[str, str] = {}
+
+    async def before(store: ConversationStore) -> None:
+        asked = message("?")
+        made = await store.create("a", messages=[asked])
+        reply = message("", asked.id, "assistant", "running")
+        await store.begin("a", made.id, [reply], 0)
+        await store.save([Growth(made.id, reply.id, "half of", 12)])
+        ids.update(conversation=made.id, reply=reply.id)
+
+    async def after(store: ConversationStore) -> None:
+        reply = await store.message("a", ids["conversation"], ids["reply"])
+        assert (reply.status, reply.text) == ("failed", "half of")
+        assert reply.error == "the server ended before the reply was finished"
+        assert reply.seq > 12 + 100_000, "later than anything that may have been told"
+        assert (await store.open("a", ids["conversation"]))[0].version == reply.seq
+
+    for story in (before, after, after):
+        with Database(tmp_path / "state.sqlite") as database:
+            run(story(ConversationStore(database)))
