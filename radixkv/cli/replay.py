@@ -37,6 +37,7 @@ examples:
   radixkv replay conversation_trace.jsonl
   radixkv replay conversation_trace.jsonl --policy hit-density,lru,slru --capacity 1%,5%,10% --warm-up 0.5
   radixkv replay chats/ --block-size 32 --capacity 2048 --json points.json --plot curves.png
+  radixkv replay conversation_trace.jsonl --shapes shapes.jsonl
 """
 
 
@@ -72,6 +73,13 @@ def add(commands: Any) -> None:
         help="of texts; Mooncake's has its own (default %(default)s)",
     )
     replay.add_argument("--json", type=Path, metavar="FILE", help="write the points as JSON")
+    replay.add_argument(
+        "--shapes",
+        type=Path,
+        metavar="FILE",
+        help="write no more than when each request came, how long it was and what it shares, as JSON lines that the gateway's "
+        "page /fragmentation plays, and end",
+    )
     replay.add_argument("--plot", type=Path, metavar="PNG", help="draw hit rate over capacity (needs radixkv[plot])")
 
 
@@ -82,13 +90,15 @@ def _run(options: argparse.Namespace) -> int:
     policies = [*(name for name in check_policies(names) if name not in LIMITS), *LIMITS]
     if not 0 <= options.warm_up < 1:
         raise InvalidArgumentError("--warm-up", options.warm_up, "at least 0 and below 1")
-    for name, path in (("--json", options.json), ("--plot", options.plot)):
+    for name, path in (("--json", options.json), ("--plot", options.plot), ("--shapes", options.shapes)):
         if path is not None and not path.absolute().parent.is_dir():
             raise InvalidArgumentError(name, str(path), "in a folder that is there")
     if options.plot is not None:
         import matplotlib  # noqa: F401  # missing, it is missed before the long work
     parse_capacities(options.capacity, 1)
     trace = read_trace(options.trace, options.block_size)
+    if options.shapes is not None:
+        return _write_shapes(options.shapes, trace)
     capacities = sorted(set(parse_capacities(options.capacity, trace.num_blocks)))
     started_s = time.monotonic()
     points = _points(trace, policies, capacities, options.warm_up)
@@ -101,6 +111,15 @@ def _run(options: argparse.Namespace) -> int:
 
         plot(options.plot, trace, points)
         say(f"written: {options.plot}")
+    return 0
+
+
+def _write_shapes(path: Path, trace: Trace) -> int:
+    from radixkv.simulate import shapes_of
+
+    shapes = shapes_of(trace)
+    path.write_text("".join(json.dumps(shape._asdict()) + "\n" for shape in shapes), encoding="utf-8")
+    say(f"written: {path}, {len(shapes):,} requests")
     return 0
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway import anthropic_routes, chat, completions, models, pages, responses
+from radixkv.gateway import anthropic_routes, chat, completions, models, pages, replay, responses
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
@@ -23,6 +23,7 @@ from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.limits import RATE_LIMIT_HEADERS, Limiter
 from radixkv.gateway.metrics import CONTENT_TYPE, Metrics
 from radixkv.gateway.middleware import Gate, GatewayMiddleware
+from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import add_error_handlers
 from radixkv.gateway.state import kept_state
 from radixkv.worker.request import Generator
@@ -51,6 +52,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     state.keys = KeyRing(config.keys_file, config.limits)
     state.limiter = Limiter()
     state.metrics = Metrics()
+    state.recording = Recording()
     state.backend = Backend(generator)
     state.cache_observer, state.node_texts = _cache_view(config, state.backend)
     state.gate = Gate(config.max_requests)
@@ -64,10 +66,18 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     app.include_router(anthropic_routes.router)
     app.include_router(conversations.router)
     app.include_router(cache_routes.router)
+    app.include_router(replay.router)
     app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
-    app.add_middleware(GatewayMiddleware, config=config, keys=state.keys, gate=state.gate, metrics=state.metrics)
+    app.add_middleware(
+        GatewayMiddleware,
+        config=config,
+        keys=state.keys,
+        gate=state.gate,
+        metrics=state.metrics,
+        recording=state.recording,
+    )
     if config.cors_origins:  # outermost, so that pages can read refusals too
         app.add_middleware(
             CORSMiddleware,

@@ -1,4 +1,4 @@
-"""One HTTP request under way: whose it is, what it has cost, and where that is counted."""
+"""One HTTP request under way: whose it is, what it has cost, and where that is counted and recorded."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from radixkv.gateway.auth import CurrentTenant, Tenant
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.limits import Limiter, Slot
 from radixkv.gateway.metrics import Metrics
+from radixkv.gateway.recording import Recorded, Recording
 from radixkv.worker.request import Completed, Delta, GenerateParams, GenerationEvent, Started
 
 __all__ = ["EXCHANGE", "CurrentExchange", "Exchange", "current_exchange"]
@@ -39,6 +40,7 @@ class Exchange:
 
     __slots__ = (
         "_metrics",
+        "_recording",
         "_slot",
         "num_cached_tokens",
         "num_generated_tokens",
@@ -48,12 +50,13 @@ class Exchange:
         "tenant",
     )
 
-    def __init__(self, request_id: str, metrics: Metrics) -> None:
+    def __init__(self, request_id: str, metrics: Metrics, recording: Recording) -> None:
         self.request_id = request_id
         self.started_s = time.perf_counter()
         self.tenant: Tenant | None = None
         self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self._metrics = metrics
+        self._recording = recording
         self._slot: Slot | None = None
 
     def admit(self, tenant: Tenant, limiter: Limiter) -> None:
@@ -81,7 +84,7 @@ class Exchange:
         """
         while True:
             try:
-                return await backend.generate(params, _Meter(self, self._metrics).watch)
+                return await backend.generate(params, _Meter(self, self._metrics, self._recording, params).watch)
             except InvalidArgumentError as error:
                 max_tokens = params.sampling.max_tokens // 2
                 if not may_shorten or error.argument != TOO_LONG_FOR_POOL or max_tokens < 1:
@@ -115,13 +118,25 @@ class Exchange:
 
 
 class _Meter:
-    """Counts and times one generation."""
+    """Counts, times and records one generation."""
 
-    __slots__ = ("_exchange", "_last_s", "_metrics", "_num_generated", "_num_prompt")
+    __slots__ = (
+        "_exchange",
+        "_last_s",
+        "_metrics",
+        "_num_generated",
+        "_num_prompt",
+        "_params",
+        "_recorded",
+        "_recording",
+    )
 
-    def __init__(self, exchange: Exchange, metrics: Metrics) -> None:
+    def __init__(self, exchange: Exchange, metrics: Metrics, recording: Recording, params: GenerateParams) -> None:
         self._exchange = exchange
         self._metrics = metrics
+        self._recording = recording
+        self._params = params
+        self._recorded: Recorded | None = None
         self._num_prompt = self._num_generated = 0
         self._last_s: float | None = None
 
@@ -131,11 +146,20 @@ class _Meter:
         for event in events:
             if isinstance(event, Delta):
                 num_new += len(event.token_ids)
+                if self._recorded is not None:
+                    self._recording.extend(self._recorded, event.branch, event.token_ids, time.perf_counter())
             elif isinstance(event, Started):
                 self._num_prompt = len(event.prompt) // 4
                 exchange.num_prompt_tokens += self._num_prompt
                 exchange.charge(self._num_prompt)
                 self._metrics.prompted(self._num_prompt)
+                self._recorded = self._recording.begin(
+                    self._params.namespace,
+                    self._params.adapter,
+                    exchange.started_s,
+                    self._params.sampling.max_tokens,
+                    event.prompt,
+                )
             elif isinstance(event, Completed):
                 usage = event.usage
                 num_unseen = usage.num_generated_tokens - self._num_generated - num_new  # drafts that were not answered
@@ -143,6 +167,8 @@ class _Meter:
                 exchange.num_cached_tokens += usage.num_cached_tokens
                 exchange.charge(-usage.num_cached_tokens)
                 self._metrics.found(usage.num_cached_tokens)
+                if self._recorded is not None:
+                    self._recorded.num_found = usage.num_cached_tokens
         if num_new:
             self._generated(num_new)
 

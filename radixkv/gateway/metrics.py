@@ -143,6 +143,11 @@ def _of_cache(cache: CacheStats) -> Iterator[Metric]:
     for cause in ("new", "parted", "evicted"):
         missed.add_metric([cause], getattr(cache, f"num_missed_{cause}_tokens"))
     yield missed
+    yield CounterMetricFamily("radixkv:kv_evicted_blocks", "Blocks freed by eviction", cache.num_evicted_blocks)
+    yield GaugeMetricFamily("radixkv:kv_pins", "Pins that hold", cache.num_pins)
+    yield GaugeMetricFamily(
+        "radixkv:kv_pinned_blocks", "Blocks that pins protect, each counted once", cache.num_pinned_blocks
+    )
     used = 1 - (cache.num_free_blocks + cache.num_evictable_blocks) / max(1, cache.num_blocks)
     yield GaugeMetricFamily(
         "radixkv:kv_cache_usage_perc", "Share of the blocks that running requests hold, 0 to 1", used

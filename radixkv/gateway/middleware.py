@@ -19,6 +19,7 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.errors import RETRY_AFTER_S, ApiError
 from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.metrics import Metrics
+from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import error_response
 
 __all__ = ["Gate", "GatewayMiddleware"]
@@ -76,19 +77,22 @@ class Gate:
 class GatewayMiddleware:
     """Wraps the application; plain ASGI, so that nothing stands between a stream and the socket."""
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, keys: KeyRing, gate: Gate, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, config: GatewayConfig, keys: KeyRing, gate: Gate, metrics: Metrics, recording: Recording
+    ) -> None:
         self._app = app
         self._keys = keys
         self._config = config
         self._gate = gate
         self._metrics = metrics
+        self._recording = recording
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         is_watched = scope["path"] not in ALWAYS_ANSWERED
-        exchange = Exchange(_request_id(scope), self._metrics)
+        exchange = Exchange(_request_id(scope), self._metrics, self._recording)
         scope[EXCHANGE] = exchange
         answer = _Answer(send, exchange, _id_headers(scope))
         refusal = self._refusal(scope) if is_watched else None

@@ -23,7 +23,7 @@ __all__ = ["PAGES", "router"]
 
 router = APIRouter(include_in_schema=False)
 
-PAGES: Mapping[str, str] = {"/": "chat.html", "/tree": "tree.html"}
+PAGES: Mapping[str, str] = {"/": "chat.html", "/tree": "tree.html", "/fragmentation": "fragmentation.html"}
 """Which file each page is."""
 
 _TYPES = {

@@ -29,11 +29,14 @@ HASH_ID_TOKENS = 2
 
 
 class Request(NamedTuple):
-    """One prompt. `tokens`: packed ids; `num_tokens`: how long it was in the load's own tokens."""
+    """One prompt. `tokens`: packed ids; `num_tokens`: how long it was in the load's own tokens, `num_generated` its reply, 0
+    where the load does not tell.
+    """
 
     tokens: bytes
     num_tokens: int
     time_s: float
+    num_generated: int = 0
 
 
 class Trace:
@@ -134,7 +137,12 @@ def _mooncake(path: Path, records: Sequence[Any]) -> Trace:
         ids = array("I", [hash_id for hash_id in hash_ids for _ in range(HASH_ID_TOKENS)])
         if length % MOONCAKE_BLOCK_TOKENS:
             ids.pop()
-        requests.append(Request(ids.tobytes(), length, time_ms / 1000))
+        num_generated = record.get("output_length", 0)
+        if not isinstance(num_generated, int) or num_generated < 0:
+            raise TraceError(
+                f"{path}, line {number}: output_length is {num_generated!r}, and is to be a number of tokens"
+            )
+        requests.append(Request(ids.tobytes(), length, time_ms / 1000, num_generated))
     return Trace(path.name, requests, HASH_ID_TOKENS, MOONCAKE_BLOCK_TOKENS)
 
 

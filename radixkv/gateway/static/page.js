@@ -178,7 +178,7 @@ let theme = localStorage.getItem(THEME) ?? "system";
 applyTheme(theme);
 
 const SIGNS = { system: "◐", light: "☀", dark: "☾" };
-const LINKS = [["/", "Chat"], ["/tree", "Tree"]];
+const LINKS = [["/", "Chat"], ["/tree", "Tree"], ["/fragmentation", "Memory"]];
 
 function Header({ extra }) {
   const turn = () => {

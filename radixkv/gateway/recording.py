@@ -1,0 +1,151 @@
+"""The gateway's last requests, kept so that a replay can tell their shapes: when they came, how long, what they share.
+
+Their token ids stay in this process: where two prompts part is found by comparing them, and only the numbers are told.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.simulate import branchings
+
+__all__ = ["Recorded", "RecordedBranch", "RecordedShape", "Recording", "shapes_of_branches"]
+
+MAX_REQUESTS = 1024
+MAX_TOKENS = 1 << 20
+"""Of all tenants together, four bytes each; the oldest requests go first."""
+
+
+class Recorded:
+    """One generation, as far as it is. `num_found`: prompt tokens that were in the cache, once that is known. `first_s`,
+    `last_s`: when its first and its latest tokens came.
+    """
+
+    __slots__ = (
+        "adapter",
+        "arrival_s",
+        "first_s",
+        "is_kept",
+        "last_s",
+        "max_tokens",
+        "namespace",
+        "num_found",
+        "prompt",
+        "replies",
+    )
+
+    def __init__(self, namespace: str, adapter: str, arrival_s: float, max_tokens: int, prompt: bytes) -> None:
+        self.namespace = namespace
+        self.adapter = adapter
+        self.arrival_s = arrival_s
+        self.max_tokens = max_tokens
+        self.prompt = prompt
+        self.replies: dict[int, array[int]] = {}
+        self.num_found: int | None = None
+        self.first_s = self.last_s = arrival_s
+        self.is_kept = True
+
+    @property
+    def num_steps(self) -> int:
+        """Steps between its first and its latest tokens."""
+        return max(0, max(map(len, self.replies.values()), default=0) - 1)
+
+
+class RecordedBranch(NamedTuple):
+    """One reply of a generation. `num_found` is that of the generation, for its first branch: the others fork from it."""
+
+    adapter: str
+    arrival_s: float
+    max_tokens: int
+    prompt: bytes
+    reply: bytes
+    num_found: int | None
+
+
+class RecordedShape(NamedTuple):
+    """One reply, in tokens: `arrival_s` counts from the first one told. See `simulate.Shape` and `RecordedBranch`."""
+
+    arrival_s: float
+    prompt_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    parent: int | None
+    shared_tokens: int
+    found_tokens: int | None
+
+
+class Recording:
+    """The last requests. One event loop owns it."""
+
+    def __init__(self, max_requests: int = MAX_REQUESTS, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._requests: deque[Recorded] = deque()
+
+    def begin(self, namespace: str, adapter: str, arrival_s: float, max_tokens: int, prompt: bytes) -> Recorded:
+        """A prompt was accepted; what it generates is added by `extend`."""
+        recorded = Recorded(namespace, adapter, arrival_s, max_tokens, prompt)
+        self._requests.append(recorded)
+        self._count(len(prompt) // TOKEN_BYTES)
+        return recorded
+
+    def extend(self, recorded: Recorded, branch: int, token_ids: tuple[int, ...], now_s: float) -> None:
+        """A branch has further tokens. Nothing happens where the request had to go already."""
+        if recorded.is_kept:
+            if not recorded.replies:
+                recorded.first_s = now_s
+            recorded.last_s = now_s
+            recorded.replies.setdefault(branch, array("I")).extend(token_ids)
+            self._count(len(token_ids))
+
+    def branches(self, namespace: str) -> list[RecordedBranch]:
+        """Every reply so far of the requests of a namespace, by when these came. O(tokens), copying them."""
+        own = sorted((each for each in self._requests if each.namespace == namespace), key=lambda each: each.arrival_s)
+        return [
+            RecordedBranch(
+                each.adapter,
+                each.arrival_s,
+                each.max_tokens,
+                each.prompt,
+                reply.tobytes(),
+                each.num_found if place == 0 else None,
+            )
+            for each in own
+            for place, (_, reply) in enumerate(sorted(each.replies.items()))
+        ]
+
+    def step_s(self, namespace: str) -> float | None:
+        """Mean time between two tokens of a namespace's replies; None where none has two."""
+        own = [each for each in self._requests if each.namespace == namespace]
+        num_steps = sum(each.num_steps for each in own)
+        return sum(each.last_s - each.first_s for each in own if each.num_steps) / num_steps if num_steps else None
+
+    def _count(self, num_new: int) -> None:
+        self._num_tokens += num_new
+        while len(self._requests) > self._max_requests or self._num_tokens > self._max_tokens:
+            oldest = self._requests.popleft()
+            oldest.is_kept = False
+            num_generated = sum(map(len, oldest.replies.values()))
+            self._num_tokens -= len(oldest.prompt) // TOKEN_BYTES + num_generated
+
+
+def shapes_of_branches(branches: Sequence[RecordedBranch]) -> list[RecordedShape]:
+    """Their shapes. An adapter's KV are shared with nobody else's. O(n log n) compares of histories."""
+    found = branchings((each.adapter, each.prompt, each.reply) for each in branches)
+    return [
+        RecordedShape(
+            round(each.arrival_s - branches[0].arrival_s, 4),
+            len(each.prompt) // TOKEN_BYTES,
+            len(each.reply) // TOKEN_BYTES,
+            each.max_tokens,
+            parent,
+            num_shared,
+            each.num_found,
+        )
+        for each, (parent, num_shared) in zip(branches, found, strict=True)
+    ]

@@ -1,0 +1,393 @@
+"""The page on fragmentation in a real browser, and its three memories held against Python's."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from browser import check_accessible, open_page, phone, start_browser
+from chat_stack import Stack, chat_stack, gateway, gibberish_engine, keys_file
+from playwright.sync_api import Browser, Page, expect
+
+from bench.fragmentation_replay import Memory, Outcome, Paged, Reserve, Sharing, replay, requests_of
+from radixkv.gateway.config import GatewayConfig
+from radixkv.simulate import Shape
+
+STEP_S = 0.05
+ROUND_TOKENS = 320
+PLAY = """
+async ([text, settings]) => {
+  const { readStream, requestsOf } = await import("/static/fragmentation/stream.js");
+  const { Player, WAYS } = await import("/static/fragmentation/player.js");
+  const stream = readStream("made up", text);
+  const player = new Player(requestsOf(stream, { step_s: settings.step_s, rate: 1, share: 1 }), settings);
+  await player.measure();
+  player.seek(player.numSteps);
+  player.replays[2].memory.check();
+  const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+  return WAYS.map(({ key }) => {
+    const own = player.figures[key];
+    const { found, numSteps, numPreempted, numComputedTokens } = own;
+    const sums = { tokens: sum(own.tokens), held: sum(own.held), running: sum(own.running) };
+    return { found, numSteps, numPreempted, numComputedTokens, ...sums };
+  });
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(default_model: str) -> Iterator[Stack]:
+    with chat_stack(default_model) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with start_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(stack: Stack, browser: Browser) -> Iterator[Page]:
+    """The page with its usual stream, at rest, since who wants calm is shown nothing that moves by itself."""
+    with opened(stack, browser, reduced_motion="reduce") as page:
+        yield page
+
+
+def opened(stack: Stack, browser: Browser, **context: object) -> Any:
+    return open_page(browser, f"http://{stack.server.address}/fragmentation", **context)
+
+
+def settled(page: Page) -> None:
+    expect(page.locator(".pool")).to_have_count(3)
+
+
+# -- against Python
+
+
+def chats(seed: int, num_requests: int = 90, reach: int = 10) -> list[Shape]:
+    """Chats that go on, regenerate and edit what came up to `reach` requests before, and strangers among them."""
+    source = random.Random(seed)
+    shapes: list[Shape] = []
+    for index in range(num_requests):
+        parent = source.randrange(max(0, index - reach), index) if index and source.random() < 0.8 else None
+        most = 0 if parent is None else shapes[parent].prompt_tokens + shapes[parent].generated_tokens
+        shared = source.choice([most, source.randint(1, most)]) if most else 0
+        is_repeated = parent is not None and source.random() < 0.2
+        if is_repeated and parent is not None:
+            shared = shapes[parent].prompt_tokens
+        shared = min(shared, 400)
+        prompt = shared + (0 if is_repeated else source.randint(1, 60))
+        shapes.append(Shape(index * 0.4, prompt, source.randint(1, 50), parent if shared else None, shared))
+    return shapes
+
+
+def lines(shapes: Sequence[Shape]) -> str:
+    return "".join(json.dumps(shape._asdict()) + "\n" for shape in shapes)
+
+
+def in_browser(page: Page, shapes: Sequence[Shape], num_slots: int, block_size: int) -> list[dict[str, Any]]:
+    settings = {
+        "numSlots": num_slots,
+        "blockSize": block_size,
+        "reply": 50,
+        "roundTokens": ROUND_TOKENS,
+        "step_s": STEP_S,
+    }
+    found: list[dict[str, Any]] = page.evaluate(PLAY, [lines(shapes), settings])
+    return found
+
+
+def in_python(shapes: Sequence[Shape], num_slots: int, block_size: int) -> list[Outcome]:
+    requests = requests_of(shapes, STEP_S)
+    memories: list[Memory] = [Reserve(num_slots, 50), Paged(num_slots, block_size), Sharing(num_slots, block_size)]
+    return [replay(memory, requests, ROUND_TOKENS) for memory in memories]
+
+
+def as_told(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "found": outcome.found,
+        "numSteps": outcome.num_steps,
+        "numPreempted": outcome.num_preempted,
+        "numComputedTokens": outcome.num_computed,
+        "tokens": outcome.tokens,
+        "held": outcome.held,
+        "running": outcome.running,
+    }
+
+
+@pytest.mark.parametrize(("seed", "num_slots", "block_size"), [(1, 1024, 16), (2, 768, 8), (3, 2048, 64), (4, 4096, 1)])
+def test_reserving_and_paging_are_what_they_are_in_python(
+    page: Page, seed: int, num_slots: int, block_size: int
+) -> None:
+    shapes = chats(seed)
+    told, expected = in_browser(page, shapes, num_slots, block_size), in_python(shapes, num_slots, block_size)
+    assert told[0] == as_told(expected[0])
+    assert told[1] == as_told(expected[1])
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16, 64])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_page_s_tree_finds_what_the_prefix_cache_finds(page: Page, seed: int, block_size: int) -> None:
+    shapes = chats(seed)
+    told = in_browser(page, shapes, 1 << 16, block_size)[2]
+    expected = in_python(shapes, 1 << 16, block_size)[2]
+    for name in ("found", "numSteps", "numComputedTokens", "tokens", "running"):
+        assert told[name] == as_told(expected)[name], name
+    assert abs(told["held"] - expected.held) <= 0.02 * expected.held  # the cache copies a full hit's end a little later
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_under_eviction_it_finds_nearly_as_much_and_serves_all(page: Page, seed: int) -> None:
+    shapes = chats(seed, 200, reach=80)
+    told, expected = in_browser(page, shapes, 1024, 16)[2], in_python(shapes, 1024, 16)[2]
+    ample = sum(tokens or 0 for tokens in in_python(shapes, 1 << 16, 16)[2].found)
+    assert None not in told["found"]
+    there = sum(tokens or 0 for tokens in expected.found)
+    assert there < 0.9 * ample, "little was evicted"
+    total = sum(shape.prompt_tokens for shape in shapes)
+    assert abs(sum(told["found"]) - there) <= 0.05 * total  # whole branches are evicted there, single blocks here
+
+
+def test_the_recorded_run_found_what_the_page_s_tree_finds_once_everyone_before_is_done(page: Page) -> None:
+    recorded = page.evaluate("async () => (await fetch('/static/fragmentation/recorded.json')).text()")
+    rows = json.loads(recorded)["requests"]
+    settings = {"numSlots": 65536, "blockSize": 16, "reply": 256, "roundTokens": ROUND_TOKENS, "step_s": STEP_S / 50}
+    told = page.evaluate(PLAY, [recorded, settings])[2]
+    pairs = [(row["found_tokens"], tokens) for row, tokens in zip(rows, told["found"], strict=True)]
+    measured = sum(found for found, _ in pairs if found is not None)
+    again = sum(tokens for found, tokens in pairs if found is not None)
+    assert all(found <= tokens for found, tokens in pairs if found is not None)
+    assert measured >= 0.98 * again
+
+
+# -- what a visitor does
+
+
+def clock(page: Page) -> str:
+    return page.locator(".clock").inner_text()
+
+
+def test_it_plays_by_itself_pauses_and_goes_on(stack: Stack, browser: Browser) -> None:
+    with opened(stack, browser) as page:
+        settled(page)
+        expect(page.get_by_role("button", name="Pause")).to_be_visible()
+        begun = clock(page)
+        page.wait_for_function("begun => document.querySelector('.clock').innerText !== begun", arg=begun)
+        page.get_by_role("button", name="Pause").click()
+        paused = clock(page)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert clock(page) == paused
+        page.get_by_label("Speed").select_option("100")
+        page.get_by_role("button", name="Play").click()
+        expect(page.get_by_role("button", name="Again")).to_be_visible()
+        done, total = clock(page).split(" of ")
+        assert done == total
+
+
+def test_who_wants_no_motion_sees_a_moment_at_rest(page: Page) -> None:
+    settled(page)
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    assert not clock(page).startswith("0.0 s")
+    shades = page.evaluate(
+        """() => [...document.querySelectorAll(".pool canvas")].map((canvas) => {
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          return new Set(new Uint32Array(data.buffer)).size;
+        })"""
+    )
+    assert all(number > 3 for number in shades), "every pool shows several kinds of slots"
+
+
+def outcome(page: Page) -> dict[str, list[float]]:
+    rows = page.locator(".outcome tbody tr")
+    found = {}
+    for row in rows.all():
+        cells = [cell.replace(",", "").rstrip("% s") for cell in row.locator("td").all_inner_texts()]
+        found[row.locator("th").inner_text()] = [float(cell) for cell in cells]
+    return found
+
+
+def test_sharing_serves_more_with_the_same_memory(page: Page) -> None:
+    settled(page)
+    reserve, paged, sharing = outcome(page).values()
+    assert reserve[0] < paged[0] < sharing[0]
+    assert reserve[1] < sharing[1]
+    assert sharing[0] > 100
+    assert reserve[3] == paged[3] == 0 < sharing[3]
+
+
+def slide(page: Page, label: str, key: str, times: int = 1) -> None:
+    slider = page.get_by_label(label, exact=True)
+    slider.focus()
+    for _ in range(times):
+        page.keyboard.press(key)
+
+
+def test_larger_blocks_lose_more_and_without_branches_nothing_is_found(page: Page) -> None:
+    settled(page)
+    before = outcome(page)["Paged"][0]
+    slide(page, "Block", "End")
+    page.wait_for_function(
+        "text => document.querySelector('.outcome tbody tr:nth-child(2) td').innerText !== text", arg=f"{before:.0f}"
+    )
+    assert outcome(page)["Paged"][0] < before
+    slide(page, "Branches kept", "Home")
+    expect(page.locator(".outcome tbody tr:nth-child(3) td:nth-of-type(4)")).to_have_text("0.0%")
+    page.get_by_role("button", name="As at the beginning").click()
+    expect(page.locator(".outcome tbody tr:nth-child(2) td").first).to_have_text(f"{before:.0f}")
+
+
+def test_everything_goes_by_keyboard(page: Page) -> None:
+    settled(page)
+    page.keyboard.press("Tab")
+    for _ in range(40):
+        if page.evaluate("() => document.activeElement.className") == "main play":
+            break
+        page.keyboard.press("Tab")
+    else:
+        pytest.fail("the button that plays cannot be reached")
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="Pause")).to_be_focused()
+    page.keyboard.press("Space")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Home")
+    assert clock(page).startswith("0.0 s")
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("slider", name="Moment").input_value() == "1"
+
+
+def test_a_request_can_be_followed(page: Page) -> None:
+    settled(page)
+    page.get_by_label("Follow request").fill("2")
+    told = page.locator(".follow p")
+    expect(told).to_contain_text("Request 2: a prompt of")
+    expect(told).to_contain_text("reserve to the maximum:")
+    page.get_by_role("button", name="Show all").click()
+    expect(told).to_contain_text("Point at a slot")
+    page.get_by_role("slider", name="Moment").fill("40")
+    page.locator(".pool.reserve canvas").hover(position={"x": 4, "y": 4})
+    expect(told).to_contain_text("a prompt of")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(stack: Stack, browser: Browser, scheme: str) -> None:
+    with opened(stack, browser, reduced_motion="reduce", color_scheme=scheme) as page:
+        settled(page)
+        check_accessible(page)
+
+
+def test_a_phone_shows_all_of_it(stack: Stack, browser: Browser) -> None:
+    with opened(stack, browser, reduced_motion="reduce", viewport=phone) as page:
+        settled(page)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= phone["width"]
+        boxes = [canvas.bounding_box() for canvas in page.locator(".pool canvas").all()]
+        assert all(box and box["width"] > 300 for box in boxes)
+        check_accessible(page)
+
+
+# -- other streams
+
+
+def ask(url: str, text: str, key: str = "any") -> None:
+    body = {"model": "gibberish", "messages": [{"role": "user", "content": text}], "max_tokens": 8, "n": 2}
+    headers = {"Authorization": f"Bearer {key}"}
+    httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=60).raise_for_status()
+
+
+def test_the_server_s_own_last_requests_are_played(default_model: str, browser: Browser) -> None:
+    with chat_stack(default_model) as stack, opened(stack, browser, reduced_motion="reduce") as page:
+        settled(page)
+        page.get_by_label("Requests", exact=True).select_option("live")
+        expect(page.get_by_role("alert")).to_contain_text("has answered no request of yours")
+        expect(page.get_by_label("Requests", exact=True)).to_have_value("recorded")
+        for text in ("where does the river begin?", "where does the river end?", "hello"):
+            ask(stack.server.url, text)
+        page.get_by_label("Requests", exact=True).select_option("live")
+        expect(page.locator("#data")).to_contain_text("6 requests")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        assert outcome(page)["Paged, prefixes shared"][3] > 20
+
+
+def test_a_tenant_is_told_its_own_requests_and_no_text(default_model: str, tmp_path: Path) -> None:
+    keys = keys_file(tmp_path / "keys.toml")
+    config = GatewayConfig(listen="127.0.0.1:0", keys_file=keys, drain_s=1.0)
+    with gibberish_engine(default_model) as (engine, _, _), gateway(engine, config) as server:
+        ask(server.url, "a secret of the red", "red")
+        url = f"{server.url}/radixkv/replay"
+        assert httpx.get(url).status_code == 401
+        blue = httpx.get(url, headers={"Authorization": "Bearer blue"}).json()
+        assert blue["requests"] == []
+        red = httpx.get(url, headers={"Authorization": "Bearer red"})
+        first, second = red.json()["requests"]
+        assert second["parent"] == 0
+        assert second["shared_tokens"] == second["prompt_tokens"] == first["prompt_tokens"]
+        assert (first["max_tokens"], first["arrival_s"], first["found_tokens"]) == (8, 0.0, 0)
+        assert "secret" not in red.text
+
+
+def test_a_file_of_mooncake_s_is_played(page: Page, tmp_path: Path) -> None:
+    settled(page)
+    rows = [
+        {"timestamp": 200 * index, "input_length": 1024 + index, "output_length": 30, "hash_ids": [1, 2, 10 + index]}
+        for index in range(12)
+    ]
+    path = tmp_path / "conversation_trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    page.locator("#file").set_input_files(path)
+    expect(page.locator("#data")).to_contain_text("11 requests with")
+    expect(page.locator("#data")).to_contain_text("10 begin as an earlier one does")
+    expect(page.locator("#data")).not_to_contain_text("When radixkv served")
+    assert outcome(page)["Paged, prefixes shared"][3] > 80
+
+
+def test_mooncake_s_prefixes_are_read_as_in_python(page: Page) -> None:
+    source = random.Random(4)
+    rows = []
+    paths: list[list[int]] = [[]]
+    for index in range(60):
+        path = source.choice(paths)[: source.randint(0, 5)] + [
+            1000 * index + place for place in range(source.randint(1, 4))
+        ]
+        paths.append(path)
+        rows.append({"timestamp": index * 100, "input_length": 512 * len(path), "output_length": 9, "hash_ids": path})
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    told = page.evaluate(
+        """async (text) => {
+          const { readStream } = await import("/static/fragmentation/stream.js");
+          return readStream("x", text).requests.map(({ prompt, generated, shared }) => [prompt, generated, shared]);
+        }""",
+        text,
+    )
+    from radixkv.simulate import shapes_of
+    from radixkv.simulate.traces import _mooncake
+
+    expected = shapes_of(_mooncake(Path("x"), rows))
+    assert told == [[shape.prompt_tokens, shape.generated_tokens, shape.shared_tokens] for shape in expected]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "holds no request"),
+        ("nothing", "request 1: this is no JSON object"),
+        ('{"arrival_s": 0}\n', "request 1: its prompt has no length"),
+        (
+            '{"arrival_s": 0, "prompt_tokens": 5, "generated_tokens": 1, "parent": 3, "shared_tokens": 1}\n',
+            "request 1: its parent is no earlier request",
+        ),
+        ('{"hash_ids": 4, "timestamp": 0, "input_length": 5}\n', "request 1: hash_ids is no list"),
+    ],
+)
+def test_a_file_that_is_none_is_said_to_be(page: Page, tmp_path: Path, content: str, complaint: str) -> None:
+    settled(page)
+    path = tmp_path / "broken.jsonl"
+    path.write_text(content)
+    page.locator("#file").set_input_files(path)
+    expect(page.get_by_role("alert")).to_contain_text("broken.jsonl")
+    expect(page.get_by_role("alert")).to_contain_text(complaint)
+    expect(page.locator("#data")).to_contain_text("A recorded run")

@@ -1,0 +1,100 @@
+"""The board for Grafana: what it asks Prometheus for is what a running gateway tells, and all of that."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+import httpx
+import pytest
+from chat_stack import chat_stack
+from prometheus_client.parser import text_string_to_metric_families
+
+ASKED = re.compile(r"radixkv:[a-z0-9_]+")
+WIDTH = 24
+
+
+@pytest.fixture(scope="module")
+def board() -> dict[str, Any]:
+    text = (files("radixkv.gateway") / "grafana" / "radixkv.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def told(default_model: str) -> dict[str, set[str]]:
+    """The series of a gateway that has answered a request, by their name, and the labels that they bear."""
+    with chat_stack(default_model) as stack:
+        asked = {"model": "gibberish", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        httpx.post(f"{stack.server.url}/chat/completions", json=asked).raise_for_status()
+        text = httpx.get(f"http://{stack.server.address}/metrics").raise_for_status().text
+    series: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series.setdefault(sample.name, set()).update(sample.labels)
+    return series
+
+
+def queries(board: dict[str, Any]) -> list[str]:
+    return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+
+
+def family_of(series: str) -> str:
+    """What a metric is called without what its kind adds."""
+    return re.sub(r"_(total|bucket|count|sum|created)$", "", series)
+
+
+def test_every_series_it_asks_for_is_told(board: dict[str, Any], told: dict[str, set[str]]) -> None:
+    asked = {name for query in queries(board) for name in ASKED.findall(query)}
+    assert asked
+    assert asked <= set(told), asked - set(told)
+    variables = [variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
+    assert {name for query in variables for name in ASKED.findall(query)} <= set(told)
+
+
+def test_it_groups_by_labels_that_these_series_have(board: dict[str, Any], told: dict[str, set[str]]) -> None:
+    grouped = 0
+    for query in queries(board):
+        for labels, rest in re.findall(r"sum by \(([^)]*)\) \((.*)\)", query):
+            names = ASKED.findall(rest)
+            for label in labels.split(", "):
+                assert all(label in told[name] for name in names), query
+                grouped += 1
+    assert grouped > 5
+
+
+def test_every_metric_of_ours_stands_on_a_panel(board: dict[str, Any], told: dict[str, set[str]]) -> None:
+    shown = {family_of(name) for query in queries(board) for name in ASKED.findall(query)}
+    ours = {family_of(name) for name in told if name.startswith("radixkv:")}
+    assert len(ours) > 25
+    assert ours <= shown, ours - shown
+
+
+def test_grafana_can_import_it(board: dict[str, Any]) -> None:
+    assert isinstance(board["schemaVersion"], int)
+    assert board["title"]
+    assert board["uid"]
+    (source,) = [variable for variable in board["templating"]["list"] if variable["type"] == "datasource"]
+    assert source["query"] == "prometheus"
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in board["panels"]:
+        assert panel["title"]
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert panel["datasource"]["uid"] == f"${{{source['name']}}}"
+            assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
+            refs = [target["refId"] for target in panel["targets"]]
+            assert len(set(refs)) == len(refs) > 0
+
+
+def test_no_panel_covers_another(board: dict[str, Any]) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= WIDTH
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
