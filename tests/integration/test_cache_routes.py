@@ -11,7 +11,7 @@ from chat_stack import Watched, gateway, gibberish_engine
 from tree_follower import Follower, follower
 from tree_stack import TreeStack, operators_file, tree_stack
 
-from radixkv import connect
+from radixkv import Retention, connect
 from radixkv.worker.text import ChatText
 
 SECRET = "The secret of the blue ones is kept well."
@@ -172,6 +172,26 @@ def test_one_branch_is_evicted_and_no_other(stack: TreeStack, eye: Follower) -> 
 def test_what_is_out_of_its_bounds_is_refused(stack: TreeStack, eye: Follower, path: str, body: object) -> None:
     assert eye.post(path, body).status_code == 400
     assert not stack.holder.dump()
+
+
+def test_a_page_of_elsewhere_cannot_evict_unasked(stack: TreeStack, eye: Follower) -> None:
+    stack.store(PUBLIC)
+    eye.wait_until(lambda: bool(eye.nodes))
+    (first, *_) = eye.nodes
+    for path, body in ((f"/nodes/{first}/evict", "{}"), (f"/nodes/{first}/evict", ""), ("/evict", '{"num_blocks": 9}')):
+        answer = eye.client.post(
+            path, content=body, headers={"Content-Type": "text/plain", "Origin": "http://elsewhere"}
+        )
+        assert answer.status_code == 400
+    assert stack.holder.dump()
+
+
+def test_what_a_range_is_worth_and_for_how_long_is_told(stack: TreeStack, eye: Follower) -> None:
+    stack.store(PUBLIC)
+    stack.holder.retain(stack.text.encode(PUBLIC, special=False), [Retention(priority=80, duration_s=600)])
+    eye.wait_until(lambda: any(row[11] == 80 for row in eye.nodes.values()))
+    (first, *_) = eye.nodes
+    assert 500 < eye.client.get(f"/nodes/{first}").json()["retained_s"] <= 600
 
 
 # -- tenants

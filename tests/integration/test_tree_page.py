@@ -139,6 +139,14 @@ def test_without_a_service_the_page_says_what_to_start_it_with(
         check_accessible(page)
 
 
+def test_a_gateway_that_is_away_is_said_to_be(browser: Browser, rivers: TreeStack) -> None:
+    with open_page(browser, rivers.url) as page:
+        number_of_nodes(page, len(rivers.holder.dump()))
+        rivers.server.close()
+        expect(page.get_by_text("The gateway cannot be reached")).to_be_visible()
+        number_of_nodes(page, len(rivers.holder.dump()))
+
+
 def test_a_service_that_restarts_is_waited_for(browser: Browser, worker: tuple[Watched, ChatText]) -> None:
     with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as first:
         (address,) = first.addresses

@@ -60,6 +60,10 @@ class Unpin(_Body):
     num_tokens: Annotated[int, Field(ge=1)]
 
 
+class EvictBranch(_Body):
+    """Nothing more; but a body in JSON is what a page of elsewhere cannot send unasked."""
+
+
 class Evict(_Body):
     """How much room is to be made in the pool."""
 
@@ -152,6 +156,7 @@ async def node(view_id: int, request: Request, tenant: CurrentTenant) -> dict[st
         "position": info.position,
         "num_tokens": found.num_tokens,
         "block_ids": info.block_ids[:MAX_BLOCKS_TOLD],
+        "retained_s": max(0.0, info.retained_until_s - observer.state.now_s),
         "above": await texts.text(history[: info.position * TOKEN_BYTES]),
         "text": await texts.text(info.tokens),
         "pins": [_told(pin) for pin in pins if _stands_on(pin, found, history)],
@@ -194,7 +199,7 @@ async def unpin(view_id: int, body: Unpin, request: Request, tenant: CurrentTena
 
 
 @router.post("/nodes/{view_id}/evict")
-async def evict_branch(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, int]:
+async def evict_branch(view_id: int, _body: EvictBranch, request: Request, tenant: CurrentTenant) -> dict[str, int]:
     """Evict a node and all below it, but for what sequences and pins lock."""
     observer = _observer(request)
     found = _node(observer, view_id, tenant)

@@ -16,7 +16,7 @@ const CHARACTER_PX = 7.3;
 const LINE_PX = 15;
 const MAX_LINES = 8;
 /** Fewer characters than these are no line of a text. */
-const MIN_LINE = 6;
+const MIN_LINE = 4;
 /** From this height on a row bears text. */
 export const TEXT_ROW_PX = 15;
 
@@ -128,7 +128,7 @@ function paintText(context, node, box, isPinned, now_s) {
 /** The text of a node in as many lines as it needs and has room for; the last one may be too long. */
 function linesOf(node, box, left) {
   const room = Math.floor((box.x + box.width - 6 - left) / CHARACTER_PX);
-  const text = oneLine(node.label ?? "");
+  const text = oneLine(node.label ?? "").trimStart();
   const most = Math.min(MAX_LINES, Math.floor((box.height - 4) / LINE_PX), Math.ceil(text.length / Math.max(1, room)));
   if (most < 2 || room < MIN_LINE) return [text];
   const lines = [];

@@ -6,6 +6,8 @@ import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 
 const CACHE = "/v1/radixkv/cache";
 const SETTLE_MS = 150;
+/** The retention priority of what nobody gave another. */
+const ORDINARY = 35;
 const PIN_TIMES = [
   [300, "5 min"],
   [3600, "1 h"],
@@ -29,7 +31,7 @@ export function Panel({ tree, node, now_s, onClose, onSelect, say }) {
   const pin = (ttl_s, name) =>
     act((told) => `${count(told.num_tokens, "token")} pinned for ${name} from each use.`, "pin", { ttl_s });
   const unpin = (num_tokens) => act(() => `The pin of ${count(num_tokens, "token")} has ended.`, "unpin", { num_tokens });
-  const evict = () => act((told) => `${count(told.num_blocks, "block")} evicted.`, "evict");
+  const evict = () => act((told) => `${count(told.num_blocks, "block")} evicted.`, "evict", {});
   return html`<div class="panel-head">
       <h2 id="panel-title" tabindex="-1">${node.isTail ? "Tail" : "Node"} at ${node.position.toLocaleString("en")}</h2>
       <button class="bare" onClick=${onClose} aria-label="Close the panel">✕</button>
@@ -100,20 +102,27 @@ function Path({ tree, node, onSelect }) {
 }
 
 function Facts({ node, now_s, details }) {
-  const { below } = node;
   const facts = [
     ["Tokens", `${node.tokens.toLocaleString("en")}, up to ${(node.position + node.tokens).toLocaleString("en")}`],
     ["Blocks", `${node.blocks.toLocaleString("en")}${blockIds(details)}`],
     ["Used", use(node, now_s)],
     ["Stand on it", `${count(node.sequences, "sequence")}, ${count(details?.pins.length ?? 0, "pin")}`],
-    ["Lock refs", `${node.lockRef}: these, and the branches that are in use`],
-    ["Below", `${count(below.nodes - 1, "node")} with ${count(below.blocks - node.blocks, "block")}`],
-    ["Stand below", count(below.sequences - node.sequences, "sequence")],
+    ["Lock refs", node.lockRef],
+    ["Below", belowWords(node)],
   ];
-  if (node.priority !== 35) facts.push(["Priority", String(node.priority)]);
+  if (node.priority !== ORDINARY) facts.push(["Priority", `${node.priority}${retained(details)}`]);
   return html`<dl class="facts numbers">
     ${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
   </dl>`;
+}
+
+function belowWords({ below, blocks, sequences }) {
+  const parts = [[below.nodes - 1, "node"], [below.blocks - blocks, "block"], [below.sequences - sequences, "sequence"]];
+  return parts.map(([number, noun]) => count(number, noun)).join(", ");
+}
+
+function retained(details) {
+  return details?.retained_s ? `, for ${span(details.retained_s)}` : "";
 }
 
 function blockIds(details) {
