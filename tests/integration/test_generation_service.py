@@ -316,6 +316,8 @@ def test_stats_are_those_of_the_engine(engine: Engine, client: GenerationClient)
     assert told == engine.stats()
     assert told.engine.num_finished == 1
     assert told.engine.num_generated_tokens == 8
+    assert told.engine.num_prefilled_tokens == 3
+    assert told.engine.prefill_s > 0
     assert told.cache is not None
     assert told.cache.num_blocks == NUM_BLOCKS
 
