@@ -68,6 +68,8 @@ def ask(page: Page, expression: str) -> Any:
 
 
 def walk_to(page: Page, *keys: str) -> None:
+    """Press keys on the drawing, once there is something to walk on."""
+    expect(page.locator(".count")).to_have_text(re.compile(r"^[1-9]"))
     page.locator("#drawing").focus()
     for key in keys:
         page.keyboard.press(key)
