@@ -1,14 +1,14 @@
 // The page on fragmentation: one stream of requests through three pools, played over time under conditions that the reader sets.
 
-import { html, render } from "./vendor/htm-preact.js";
-import { About, Outcome, Sentences } from "./fragmentation/outcome.js";
-import { Choice, Follow, PlayBar, Pool, count, percent } from "./fragmentation/parts.js";
-import { Player, WAYS } from "./fragmentation/player.js";
-import { Lines } from "./fragmentation/lines.js";
-import { PoolView, readPalette } from "./fragmentation/pool_view.js";
-import { Slots } from "./fragmentation/slots.js";
-import { StreamError, readStream, requestsOf } from "./fragmentation/stream.js";
-import { CallError, callText, showHeader } from "./page.js";
+import { html, render } from "../vendor/htm-preact.js";
+import { About, Outcome, Sentences } from "./outcome.js";
+import { Choice, Follow, PlayBar, Pool, count, percent } from "./parts.js";
+import { Player, WAYS } from "./player.js";
+import { Lines } from "./lines.js";
+import { PoolView, readPalette } from "./pool_view.js";
+import { Slots } from "./slots.js";
+import { StreamError, readStream, requestsOf } from "./stream.js";
+import { CallError, callText, showHeader } from "../page.js";
 
 const ASSUMED_STEP_S = 0.05;
 const BLOCK_SIZES = [1, 2, 4, 8, 16, 32, 64, 128];
