@@ -42,7 +42,8 @@ from radixkv.worker.request import (
     Prompt,
     Started,
 )
-from radixkv.worker.rounds import Origin, Rounds, Runner
+from radixkv.worker.rounds import Origin, Rounds
+from radixkv.worker.runner import Runner
 from radixkv.worker.scheduler import Scheduler
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.text import ChatText

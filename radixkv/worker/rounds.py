@@ -23,55 +23,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from torch import Tensor
-
-from radixkv.core.api import AcquireOp, CacheHolder, Copy, ForkOp, Notice, StepOp, StepResult
+from radixkv.core.api import AcquireOp, CacheHolder, ForkOp, Notice, StepOp, StepResult
 from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, LeaseError, RadixKVError, UnavailableError
 from radixkv.worker.arena import Arena
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.drawing import Drawing
 from radixkv.worker.followers import Followers
 from radixkv.worker.generation import FinishedGenerations, Generation, History
-from radixkv.worker.model import ForwardRow
 from radixkv.worker.request import UnknownGenerationError
+from radixkv.worker.runner import Runner
 from radixkv.worker.scheduler import Scheduler
 from radixkv.worker.stats import EngineCounters, EngineStats
 
-__all__ = ["Origin", "Rounds", "Runner"]
-
+__all__ = ["Origin", "Rounds"]
 
 _LOG = logging.getLogger(__name__)
 
 _WAITED_SHARE = 0.2
 """On two busy cores a service in a process of its own answers within 2 to 6 ms, and a batch of eight takes 30."""
-
-
-class Pool(Protocol):
-    """The block pool of a runner."""
-
-    num_blocks: int
-    block_size: int
-
-    def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None: ...
-
-    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None: ...
-
-
-class Runner(Protocol):
-    """What the engine needs of a `ModelRunner`."""
-
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-
-    @property
-    def pool(self) -> Pool: ...
-
-    def carry_out(self, ops: Sequence[Copy]) -> None: ...
-
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor: ...
 
 
 class _Call(NamedTuple):

@@ -1,0 +1,39 @@
+"""What runs the model: what an engine needs of a `ModelRunner`, and what tests give it in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from radixkv.core.api import Copy
+from radixkv.worker.model import ForwardRow
+
+__all__ = ["Pool", "Runner"]
+
+
+class Pool(Protocol):
+    """The block pool of a runner."""
+
+    num_blocks: int
+    block_size: int
+
+    def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None: ...
+
+    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None: ...
+
+
+class Runner(Protocol):
+    """What the engine needs of a `ModelRunner`."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def pool(self) -> Pool: ...
+
+    def carry_out(self, ops: Sequence[Copy]) -> None: ...
+
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor: ...
