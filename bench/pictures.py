@@ -77,17 +77,17 @@ def converse(page: Page) -> None:
     page.get_by_label("Temperature").fill("0.4")
     page.get_by_role("button", name=re.compile("^1 reply")).click()
     say(page, "What is a radix tree good for? Answer in two sentences.")
-    say(page, "Show me a tiny Python function that inserts a key into a dictionary.")
+    say(page, "Write a short Python function that adds two numbers.")
     article = page.locator("article.complete").last
     article.get_by_role("button", name="Regenerate").click()
     page.locator("article .versions").last.get_by_text("2 / 2").wait_for()
     wait_until_written(page)
     page.locator("article.user").nth(1).get_by_role("button", name="Edit").click()
-    page.get_by_label("Edit: You").fill("Give me three words that rhyme with tree.")
+    page.get_by_label("Edit: You").fill("Name three cities in France, as a list.")
     page.get_by_role("button", name="Send as a new branch").click()
-    page.get_by_text("rhyme with tree").first.wait_for()
+    page.get_by_text("three cities").first.wait_for()
     wait_until_written(page)
-    say(page, "And three that rhyme with branch.")
+    say(page, "And three in Spain.")
 
 
 def chat(page: Page) -> None:
@@ -115,11 +115,18 @@ def tree(page: Page) -> None:
     page.wait_for_timeout(SETTLE_MS)
 
 
+def fragmentation(page: Page) -> None:
+    """Three pools in the middle of the recorded run."""
+    page.locator(".outcome").first.wait_for()
+    page.wait_for_timeout(SETTLE_MS)
+
+
 PICTURES: dict[str, tuple[str, Callable[[Page], None], dict[str, int], str]] = {
     "chat": ("/", chat, WIDE, "light"),
     "drafts": ("/", drafts, WIDE, "dark"),
     "phone": ("/", chat, PHONE, "light"),
     "tree": ("/tree", tree, WIDE, "light"),
+    "fragmentation": ("/fragmentation", fragmentation, {"width": 1280, "height": 1000}, "light"),
 }
 """By name: path, what is done there, size of the window, colours."""
 

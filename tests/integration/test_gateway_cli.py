@@ -92,7 +92,7 @@ def test_a_gateway_shows_the_tree_of_the_service_that_it_is_told(tmp_path: Path)
 def test_up_shows_its_own_tree() -> None:
     free = "127.0.0.1:0"
     up = ["up", "--no-chat", "--num-blocks", "256", "--listen", free, "--service-listen", free, "--http", free]
-    with running(*up, until=r"the tree +http://(\S+)/tree") as address:
+    with running(*up, until=r"tree page +http://(\S+)/tree") as address:
         answer(f"http://{address}/v1")
         with follower(address) as eye:
             eye.wait_until(lambda: bool(eye.nodes))
