@@ -102,6 +102,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """What is stored is opened when the application starts and closed, complete, when it ends."""
     try:
         async with kept_state(app):
+            if app.state.cache_observer is not None:
+                app.state.cache_observer.start()
             yield
     except RadixKVError as error:
         app.state.failure = error  # the server only learns that we did not start

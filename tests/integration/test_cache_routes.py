@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chat_stack import Watched, gateway, gibberish_engine
+from chat_stack import Watched, gateway, gibberish_engine, wait_until
 from tree_follower import Follower, follower
 from tree_stack import TreeStack, operators_file, tree_stack
 
@@ -47,6 +47,19 @@ def test_nodes_come_and_go_and_are_counted(stack: TreeStack, eye: Follower) -> N
     eye.wait_until(lambda: bool(eye.points))
     stack.holder.evict(1000)
     eye.wait_until(lambda: not eye.nodes)
+
+
+def test_who_comes_late_is_told_what_the_figures_were_before(stack: TreeStack) -> None:
+    observer = stack.server.app.state.cache_observer
+    with follower(stack.server.address) as early:
+        early.wait_until(lambda: bool(early.points))
+    num_read = observer.gauges.num_read
+    with follower(stack.server.address) as late:
+        late.wait_until(lambda: len(late.points) >= num_read)
+
+
+def test_figures_are_read_while_nobody_looks(stack: TreeStack) -> None:
+    wait_until(lambda: stack.server.app.state.cache_observer.gauges.num_read > 0)
 
 
 def test_an_eviction_is_told_by_the_event_and_not_only_by_the_next_listing(stack: TreeStack, eye: Follower) -> None:

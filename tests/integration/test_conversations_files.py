@@ -12,6 +12,7 @@ from talk import Talk
 
 from bench.conversations import ARCHIVE, TREES_FILE, WorkloadMissingError, default_workloads, read_trees
 
+JSON = {"Content-Type": "application/json"}
 CHATGPT = {
     "title": "A lake",
     "create_time": 1700000000.5,
@@ -155,10 +156,17 @@ def test_a_branch_is_written_as_markdown(stack: Stack, talk: Talk) -> None:
 
 def test_a_file_that_is_no_json_is_refused(talk: Talk) -> None:
     for content in (b"no json", b"\xff\xfe\x00", b"[" * 200_000, b'{"a": 1'):
-        answer = talk.http.post("/import", content=content)
+        answer = talk.http.post("/import", content=content, headers=JSON)
         assert answer.status_code == 400, content[:20]
         assert answer.json()["error"]["code"] == "invalid_json"
     assert talk.call("POST", "/import", []) == {"conversations": [], "skipped": []}
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain;json", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_what_a_foreign_page_may_send_unasked_is_not_imported(talk: Talk, kind: str | None) -> None:
+    headers = {"Content-Type": kind} if kind else {}
+    answer = talk.http.post("/import", content=b"[]", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
 
 
 def test_real_trees_keep_every_path(talk: Talk) -> None:
@@ -170,7 +178,7 @@ def test_real_trees_keep_every_path(talk: Talk) -> None:
         file = archive.extractfile(next(member for member in archive if member.name.endswith(TREES_FILE)))
         assert file is not None
         content = file.read()
-    answer = talk.http.post("/import", content=content).json()
+    answer = talk.http.post("/import", content=content, headers=JSON).json()
     assert answer["skipped"] == []
     assert len(answer["conversations"]) == content.count(b"\n") + (not content.endswith(b"\n"))
     stored = [paths_of(talk.messages(conversation["id"])) for conversation in answer["conversations"]]

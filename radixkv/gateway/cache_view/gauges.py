@@ -1,4 +1,4 @@
-"""What a pool holds and has found, read again and again: one point per second, kept for ten minutes."""
+"""What a pool holds and has found, read again and again, for the last ten minutes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 from radixkv.core.api import CacheStats
 from radixkv.worker.stats import WorkerStats
 
-__all__ = ["PERIOD_S", "Gauges", "Point"]
+__all__ = ["PERIOD_S", "UNSEEN_PERIOD_S", "Gauges", "Point"]
 
 PERIOD_S = 1.0
-NUM_KEPT = 600
+UNSEEN_PERIOD_S = 5.0
+"""Between two readings while nobody looks: who comes then sees what was before."""
+
+KEPT_S = 600.0
 
 
 class Point(NamedTuple):
@@ -44,13 +47,15 @@ class Gauges:
 
     def __init__(self) -> None:
         self.num_read = 0
-        self._points: deque[Point] = deque(maxlen=NUM_KEPT)
+        self._points: deque[Point] = deque()
 
     def add(self, time_s: float, cache: CacheStats, worker: WorkerStats | None) -> None:
         """One more reading."""
         counts = {name: getattr(cache, name) for name in Point._fields if name in CacheStats._fields}
         point = Point(time_s=round(time_s, 2), prefill_tokens_per_s=_prefill_speed(worker), **counts)
         self._points.append(point)
+        while self._points[0].time_s < time_s - KEPT_S:
+            self._points.popleft()
         self.num_read += 1
 
     def since(self, num_read: int) -> list[Point]:

@@ -1,4 +1,4 @@
-"""Looks at a pool for all viewers at once, and only while there is one."""
+"""Looks at a pool for all viewers at once: at its tree only while there is one, at its gauges always."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Result = TypeVar("_Result")
 
 
 class CacheObserver:
-    """One pool of a cache service, seen by coroutines of one event loop.
+    """One pool of a cache service, seen by coroutines of one event loop, from `start` to `close`.
 
     Attributes:
         state: the tree as it was listed last.
@@ -83,6 +83,11 @@ class CacheObserver:
         self._hurry = asyncio.Event()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="radixkv-cache-view")
 
+    def start(self) -> None:
+        """Look from now on. On the loop."""
+        self._reader = RemoteReader(self.service, self.pool_name)
+        self._look()
+
     @contextmanager
     def watch(self, sees: Callable[[str], bool]) -> Iterator[Viewer]:
         """One more viewer, who sees these namespaces."""
@@ -101,7 +106,7 @@ class CacheObserver:
         """What the service answers, asked on a thread; every call raises what `RemoteReader` raises."""
         reader = self._reader
         if reader is None:
-            raise UnavailableError("nobody looks at the tree: ask for its events first")
+            raise UnavailableError("the server is stopping")
         return await self.run(partial(call, reader))
 
     async def run(self, function: Callable[[], _Result]) -> _Result:
@@ -126,7 +131,10 @@ class CacheObserver:
 
     def close(self) -> None:
         """Look no more. On the loop."""
+        reader, self._reader = self._reader, None
         self._end()
+        if reader is not None:
+            reader.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -138,24 +146,29 @@ class CacheObserver:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._removed, block_ids)
 
-        self._reader = RemoteReader(self.service, self.pool_name)
         self._removals = Removals(self.service, self.pool_name, tell)
-        self._tasks = [
-            asyncio.create_task(self._list_nodes(), name="radixkv-cache-nodes"),
-            asyncio.create_task(self._read_gauges(), name="radixkv-cache-gauges"),
-            asyncio.create_task(self._ask_worker(), name="radixkv-cache-worker"),
-        ]
+        self._look()
 
     def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
         if self._removals is not None:
             self._removals.close()
-        if self._reader is not None:
-            self._reader.close()
-        self._tasks, self._removals, self._reader = [], None, None
+            self._removals = None
+        self._look()
         self._changes.clear()
         self.state = TreeState()  # token ids of a large tree are not kept for nobody
+
+    def _look(self) -> None:
+        """As often, and at as much, as suits whether there are viewers."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        if self._reader is None:  # closed
+            return
+        period_s = gauges.PERIOD_S if self._viewers else gauges.UNSEEN_PERIOD_S
+        looks = {"gauges": self._read_gauges(period_s), "worker": self._ask_worker(period_s)}
+        if self._viewers:
+            looks["nodes"] = self._list_nodes()
+        self._tasks = [asyncio.create_task(look, name=f"radixkv-cache-{name}") for name, look in looks.items()]
 
     async def _list_nodes(self) -> None:
         while True:
@@ -181,7 +194,7 @@ class CacheObserver:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), wait_s)
 
-    async def _read_gauges(self) -> None:
+    async def _read_gauges(self, period_s: float) -> None:
         while True:
             try:
                 stats = await self.ask(lambda reader: reader.stats())
@@ -189,13 +202,13 @@ class CacheObserver:
             except (RadixKVError, ValueError) as error:
                 self._tell_status(error)
             self._wake()
-            await asyncio.sleep(gauges.PERIOD_S)
+            await asyncio.sleep(period_s)
 
-    async def _ask_worker(self) -> None:
+    async def _ask_worker(self, period_s: float) -> None:
         """Apart from the cache, which also answers while the worker is at a long step."""
         while True:
             self._worker = await self._backend.stats()
-            await asyncio.sleep(gauges.PERIOD_S)
+            await asyncio.sleep(period_s)
 
     def _removed(self, block_ids: Sequence[int]) -> None:
         for node in self.state.starting_at(block_ids):

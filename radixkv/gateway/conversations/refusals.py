@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.gateway.errors import ApiError
 
-__all__ = ["conflict", "full", "no_conversation", "no_message", "not_possible"]
+__all__ = ["conflict", "full", "no_conversation", "no_message", "not_json", "not_possible"]
 
 
 def no_conversation(conversation_id: str) -> ApiError:
@@ -28,6 +28,12 @@ def conflict(message: str, param: str | None = None) -> ApiError:
 def full(message: str) -> ApiError:
     """A bound is reached; the message says what to delete."""
     return ApiError(409, message, code="conversations_full")
+
+
+def not_json() -> ApiError:
+    """The body does not say that it is JSON."""
+    message = "the body must be JSON or JSON lines: send the header 'Content-Type: application/json'"
+    return ApiError(415, message, code="unsupported_media_type", param="body")
 
 
 def not_possible(message: str, param: str) -> ApiError:

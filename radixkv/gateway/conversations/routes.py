@@ -27,7 +27,7 @@ from radixkv.gateway.conversations.exports import export_json, export_markdown, 
 from radixkv.gateway.conversations.imports import RefusedError, read_conversations
 from radixkv.gateway.conversations.keeping import Conversations, told
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Message, new_id
-from radixkv.gateway.conversations.refusals import no_message, not_possible
+from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
 from radixkv.gateway.conversations.replying import Asked, begin_replies
 from radixkv.gateway.conversations.schema import (
     ConversationObject,
@@ -105,9 +105,12 @@ async def create_conversation(body: NewConversation, request: Request, tenant: C
 async def import_conversations(request: Request, tenant: CurrentTenant) -> Response:
     """Conversations of a file: our own export, ChatGPT's `conversations.json`, or OpenAssistant trees; also as JSON lines.
 
-    Each is taken as a whole or skipped as a whole.
+    Each is taken as a whole or skipped as a whole. The body must say that it is JSON: no foreign page may send that unasked.
     """
     kept = _kept(request)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not (media_type.startswith("application/") and "json" in media_type):
+        raise not_json()
     read = await asyncio.to_thread(read_conversations, await request.body(), kept.clock())
     taken: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
