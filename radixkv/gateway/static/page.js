@@ -8,6 +8,7 @@ const THEME = "radixkv.theme";
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 8000;
 const OUT_OF_SIGHT_MS = 20_000;
+const UNREACHABLE = "The server cannot be reached. What you wrote stays here; it is tried again.";
 
 // -- calls
 
@@ -48,7 +49,7 @@ export async function follow(path, { onEvent, onState = () => {}, signal }) {
       for await (const [name, data] of events(response.body)) onEvent(name, data);
     } catch (error) {
       if (error instanceof CallError && error.status >= 400 && error.status < 500 && error.status !== 429) throw error;
-      if (!(error instanceof CallError) && !either.aborted && !(error instanceof TypeError)) throw error;
+      if (!(error instanceof CallError) && !either.aborted) throw error;
     } finally {
       sight.end();
     }
@@ -85,7 +86,9 @@ async function* events(body) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(() => {
+        throw new CallError(0, UNREACHABLE);
+      });
       if (done) return;
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
@@ -115,9 +118,11 @@ async function send(method, path, body, signal) {
       response = await fetch(path, init);
     } catch (error) {
       if (signal?.aborted) throw error;
-      throw new CallError(0, "The server cannot be reached. What you wrote stays here; it is tried again.");
+      throw new CallError(0, UNREACHABLE);
     }
-    if (response.status === 401 && (await askForKey(Boolean(key)))) continue;
+    if (response.status === 401) {
+      if (localStorage.getItem(KEY) !== key || (await askForKey(Boolean(key)))) continue; // another call has asked meanwhile
+    }
     if (!response.ok) throw new CallError(response.status, await refusal(response));
     return response;
   }
@@ -157,7 +162,8 @@ function askForKey(wasWrong) {
         <h2 id="key-title">An API key, please</h2>
         <p>${wasWrong ? "The key kept here is not known to the server any more." : "This server asks who calls."} It is kept in this
           browser.</p>
-        <p><label for="key-field">Key</label><br /><input id="key-field" name="key" type="password" autocomplete="off" required /></p>
+        <p><label for="key-field">Key</label><br /><input id="key-field" name="key" type="password" autocomplete="off" required
+          pattern="\\s*[!-~]+\\s*" title="Letters, digits and signs of ASCII, without spaces" /></p>
         <button class="main">Go on</button>
       </form>`,
       dialog,

@@ -11,7 +11,7 @@ export const list = (query) => call("GET", `${ROOT}?${new URLSearchParams(query)
 export const create = (messages) => call("POST", ROOT, { messages });
 export const rename = (id, title) => call("PATCH", `${ROOT}/${id}`, { title });
 export const remove = (id) => call("DELETE", `${ROOT}/${id}`);
-export const exported = (id, format, leaf) => callText("GET", `${ROOT}/${id}/export?format=${format}&leaf=${leaf}`);
+export const exported = (id, format, leaf) => callText("GET", `${ROOT}/${id}/export?format=${format}${leaf ? `&leaf=${leaf}` : ""}`);
 export const importBatch = (entries) => call("POST", `${ROOT}/import`, entries);
 
 /** All that happens in a conversation, from a snapshot on; see `follow`. */

@@ -79,7 +79,8 @@ export class Composer extends Component {
       await onSend({ id: this.#id, text, settings });
       localStorage.removeItem(KEPT + place);
       this.#id = newId();
-      this.setState({ text: "", isSending: false });
+      this.setState({ isSending: false });
+      if (this.props.place === place) this.setText(this.state.text.startsWith(text) ? this.state.text.slice(text.length) : this.state.text);
     } catch (error) {
       this.setState({ error: error.message, isSending: false });
     }

@@ -153,7 +153,8 @@ export class Conversation {
 
 /** A new message's id, chosen here so that sending it twice stores it once. */
 export function newId() {
-  return `msg_${crypto.randomUUID().replaceAll("-", "")}`;
+  const bytes = crypto.getRandomValues(new Uint8Array(16)); // randomUUID is there only over HTTPS or on this machine
+  return `msg_${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }
 
 /** Ids of the replies that are asked for together with, or as, `id`. */

@@ -13,9 +13,24 @@ const KEYS = [
 /** `does`: `toggle(panel)`, `rename()`, `save(format)`, `remove()`. `shows`: the panel that is open on a narrow screen. */
 export class Head extends Component {
   choose(action) {
-    this.menu.open = false;
+    this.closeMenu();
     action();
   }
+
+  closeMenu() {
+    this.menu.open = false;
+    this.menu.querySelector("summary").focus();
+  }
+
+  onKey = (event) => {
+    if (event.key !== "Escape" || !this.menu.open) return;
+    event.stopPropagation();
+    this.closeMenu();
+  };
+
+  onFocusOut = ({ relatedTarget }) => {
+    if (!this.menu.contains(relatedTarget)) this.menu.open = false;
+  };
 
   render({ conversation, shows, does }) {
     const totals = conversation?.totals();
@@ -32,7 +47,7 @@ export class Head extends Component {
         <button class="bare" aria-label="Keys" title="Keys" onClick=${() => this.keys.showModal()}>?</button>
         ${conversation &&
         html`
-          <details class="menu" ref=${(element) => (this.menu = element)}>
+          <details class="menu" ref=${(element) => (this.menu = element)} onKeyDown=${this.onKey} onFocusOut=${this.onFocusOut}>
             <summary aria-label="More" class="button">⋯</summary>
             <div class="menu-items">
               <button class="bare" onClick=${() => this.choose(does.rename)}>Rename</button>

@@ -5,21 +5,20 @@
 
 import { Component, html, render } from "../vendor/htm-preact.js";
 import * as api from "./api.js";
+import { copyText } from "./clipboard.js";
 import { Compare } from "./compare.js";
 import { Composer, readSettings } from "./composer.js";
 import { Conversation, newId } from "./conversation.js";
+import { keepFocus } from "./focus.js";
 import { Head } from "./head.js";
 import { Message } from "./message.js";
 import { Minimap } from "./minimap.js";
 import { showHeader } from "../page.js";
 import { Sidebar } from "./sidebar.js";
+import { Start } from "./start.js";
 
 const NEAR_END = 120; // pixels from the end of the thread within which it is kept at the end
-const IDEAS = [
-  "Explain why the sky is blue to a child of six.",
-  "Write a short poem about branches.",
-  "What should I look at first in a Python project that is slow?",
-];
+
 class Chat extends Component {
   state = {
     conversation: null, tip: null, branchFrom: null, compared: null, isLost: false, notice: null, said: "", shows: null, listVersion: 0,
@@ -37,10 +36,7 @@ class Chat extends Component {
     compare: (message) => this.compare(this.state.conversation.siblings(message).map((one) => this.state.conversation.tip(one.id))),
     stop: (message) => this.attempt(() => api.stop(this.id, message.id)),
     remove: (message) => this.attempt(() => this.remove(message)),
-    copy: async (message) => {
-      await navigator.clipboard.writeText(message.text);
-      this.say("Copied.");
-    },
+    copy: (message) => this.attempt(() => copyText(message.text).then(() => this.say("Copied."))),
   };
 
   head = {
@@ -93,19 +89,25 @@ class Chat extends Component {
       await api.events(id, { onEvent, onState, signal: stop.signal });
     } catch (error) {
       if (stop.signal.aborted) return;
-      this.leave();
-      location.hash = "";
-      this.setState({ notice: error.status === 404 ? "That conversation is not there any more." : error.message });
+      this.close(error.status === 404 ? "That conversation is not there any more." : error.message);
     }
   }
 
+  /** Show none instead of one that is gone; the way back leads to the one before. */
+  close(notice) {
+    history.replaceState(null, "", location.pathname);
+    this.leave();
+    this.setState({ notice, listVersion: this.state.listVersion + 1 });
+  }
+
   heard(name, data, wanted) {
-    const { conversation, tip } = this.state;
+    const { conversation, tip, branchFrom } = this.state;
     if (name === "snapshot") {
       const next = conversation ?? new Conversation(data);
       if (conversation) conversation.load(data);
-      this.setState({ conversation: next });
-      this.show(next.has(tip) ? next.tip(tip) : next.has(wanted) ? wanted : next.start(), { isFirst: !conversation });
+      const end = next.has(tip) ? next.tip(tip) : next.has(wanted) ? wanted : next.start();
+      this.show(end, { conversation: next, isFirst: !conversation, branchFrom });
+      this.dropCompared();
       return;
     }
     if (!conversation) return;
@@ -116,24 +118,39 @@ class Chat extends Component {
       document.title = `${data.title} – radixkv`;
       this.setState({ listVersion: this.state.listVersion + 1 });
     } else if (name === "removed") {
-      conversation.remove(data.ids);
-      if (!conversation.has(this.state.tip)) this.show(conversation.start());
+      this.drop(data.ids);
     } else if (name === "deleted") {
-      location.hash = "";
-      this.setState({ notice: "This conversation was deleted.", listVersion: this.state.listVersion + 1 });
+      this.close("This conversation was deleted.");
     }
     this.refresh();
   }
 
+  /** Messages are gone: where they were shown, another version is, or what stands above. */
+  drop(ids) {
+    const { conversation, tip, branchFrom } = this.state;
+    const gone = new Set(ids);
+    const first = conversation.lineage(tip).find((message) => gone.has(message.id));
+    conversation.remove(ids);
+    const [next] = first ? conversation.siblings(first) : [];
+    this.show(first ? (next ? conversation.tip(next.id) : first.parent) : tip, { branchFrom });
+    this.dropCompared();
+  }
+
+  dropCompared() {
+    const { conversation, compared } = this.state;
+    const left = compared?.filter((id) => conversation?.has(id)) ?? [];
+    if (compared && left.length < compared.length) this.setState({ compared: left.length > 1 ? left : null });
+  }
+
   heardMessage(message) {
-    const { conversation, tip, compared } = this.state;
+    const { conversation, tip, branchFrom, compared } = this.state;
     const before = conversation.get(message.id);
     conversation.put(message);
     if (before?.status === "running" && message.status !== "running") {
       this.say(message.status === "complete" ? "The reply is there." : "The reply has ended.");
     }
     if (before) return;
-    if (message.parent === tip) this.show(message.id); // also one that another tab has sent
+    if (message.parent === tip) this.show(message.id, { branchFrom }); // also one that another tab has sent
     if (compared) this.setState({ compared: compared.map((one) => (one === message.parent ? message.id : one)) });
   }
 
@@ -147,12 +164,11 @@ class Chat extends Component {
     });
   }
 
-  /** Show the branch that ends with `tip`. */
-  show(tip, { isFirst = false } = {}) {
-    const { conversation } = this.state;
+  /** Show the branch that ends with `tip`; `branchFrom`: the message that the next one goes on from, if that is still there. */
+  show(tip, { conversation = this.state.conversation, isFirst = false, branchFrom = null } = {}) {
     if (tip) conversation.choose(tip);
     this.isAtEnd = isFirst || this.isAtEnd !== false;
-    this.setState({ tip, branchFrom: null });
+    this.setState({ conversation, tip, branchFrom: conversation.has(branchFrom) ? branchFrom : null });
     const address = tip ? `#${conversation.info.id}/${tip}` : `#${conversation.info.id}`;
     if (location.hash !== address) history.replaceState(null, "", address);
     document.title = `${conversation.info.title} – radixkv`;
@@ -186,12 +202,15 @@ class Chat extends Component {
 
   // -- what one does
 
+  /** Whether it went well; if not, what is wrong is shown. */
   async attempt(action) {
     this.setState({ notice: null });
     try {
       await action();
+      return true;
     } catch (error) {
       this.setState({ notice: error.message });
+      return false;
     }
   }
 
@@ -212,18 +231,19 @@ class Chat extends Component {
     const answer = await api.post(owner, { id, parent, role: "user", text, replies: api.repliesOf(settings, id) });
     this.#made = null;
     this.isAtEnd = true;
-    if (owner === this.id) this.take(answer);
-    else location.hash = `#${owner}`;
+    if (owner === this.id) this.take(owner, answer);
+    else if (!this.#following) location.hash = `#${owner}`;
     this.setState({ notice: answer.refusal ?? null });
     const drafts = answer.messages.slice(1).map((one) => one.id);
     this.setState({ listVersion: this.state.listVersion + 1, wantsDrafts: drafts.length > 1 ? drafts : null });
   }
   #made = null; // a conversation whose first message has not arrived yet
 
-  /** What the server has answered is shown at once; its events tell the same. */
-  take({ messages, refusal = null }) {
+  /** What the server has answered is shown at once, unless one has gone to another conversation; its events tell the same. */
+  take(owner, { messages, refusal = null }) {
     const { conversation } = this.state;
     this.setState({ notice: refusal });
+    if (owner !== this.id) return;
     for (const message of messages) conversation.put(message);
     const replies = messages.filter((message) => message.role === "assistant");
     this.show((replies[0] ?? messages.at(-1)).id);
@@ -232,17 +252,17 @@ class Chat extends Component {
 
   async edit(message, text) {
     if (text === message.text) return;
+    const owner = this.id;
     const id = newId();
     const body = { id, parent: message.parent, role: message.role, text };
     if (message.role === "user") body.replies = api.repliesOf(readSettings(), id);
-    const answer = await api.post(this.id, body);
-    this.take(answer);
+    this.take(owner, await api.post(owner, body));
   }
 
   async regenerate(message) {
     const asked = message.role === "user" ? message.id : message.parent;
-    const answer = await api.reply(this.id, asked, api.repliesOf(readSettings(), newId()));
-    this.take(answer);
+    const owner = this.id;
+    this.take(owner, { messages: (await api.reply(owner, asked, api.repliesOf(readSettings(), newId()))).messages });
   }
 
   async remove(message) {
@@ -251,10 +271,9 @@ class Chat extends Component {
     for (const open = [message.id]; open.length; numBelow++) for (const one of conversation.children(open.pop())) open.push(one.id);
     const what = numBelow ? `this message and the ${numBelow} below it` : "this message";
     if (!confirm(`Delete ${what}? This cannot be undone.`)) return;
-    const siblings = conversation.siblings(message);
-    const next = siblings.find((one) => one.id !== message.id);
-    await api.removeMessage(this.id, message.id);
-    if (conversation.lineage(this.state.tip).includes(message)) this.show(next ? conversation.tip(next.id) : message.parent ?? null);
+    const owner = this.id;
+    const { ids } = await api.removeMessage(owner, message.id);
+    if (owner === this.id) this.drop(ids);
   }
 
   async rename() {
@@ -264,9 +283,9 @@ class Chat extends Component {
 
   async removeAll() {
     if (!confirm(`Delete “${this.state.conversation.info.title}” with all its branches? This cannot be undone.`)) return;
-    await api.remove(this.id);
-    location.hash = "";
-    this.setState({ listVersion: this.state.listVersion + 1 });
+    const owner = this.id;
+    await api.remove(owner);
+    if (this.id === owner || !this.id) this.close(null);
   }
 
   async save(format) {
@@ -292,6 +311,7 @@ class Chat extends Component {
       this.setState({ wantsDrafts: null });
       this.compare(wantsDrafts);
     }
+    keepFocus();
   }
 
   onScroll = () => {
@@ -349,7 +369,10 @@ class Chat extends Component {
   }
 
   renderThread({ conversation, tip, branchFrom }) {
-    if (!conversation || conversation.isEmpty) return this.renderStart(conversation);
+    if (!conversation || conversation.isEmpty) {
+      const field = (element) => (this.instructions = element);
+      return html`<${Start} isNew=${!conversation} field=${field} onIdea=${(idea) => this.composer.fill(idea)} />`;
+    }
     const path = conversation.lineage(tip);
     return html`
       <div class="thread" ref=${(element) => (this.thread = element)} onScroll=${this.onScroll}>
@@ -358,21 +381,6 @@ class Chat extends Component {
           return html`<${Message} key=${message.id} message=${message} place=${siblings.indexOf(message)} count=${siblings.length}
             isTip=${message.id === tip} isStart=${message.id === branchFrom} does=${this.does} />`;
         })}
-      </div>
-    `;
-  }
-
-  renderStart(conversation) {
-    return html`
-      <div class="thread start-page">
-        <h2>What shall it be about?</h2>
-        <p class="soft">Edit any message, ask for several drafts, go back and branch: what branches share is computed once.</p>
-        <div class="ideas">
-          ${IDEAS.map((idea) => html`<button onClick=${() => this.composer.fill(idea)}>${idea}</button>`)}
-        </div>
-        ${!conversation && html`<details class="instructions"><summary>Instructions for the model</summary>
-          <label class="hidden-text" for="instructions">Instructions</label>
-          <textarea id="instructions" rows="3" ref=${(element) => (this.instructions = element)} placeholder="You are a helpful assistant"></textarea></details>`}
       </div>
     `;
   }

@@ -5,6 +5,7 @@
 import markdownit from "../vendor/markdown-it.js";
 import "../vendor/purify.js";
 import highlight from "../vendor/highlight.js";
+import { copyText } from "./clipboard.js";
 import { Component, html } from "../vendor/htm-preact.js";
 
 const MOST_HIGHLIGHTED = 20_000; // characters of a code block
@@ -52,19 +53,55 @@ function codeBlock(source, language) {
   return `<div class="code"><div class="code-head">${head}</div><pre><code class="hljs">${body}</code></pre></div>`;
 }
 
-/** The HTML of each top-level block of a text. */
-export function blocks(text) {
+/** The top-level blocks of a text: `parts`, the HTML of each; `lines`, where each begins; and whether it names addresses. */
+function read(text) {
   const env = {};
   const tokens = reader.parse(text, env);
   const parts = [];
+  const lines = [];
   let first = 0;
   for (let index = 0; index < tokens.length; index++) {
     if (tokens[index].level === 0 && tokens[index].nesting <= 0) {
       parts.push(reader.renderer.render(tokens.slice(first, index + 1), reader.options, env));
+      lines.push(tokens[first].map[0]);
       first = index + 1;
     }
   }
-  return parts;
+  return { parts, lines, hasReferences: Object.keys(env.references ?? {}).length > 0 };
+}
+
+/**
+ * The blocks of a text that grows. Its beginning is not read again, up to the last block but one, to which what follows can add
+ * nothing; but a text that names addresses is read whole, as they count for all of it.
+ */
+export class Blocks {
+  #text = ""; // read for good
+  #parts = [];
+  #isWhole = false;
+
+  of(text) {
+    if (!text.startsWith(this.#text)) {
+      this.#isWhole = false;
+      this.#forget();
+    }
+    const { parts, lines, hasReferences } = read(text.slice(this.#text.length));
+    if (hasReferences && this.#text) {
+      this.#isWhole = true;
+      this.#forget();
+      return read(text).parts;
+    }
+    const all = [...this.#parts, ...parts];
+    if (hasReferences || this.#isWhole || parts.length < 3 || text.includes("\r")) return all;
+    const before = text.slice(this.#text.length).split("\n").slice(0, lines.at(-2));
+    this.#text += before.map((line) => `${line}\n`).join("");
+    this.#parts = all.slice(0, -2);
+    return all;
+  }
+
+  #forget() {
+    this.#text = "";
+    this.#parts = [];
+  }
 }
 
 class Block extends Component {
@@ -80,19 +117,21 @@ class Block extends Component {
 
 /** A text as Markdown. */
 export class Markdown extends Component {
+  blocks = new Blocks();
+
   shouldComponentUpdate({ text }) {
     return text !== this.props.text;
   }
 
   render({ text }) {
-    return html`<div class="markdown" onClick=${copyCode}>${blocks(text).map((source) => html`<${Block} source=${source} />`)}</div>`;
+    return html`<div class="markdown" onClick=${copyCode}>${this.blocks.of(text).map((source) => html`<${Block} source=${source} />`)}</div>`;
   }
 }
 
 async function copyCode(event) {
   const button = event.target.closest(".copy-code");
   if (!button) return;
-  await navigator.clipboard.writeText(button.closest(".code").querySelector("code").textContent);
+  await copyText(button.closest(".code").querySelector("code").textContent);
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = "Copy"), 1500);
 }

@@ -24,12 +24,11 @@ export class Message extends Component {
 
   close = () => {
     this.setState({ isEditing: false });
-    this.element.focus();
+    this.element?.focus();
   };
 
-  save = (text) => {
-    this.setState({ isEditing: false });
-    this.props.does.edit(this.props.message, text);
+  save = async (text) => {
+    if (await this.props.does.edit(this.props.message, text)) this.close();
   };
 
   onKey = (event) => {
@@ -68,7 +67,7 @@ export class Message extends Component {
         ${isEditing
           ? html`<${Editor} message=${message} onSave=${this.save} onClose=${this.close} />`
           : html`<${Content} role=${role} text=${text} />
-              ${isLong && html`<button onClick=${() => this.setState({ isWhole: true })}>Show all ${message.text.length.toLocaleString()} characters</button>`}
+              ${isLong && html`<button onClick=${() => this.setState({ isWhole: true }, () => this.element.focus())}>Show all ${message.text.length.toLocaleString()} characters</button>`}
               <${Outcome} message=${message} again=${() => does.regenerate(message)} />
               <${Actions} message=${message} count=${count} does=${does} edit=${this.edit} />`}
       </article>
@@ -158,6 +157,8 @@ function time(ms) {
 }
 
 class Editor extends Component {
+  state = { isSaving: false };
+
   componentDidMount() {
     this.field.focus();
     this.field.setSelectionRange(this.field.value.length, this.field.value.length);
@@ -168,12 +169,15 @@ class Editor extends Component {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.save();
   };
 
-  save = () => {
+  save = async () => {
     const text = this.field.value.trim();
-    if (text) this.props.onSave(text);
+    if (!text || this.state.isSaving) return;
+    this.setState({ isSaving: true });
+    await this.props.onSave(text);
+    this.setState({ isSaving: false });
   };
 
-  render({ message, onClose }) {
+  render({ message, onClose }, { isSaving }) {
     const isOwn = message.role === "user";
     return html`
       <div class="editor">
@@ -182,7 +186,7 @@ class Editor extends Component {
           ref=${(field) => (this.field = field)} defaultValue=${message.text}
         ></textarea>
         <div class="buttons">
-          <button class="main" onClick=${this.save}>${isOwn ? "Send as a new branch" : "Keep as a new version"}</button>
+          <button class="main" aria-disabled=${isSaving} onClick=${this.save}>${isOwn ? "Send as a new branch" : "Keep as a new version"}</button>
           <button onClick=${onClose}>Cancel</button>
           <span class="soft small">What is there now stays as another version.</span>
         </div>

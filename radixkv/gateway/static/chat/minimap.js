@@ -32,6 +32,23 @@ export function layOut(conversation) {
 export class Minimap extends Component {
   state = { focused: null };
 
+  componentDidMount() {
+    this.keepInSight();
+  }
+
+  componentDidUpdate({ tip }) {
+    if (tip !== this.props.tip) this.keepInSight();
+  }
+
+  /** The end of the branch that is shown stays in sight. */
+  keepInSight() {
+    const spot = this.element.querySelector(".tip")?.getBoundingClientRect();
+    if (!spot) return;
+    const box = this.element.getBoundingClientRect();
+    if (spot.bottom > box.bottom || spot.top < box.top) this.element.scrollTop += spot.top - box.top - box.height / 2;
+    if (spot.right > box.right || spot.left < box.left) this.element.scrollLeft += spot.left - box.left - box.width / 2;
+  }
+
   onKey = (event) => {
     const { conversation, tip, onGo, onCompare } = this.props;
     const at = conversation.get(this.state.focused ?? tip);

@@ -4,12 +4,14 @@ import { Component, html } from "../vendor/htm-preact.js";
 import { importBatch, list } from "./api.js";
 
 const PAGE = 50;
+const MOST_AT_ONCE = 200; // that the server lists
 const BATCH_BYTES = 2_000_000;
 const PAUSE_MS = 200;
 
 /** The list. `version`: whatever changes when the list may have; `onOpen(id)`, `onNew()`. */
 export class Sidebar extends Component {
   state = { conversations: [], hasMore: false, search: "", error: null, report: null };
+  #turn = 0; // of the list that was asked for last
 
   componentDidMount() {
     this.load();
@@ -22,12 +24,13 @@ export class Sidebar extends Component {
 
   async load(more = false) {
     const { conversations, search } = this.state;
-    const query = { limit: PAGE };
+    const turn = ++this.#turn;
+    const query = { limit: more ? PAGE : Math.min(MOST_AT_ONCE, Math.max(PAGE, conversations.length)) };
     if (search) query.search = search;
     if (more) query.before = conversations.at(-1).updated;
     try {
       const found = await list(query);
-      if (search !== this.state.search) return;
+      if (search !== this.state.search || turn !== this.#turn) return;
       const all = more ? [...conversations, ...found.conversations] : found.conversations;
       this.setState({ conversations: all, hasMore: found.has_more, error: null });
     } catch (error) {
@@ -86,6 +89,7 @@ export class Sidebar extends Component {
 /** Send a file's conversations in pieces that the server takes; a sentence on what came of it. Throws what people should read. */
 export async function importFile(file, onProgress) {
   const entries = readEntries(await file.text());
+  if (!entries.length) return "This file holds no conversation.";
   let numDone = 0;
   let numImported = 0;
   const skipped = [];
@@ -93,9 +97,14 @@ export async function importFile(file, onProgress) {
     let end = numDone;
     for (let size = 0; end < entries.length && (end === numDone || size + entries[end].size < BATCH_BYTES); end++) size += entries[end].size;
     const batch = entries.slice(numDone, end).map((entry) => entry.value);
-    const answer = await importBatch(batch);
-    numImported += answer.conversations.length;
-    skipped.push(...answer.skipped.map(({ index, reason }) => `No. ${numDone + index + 1}: ${reason}`));
+    try {
+      const answer = await importBatch(batch);
+      numImported += answer.conversations.length;
+      skipped.push(...answer.skipped.map(({ index, reason }) => `No. ${numDone + index + 1}: ${reason}`));
+    } catch (error) {
+      if (error.status !== 413) throw new Error(numImported ? `${numImported} imported, then: ${error.message}` : error.message);
+      skipped.push(...batch.map((_, index) => `No. ${numDone + index + 1}: ${error.message}`));
+    }
     numDone = end;
     onProgress(numDone, entries.length);
   }

@@ -1,0 +1,238 @@
+"""The chat page where something comes between: another tab, a server that is gone, no HTTPS, texts that are long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import ELSEWHERE, check_accessible, open_page, start_browser
+from playwright.sync_api import Browser, Page, expect
+from test_chat_page import THREE, Site, converse, hold_in_a_reply, say, shown
+
+_SAME_BLOCKS = """async (text) => {
+  const { Blocks } = await import("/static/chat/markdown.js");
+  const growing = new Blocks();
+  for (let end = 1; end < text.length; end += 3) growing.of(text.slice(0, end));
+  return [growing.of(text).join(""), new Blocks().of(text).join("")];
+}"""
+_READ_LAST = """async () => {
+  const { Blocks } = await import("/static/chat/markdown.js");
+  const part = (index) => `Paragraph ${index} ${"with **some** words ".repeat(5)}\\n\\n`;
+  let text = Array.from({ length: 2000 }, (_, index) => part(index)).join("");
+  const growing = new Blocks();
+  const time = (end) => {
+    const began = performance.now();
+    growing.of(end);
+    return performance.now() - began;
+  };
+  const first = time(text);
+  return [first, Math.min(...[1, 2, 3, 4, 5].map((index) => time((text += part(index)))))];
+}"""
+_MARKDOWN = """A paragraph
+that goes on
+===
+
+- a list
+
+  with a paragraph
+- and more
+
+1. one
+2. two
+
+#heading that is none
+# one that is
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+> quoted
+and lazy
+
+```python
+x = 1
+
+y = 2
+```
+
+    indented
+
+    code
+
+---
+
+An end with [a link][far] and **bold** text.
+
+Another
+
+and another
+
+and the last one.
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with start_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
+    site = Site(default_model, tmp_path)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def page(site: Site, browser: Browser) -> Iterator[Page]:
+    with open_page(browser, site.url) as page:
+        yield page
+
+
+def test_the_page_works_without_https_from_another_machine(site: Site, browser: Browser) -> None:
+    with open_page(browser, site.url.replace("127.0.0.1", ELSEWHERE)) as page:
+        assert not page.evaluate("isSecureContext")
+        converse(site, page, THREE[0])
+        shown(page).last.get_by_role("button", name="Copy").click()
+        expect(page.get_by_text("Copied.", exact=True)).to_be_attached()
+
+
+def test_a_conversation_opens_at_the_first_try(site: Site, page: Page) -> None:
+    converse(site, page, THREE[0])
+    page.add_init_script(
+        "new MutationObserver(() => { if (document.querySelector('main [role=status] .notice')) window.wasLost = true })"
+        ".observe(document, { subtree: true, childList: true })"
+    )
+    page.reload()
+    expect(shown(page)).to_have_count(2)
+    assert page.evaluate("window.wasLost") is None
+
+
+def test_an_edit_that_cannot_be_stored_stays_in_its_field(site: Site, page: Page) -> None:
+    converse(site, page, THREE[0])
+    shown(page).first.get_by_role("button", name="Edit").click()
+    field = page.get_by_label("Edit: You")
+    field.fill("A long text that nobody wants to write again")
+    site.stop()
+    page.get_by_role("button", name="Send as a new branch").click()
+    expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+    expect(field).to_have_value("A long text that nobody wants to write again")
+    site.dictate("Heard.")
+    site.start()
+    page.get_by_role("button", name="Send as a new branch").click()
+    expect(shown(page).last).to_contain_text("Heard.")
+    expect(field).to_have_count(0)
+
+
+def test_what_a_message_goes_on_from_stays_whatever_happens_elsewhere(site: Site, page: Page) -> None:
+    converse(site, page, *THREE[:2])
+    shown(page).nth(1).get_by_role("button", name="Branch").click()
+    branching = page.get_by_text("A new branch below “First answer.”")
+    expect(branching).to_be_visible()
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(shown(other)).to_have_count(4)
+    converse(site, other, THREE[2])
+    expect(shown(page)).to_have_count(6)
+    expect(branching).to_be_visible()
+    site.stop()
+    expect(page.get_by_text("The server cannot be reached")).to_be_visible()
+    site.start()
+    expect(page.get_by_text("The server cannot be reached")).to_be_hidden()
+    expect(branching).to_be_visible()
+    other.close()
+
+
+def test_what_another_tab_deletes_is_not_shown_any_more(site: Site, page: Page) -> None:
+    converse(site, page, THREE[0])
+    site.dictate("Another answer.")
+    shown(page).last.get_by_role("button", name="Regenerate").click()
+    expect(shown(page).last).to_contain_text("Another answer.")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.on("dialog", lambda dialog: dialog.accept())
+    expect(shown(other).last).to_contain_text("Another answer.")
+    shown(page).last.get_by_role("button", name="Compare").click()
+    expect(page.locator(".column")).to_have_count(2)
+    shown(other).last.get_by_role("button", name="Delete this reply and what follows it").click()
+    expect(page.locator(".column")).to_have_count(0)
+    for tab in (page, other):
+        expect(shown(tab)).to_have_count(2)
+        expect(shown(tab).last).to_contain_text("First answer.")
+    other.close()
+
+
+def test_the_way_back_leads_past_a_conversation_that_is_gone(site: Site, page: Page) -> None:
+    converse(site, page, THREE[0])
+    page.get_by_role("button", name="New chat").click()
+    page.evaluate("location.hash = '#conv_gone'")
+    expect(page.get_by_role("alert")).to_contain_text("not there any more")
+    page.go_back()
+    page.go_back()
+    expect(shown(page).last).to_contain_text("First answer.")
+
+
+def test_the_focus_is_never_lost(site: Site, page: Page) -> None:
+    def has_focus(selector: str) -> None:
+        page.wait_for_function("(selector) => document.activeElement.matches(selector)", arg=selector)
+
+    page.on("dialog", lambda dialog: dialog.accept())
+    converse(site, page, THREE[0])
+    site.dictate("Another answer.")
+    shown(page).last.get_by_role("button", name="Regenerate").click()
+    expect(shown(page).last).to_contain_text("Another answer.")
+    has_focus("article")
+    shown(page).last.get_by_role("button", name="Compare").click()
+    has_focus(".compare-head button")
+    page.get_by_role("button", name="Go on with this one").last.click()
+    has_focus("article")
+    shown(page).last.get_by_role("button", name="Delete this reply").click()
+    expect(page.get_by_text("1 / 2")).to_have_count(0)
+    has_focus("article")
+    page.get_by_label("More").click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Rename")).to_be_hidden()
+    has_focus("summary")
+    check_accessible(page)
+
+
+def test_what_is_written_while_a_message_is_sent_stays(site: Site, page: Page) -> None:
+    converse(site, page, THREE[0])
+    page.evaluate(
+        "() => { const real = fetch; window.fetch = async (...all) => {"
+        " if (all[1]?.method === 'POST') await new Promise((go) => (window.go = go)); return real(...all); }; }"
+    )
+    site.dictate("Second answer.")
+    say(page, "Second question")
+    page.wait_for_function("() => Boolean(window.go)")
+    page.keyboard.type(" and a third")
+    page.evaluate("() => window.go()")
+    expect(shown(page).last).to_contain_text("Second answer.")
+    expect(shown(page).nth(2).locator(".plain")).to_have_text("Second question")
+    expect(page.get_by_label("Message", exact=True)).to_have_value(" and a third")
+
+
+@pytest.mark.parametrize("end", ["", "\n[far]: https://example.org/\n\nOne more.\n"], ids=["plain", "with an address"])
+def test_markdown_that_grows_reads_as_it_does_whole(page: Page, end: str) -> None:
+    grown, whole = page.evaluate(_SAME_BLOCKS, _MARKDOWN + end)
+    assert grown == whole
+    assert "<h1>" in whole
+    assert ("example.org" in whole) == bool(end)
+
+
+def test_of_a_long_text_that_grows_only_the_end_is_read_again(page: Page) -> None:
+    first_ms, then_ms = page.evaluate(_READ_LAST)
+    assert then_ms < first_ms / 4, (first_ms, then_ms)
+
+
+def test_a_branch_is_regenerated_while_another_is_being_written(site: Site, page: Page) -> None:
+    converse(site, page, THREE[0])
+    hold_in_a_reply(site, page)
+    shown(page).nth(1).get_by_role("button", name="Branch").click()
+    site.runner.gate.set()
+    say(page, "Meanwhile")
+    expect(shown(page).nth(2)).to_contain_text("Meanwhile")
+    expect(shown(page).nth(2)).to_contain_text("2 / 2")
