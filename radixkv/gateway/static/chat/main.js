@@ -13,6 +13,7 @@ import { keepFocus } from "./focus.js";
 import { Head } from "./head.js";
 import { Message } from "./message.js";
 import { Minimap } from "./minimap.js";
+import { paced } from "./pace.js";
 import { showHeader } from "../page.js";
 import { Sidebar } from "./sidebar.js";
 import { Start } from "./start.js";
@@ -25,7 +26,8 @@ class Chat extends Component {
     wantsDrafts: null,
   };
   #following = null;
-  #isDue = false;
+
+  refresh = paced(() => this.setState({})); // tokens may come faster than frames
 
   does = {
     turn: (message, step) => this.turn(message, step),
@@ -152,16 +154,6 @@ class Chat extends Component {
     if (before) return;
     if (message.parent === tip) this.show(message.id, { branchFrom }); // also one that another tab has sent
     if (compared) this.setState({ compared: compared.map((one) => (one === message.parent ? message.id : one)) });
-  }
-
-  /** Show again with the next frame: tokens may come faster than that. */
-  refresh() {
-    if (this.#isDue) return;
-    this.#isDue = true;
-    requestAnimationFrame(() => {
-      this.#isDue = false;
-      this.setState({});
-    });
   }
 
   /** Show the branch that ends with `tip`; `branchFrom`: the message that the next one goes on from, if that is still there. */
