@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,12 +11,10 @@ import pytest
 from browser import check_accessible, open_page, phone, start_browser
 from chat_stack import gateway, gibberish_engine, wait_until
 from playwright.sync_api import Browser, Locator, Page, expect
-from torch import Tensor
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.model import ForwardRow
 from radixkv.worker.server import GenerationServer
 
 LONG = 100_000
@@ -53,18 +51,6 @@ class Site:
         self.runner.dictated.clear()
         for reply in replies:
             self.runner.dictated.extend([*self.text.encode(reply, special=False), *self.runner.eos_token_ids])
-
-    def hold_after(self, num_steps: int) -> None:
-        """Have the model wait at its gate that many steps from now."""
-        forward, steps = self.runner.forward, iter(range(num_steps))
-
-        def counting(rows: Sequence[ForwardRow]) -> Tensor:
-            if next(steps, None) is None:
-                self.runner.forward = forward  # type: ignore[method-assign]  # as it was
-                self.runner.gate.clear()
-            return forward(rows)
-
-        self.runner.forward = counting  # type: ignore[method-assign]  # until then
 
     def close(self) -> None:
         self.runner.gate.set()
@@ -289,7 +275,7 @@ def test_a_message_of_100_kb_arrives_whole_also_where_the_model_cannot_take_it(
 def hold_in_a_reply(site: Site, page: Page) -> None:
     """Ask for a long reply, which is held up behind its beginning."""
     site.dictate("word " * 100)
-    site.hold_after(20)
+    site.runner.close_gate_after(20)
     say(page, "Go on and on")
     expect(page.locator("article.running")).to_contain_text("word word")
 

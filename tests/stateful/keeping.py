@@ -46,14 +46,13 @@ class KeepingRules(Player):
 
     # -- branches -----------------------------------------------------------------------------------------------------
 
-    @rule(pick=picks, cuts=st.lists(picks, min_size=1, max_size=4), suffix=suffixes, namespace=namespaces)
-    def evict_branches(self, *, pick: int, cuts: list[int], suffix: list[int], namespace: str) -> None:
+    def evict_branches(self, pick: int, cut: int, suffix: list[int], namespace: str) -> None:
         """Branches that are there go, one after the other, or one that is none."""
-        for cut in cuts:
+        for number in range(1 + pick % 4):
             paths = list(self.driver.snapshot.paths.values())
-            if cut % 4 and paths:
-                path = paths[-1 - (pick + cut) % len(paths)]
-                end = path.num_above + 1 + cut % (len(path.tokens) - path.num_above)
+            if (cut + number) % 4 and paths:
+                path = paths[-1 - (pick + cut + number) % len(paths)]
+                end = path.num_above + 1 + (cut + number) % (len(path.tokens) - path.num_above)
                 self.driver.evict_branch(path.node.namespace, path.tokens[:end])
             else:
                 self.driver.evict_branch(namespace, self._prompt(pick, cut, suffix)[: cut % 12])
@@ -68,9 +67,18 @@ class KeepingRules(Player):
         if which % 5 == 0:
             self.driver.pass_time()
             return
+        if which % 5 == 1 and (life := self._pick(pick)) and life.num_computed:
+            self._retain_in_use(life, worth)
+            return
         tokens = self._prompt(pick, cut, suffix)
         for _ in range(1 + which % 2):  # what is said again lasts anew
             self.driver.retain(namespace, tokens, worth)
+
+    def _retain_in_use(self, life: WorkerSequence, worth: tuple[Retention, ...]) -> None:
+        """What a sequence stands on is worth more or less for a time, which is over before it ends."""
+        self.driver.retain(life.namespace, tuple(life.tokens[: life.num_computed]), worth)
+        self.driver.pass_time()
+        self.driver.carry([ReleaseOp(id_of(life), keep=True)])
 
     # -- quotas -------------------------------------------------------------------------------------------------------
 

@@ -314,6 +314,8 @@ class CacheMachine(KeepingRules):
                 self.driver.evict((0, 1, 1, 1, 2, 2, 3, 5)[pick % 8])
             case 8 if cut % 2:
                 self.driver.clear(namespace)
+            case 12 | 13:
+                self.evict_branches(pick, cut, suffix, namespace)
             case 9:
                 self.driver.interrupt()
             case 10:
