@@ -1,9 +1,10 @@
-"""A live cache service over TCP and over a unix socket, on a clock that the test moves, and a holder of a pool of it."""
+"""A live cache service over TCP and over a unix socket, on a clock that the test moves, a holder of a pool of it; a browser."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from live_service import TTL_S, Clock
@@ -11,6 +12,18 @@ from live_service import TTL_S, Clock
 from radixkv import PoolShape, connect
 from radixkv.client import RemoteHolder
 from radixkv.service import ServiceConfig, ServiceThread
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real browser, for tests of the pages; the test is skipped where there is none."""
+    from browser import start_browser
+
+    with start_browser() as browser:
+        yield browser
 
 
 @pytest.fixture

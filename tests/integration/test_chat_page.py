@@ -4,64 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from browser import check_accessible, open_page, phone, start_browser
-from chat_stack import gateway, gibberish_engine, wait_until
-from playwright.sync_api import Browser, Locator, Page, expect
+from browser import check_accessible, open_page, phone
+from chat_site import THREE, Site, converse, hold_in_a_reply, say, shown
+from chat_stack import gateway, wait_until
+from playwright.sync_api import Browser, Page, expect
 
-from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.server import GatewayServer
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.server import GenerationServer
 
 LONG = 100_000
-
-
-class Site:
-    """A gateway that can be restarted at its address, on its state file, before an engine that runs on."""
-
-    def __init__(self, model: str, folder: Path, **engine: int) -> None:
-        self._stack = ExitStack()
-        self.engine, self.runner, self.text = self._stack.enter_context(gibberish_engine(model, **engine))
-        self._config = {"state_file": folder / "state.sqlite", "drain_s": 0.05}
-        self._listen = "127.0.0.1:0"
-        self._server: GatewayServer | None = None
-        self.start()
-
-    def start(self) -> None:
-        config = GatewayConfig(listen=self._listen, **self._config)  # type: ignore[arg-type]  # as they are above
-        self._server = GatewayServer(self.engine, config)
-        self._server.__enter__()
-        self._listen = self._server.address
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    @property
-    def url(self) -> str:
-        return f"http://{self._listen}/"
-
-    def dictate(self, *replies: str) -> None:
-        """What the model says next, each up to its end."""
-        self.runner.dictated.clear()
-        for reply in replies:
-            self.runner.dictated.extend([*self.text.encode(reply, special=False), *self.runner.eos_token_ids])
-
-    def close(self) -> None:
-        self.runner.gate.set()
-        self.stop()
-        self._stack.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -75,32 +29,6 @@ def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
 def page(site: Site, browser: Browser) -> Iterator[Page]:
     with open_page(browser, site.url) as page:
         yield page
-
-
-def say(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def shown(page: Page) -> Locator:
-    """The messages of the branch that is shown, those of the user and finished replies."""
-    return page.locator("article.complete")
-
-
-def converse(site: Site, page: Page, *turns: tuple[str, str]) -> None:
-    for question, answer in turns:
-        before = shown(page).count()
-        site.dictate(answer)
-        say(page, question)
-        expect(shown(page)).to_have_count(before + 2)
-        expect(shown(page).last).to_contain_text(answer)
-
-
-THREE = (
-    ("First question", "First answer."),
-    ("Second question", "Second answer."),
-    ("Third question", "Third answer."),
-)
 
 
 def test_a_conversation_is_regenerated_edited_and_outlives_a_reload_and_a_restart(site: Site, page: Page) -> None:
@@ -270,14 +198,6 @@ def test_a_message_of_100_kb_arrives_whole_also_where_the_model_cannot_take_it(
             expect(shown(page)).to_have_count(1)
     finally:
         site.close()
-
-
-def hold_in_a_reply(site: Site, page: Page) -> None:
-    """Ask for a long reply, which is held up behind its beginning."""
-    site.dictate("word " * 100)
-    site.runner.close_gate_after(20)
-    say(page, "Go on and on")
-    expect(page.locator("article.running")).to_contain_text("word word")
 
 
 def try_again(site: Site, page: Page) -> None:

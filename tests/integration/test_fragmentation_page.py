@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from browser import check_accessible, open_page, phone, start_browser
+from browser import check_accessible, open_page, phone
 from chat_stack import Stack, chat_stack, gateway, gibberish_engine, keys_file
 from playwright.sync_api import Browser, Page, expect
 
@@ -44,12 +44,6 @@ async ([text, settings]) => {
 def stack(default_model: str) -> Iterator[Stack]:
     with chat_stack(default_model) as stack:
         yield stack
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import DEADLINE_MS, check_accessible, open_page, phone, start_browser
+from browser import DEADLINE_MS, check_accessible, open_page, phone
 from chat_stack import Watched, gateway, gibberish_engine
 from playwright.sync_api import Browser, Page, expect
 from tree_stack import TreeStack, busy_stack, operators_file, store, tree_stack
@@ -26,12 +26,6 @@ LOIRE = SYSTEM + "Where does the Loire end?"
 DANUBE = SYSTEM + "Which capitals lie on the Danube?"
 
 expect.set_options(timeout=DEADLINE_MS)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,9 @@ class Follower:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wait_until(self, holds: Callable[[], bool]) -> None:
+    def wait_until(self, holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
         with self._news:
-            assert self._news.wait_for(holds, DEADLINE_S), "it was not told in time"
+            assert self._news.wait_for(holds, deadline_s), "it was not told in time"
 
     def post(self, path: str, body: Any = None) -> httpx.Response:
         return self.client.post(path, json={} if body is None else body)

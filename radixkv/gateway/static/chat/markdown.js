@@ -79,6 +79,11 @@ export class Blocks {
   #parts = [];
   #isWhole = false;
 
+  /** Characters at the beginning that are not read again while the text grows. */
+  get numSettled() {
+    return this.#text.length;
+  }
+
   of(text) {
     if (!text.startsWith(this.#text)) {
       this.#isWhole = false;
