@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from browser import ELSEWHERE, check_accessible, open_page
 from chat_site import THREE, Site, converse, hold_in_a_reply, say, shown
+from chat_stack import gateway, keys_file
 from playwright.sync_api import Browser, Page, expect
+
+from radixkv.gateway.config import GatewayConfig
 
 _SAME_BLOCKS = """async (text) => {
   const { Blocks } = await import("/static/chat/markdown.js");
@@ -226,3 +229,15 @@ def test_a_branch_is_regenerated_while_another_is_being_written(site: Site, page
     say(page, "Meanwhile")
     expect(shown(page).nth(2)).to_contain_text("Meanwhile")
     expect(shown(page).nth(2)).to_contain_text("2 / 2")
+
+
+def test_a_server_with_keys_asks_for_one_until_it_is_known(site: Site, browser: Browser, tmp_path: Path) -> None:
+    config = GatewayConfig(listen="127.0.0.1:0", keys_file=keys_file(tmp_path / "keys.toml"), drain_s=0.05)
+    with gateway(site.engine, config) as server, open_page(browser, server.page_url) as page:
+        for key in ("nobody's", "red"):
+            page.get_by_label("Key", exact=True).fill(key)
+            page.get_by_role("button", name="Go on").click()
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        converse(site, page, THREE[0])
+        page.reload()
+        expect(shown(page)).to_have_count(2)
