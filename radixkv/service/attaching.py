@@ -1,25 +1,23 @@
-"""`Workers.Attach`: one stream, from Hello to its end, as a conversation with the pool table."""
+"""`Workers.Attach` over gRPC: streams between their holders and the pool table. What they say to each other is in `holding`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from radixkv.core.errors import InvalidArgumentError, LeaseError, RadixKVError, UnavailableError
-from radixkv.service.pools import Attachment, Pool, PoolTable
+from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.service.holding import Holding
+from radixkv.service.pools import PoolTable
 from radixkv.service.status import status_of, trailing_metadata
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.v1 import workers_pb2_grpc
 
 __all__ = ["WorkersServicer", "abort"]
-
-_log = logging.getLogger(__name__)
 
 
 async def abort(context: Any, error: RadixKVError) -> None:
@@ -34,41 +32,45 @@ class _AttachStream:
     whoever comes first writes them all, since gRPC takes one message at a time.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, pools: PoolTable) -> None:
+        self.ending: RadixKVError | None = None
+        self.holding = Holding(pools, self._post, self.end)
         self._task = asyncio.current_task()
         self._context = context
         self._outbox: deque[workers.AttachResponse] = deque()
         self._writing = asyncio.Lock()
         self._flushes: set[asyncio.Task[None]] = set()
-        self.pool: Pool | None = None
-        self.ending: RadixKVError | None = None
+        self._is_receiving = False
 
-    def post(self, response: workers.AttachResponse | None) -> None:
-        """To be written by the next `flush`; None is nothing."""
-        if response is not None:
-            self._outbox.append(response)
+    async def receive(self, request: workers.AttachRequest) -> None:
+        """Act upon a message; returns once what it caused is on its way."""
+        self._is_receiving = True
+        try:
+            self.holding.receive(request)
+        finally:
+            self._is_receiving = False
+        await self._flush()
 
-    async def flush(self) -> None:
-        """Write all that was posted; returns once it is on its way."""
-        async with self._writing:
-            while self._outbox:
-                await self._context.write(self._outbox.popleft())
-
-    def send_notices(self) -> None:
-        """Send what notices there are, from outside the serving task."""
-        if self.pool is not None and self.ending is None:
-            self.post(self.pool.collect_notices())
+    def _post(self, response: workers.AttachResponse) -> None:
+        self._outbox.append(response)
+        if not self._is_receiving and self.ending is None:
             flush = asyncio.ensure_future(self._flush_or_leave())
             self._flushes.add(flush)
             flush.add_done_callback(self._flushes.discard)
 
+    async def _flush(self) -> None:
+        async with self._writing:
+            while self._outbox:
+                await self._context.write(self._outbox.popleft())
+
     async def _flush_or_leave(self) -> None:
         """Whatever keeps this stream from being written to, its notices are left to the next."""
         with contextlib.suppress(Exception):
-            await self.flush()
+            await self._flush()
 
     def left(self) -> None:
         """The stream is over: nothing more is written."""
+        self.holding.lost()
         self._outbox.clear()
         for flush in list(self._flushes):
             flush.cancel()
@@ -86,7 +88,7 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
 
     Args:
         pools: the pool table, owned by the event loop's thread.
-        changed: called after each Step, for those who follow events.
+        changed: called after each message, for those who follow events.
 
     `num_ended`: streams that have ended so far.
     """
@@ -106,10 +108,10 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
 
     async def Attach(self, _request_iterator: Any, context: Any) -> None:  # noqa: N802 the proto's name
         """Serve one stream; see workers.proto."""
-        stream = _AttachStream(context)
+        stream = _AttachStream(context, self._pools)
         self._streams.add(stream)
         try:
-            await self._hold(context, stream)
+            await self._serve(context, stream)
         except RadixKVError as error:
             await abort(context, error)
         except asyncio.CancelledError:
@@ -124,73 +126,10 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
             self._streams.discard(stream)
             self.num_ended += 1
 
-    async def _hold(self, context: Any, stream: _AttachStream) -> None:
-        hello = await context.read()
-        if hello is grpc.aio.EOF:
-            return
-        if self._is_stopping:
-            raise UnavailableError("the service is stopping")
-        kind = hello.WhichOneof("message")
-        if kind != "hello":
-            raise InvalidArgumentError("message", kind, "hello, the first of a stream")
-        attachment = self._pools.attach(hello.hello, stream)
-        try:
-            stream.pool = attachment.pool
-            stream.post(workers.AttachResponse(attached=self._describe(attachment)))
-            for unacknowledged in list(attachment.pool.notices):
-                stream.post(unacknowledged)
-            stream.post(attachment.pool.collect_notices())
-            await stream.flush()
-            await self._serve(attachment.pool, context, stream)
-        finally:
-            self._pools.leave(attachment.pool, stream)
-
-    def _describe(self, attachment: Attachment) -> workers.Attached:
-        config = self._pools.config
-        return workers.Attached(
-            resumed=attachment.resumed,
-            next_step=attachment.pool.next_step,
-            lease_ttl_ms=round(config.lease_ttl_s * 1000),
-            max_message_bytes=config.max_message_bytes,
-            max_unacknowledged_steps=config.max_unacknowledged_steps,
-            max_ops_per_step=config.max_ops_per_step,
-            max_children_per_fork=config.max_children_per_fork,
-        )
-
-    async def _serve(self, pool: Pool, context: Any, stream: _AttachStream) -> None:
-        read, renew = context.read, self._pools.renew
-        while (request := await read()) is not grpc.aio.EOF:
-            renew(pool, stream)
-            kind = request.WhichOneof("message")
-            if kind == "step":
-                stream.post(self._apply(pool, request.step))
-                stream.post(pool.collect_notices())
-                await stream.flush()
-                self._changed()
-            elif kind == "heartbeat":
-                heartbeat = request.heartbeat
-                pool.acknowledge(heartbeat.acknowledged_through, heartbeat.notices_acknowledged_through)
-                stream.post(workers.AttachResponse(heartbeat_answer=workers.HeartbeatAnswer()))
-                stream.post(pool.collect_notices())
-                await stream.flush()
-            elif kind == "goodbye":
-                self._pools.leave(pool, stream)
-                self._pools.end(pool)
-                self._changed()
-                return
-            else:
-                raise InvalidArgumentError("message", kind, "a step, a heartbeat or goodbye")
-
-    def _apply(self, pool: Pool, step: workers.Step) -> workers.AttachResponse:
-        """Apply a Step; a pool on which the service itself failed is dropped, never served on."""
-        try:
-            return pool.apply(step)
-        except RadixKVError:
-            raise
-        except Exception:
-            _log.exception("Step %d of pool %r failed", step.number, pool.shape.name)
-            self._pools.end(pool)
-            raise LeaseError(
-                f"the service failed on Step {step.number} and has dropped pool {pool.shape.name!r}; "
-                "attach with a new incarnation"
-            ) from None
+    async def _serve(self, context: Any, stream: _AttachStream) -> None:
+        read, receive = context.read, stream.receive
+        while not stream.holding.is_over and (request := await read()) is not grpc.aio.EOF:
+            if self._is_stopping:
+                raise UnavailableError("the service is stopping")
+            await receive(request)
+            self._changed()

@@ -1,0 +1,122 @@
+"""The service's end of one stream of a holder, from Hello to its end, as a state machine: no gRPC, no tasks, no clock.
+
+    hello ──> attached ──(step | heartbeat)──> answers, notices ──(goodbye)──> over
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from radixkv.core.errors import InvalidArgumentError, LeaseError, RadixKVError
+from radixkv.service.pools import Attachment, Pool, PoolTable
+from radixkv.v1 import workers_pb2 as workers
+
+__all__ = ["Holding"]
+
+_log = logging.getLogger(__name__)
+
+
+class Holding:
+    """One stream, as the pool table and the transport see it.
+
+    Args:
+        pools: the pool table; whoever owns it calls this.
+        send: takes what is to be sent to the holder, in order. Never raises, never waits.
+        end: takes the error that ends this stream, where something else than its own messages does. Never raises.
+
+    `is_over`: the holder has said goodbye; nothing more is to be read.
+    """
+
+    def __init__(
+        self,
+        pools: PoolTable,
+        send: Callable[[workers.AttachResponse], None],
+        end: Callable[[RadixKVError], None],
+    ) -> None:
+        self.is_over = False
+        self._pools = pools
+        self._send = send
+        self._end = end
+        self._pool: Pool | None = None
+
+    def receive(self, request: workers.AttachRequest) -> None:
+        """Act upon a message of the holder; what is to be answered goes out before this returns.
+
+        Raises:
+            RadixKVError: the stream is to be ended with it. The lease runs on, unless the error says that it has ended.
+        """
+        kind = request.WhichOneof("message")
+        pool = self._pool
+        if pool is None:
+            if kind != "hello":
+                raise InvalidArgumentError("message", kind, "hello, the first of a stream")
+            self._attach(request.hello)
+            return
+        self._pools.renew(pool, self)
+        if kind == "step":
+            self._send(self._apply(pool, request.step))
+            self.send_notices()
+        elif kind == "heartbeat":
+            heartbeat = request.heartbeat
+            pool.acknowledge(heartbeat.acknowledged_through, heartbeat.notices_acknowledged_through)
+            self._send(workers.AttachResponse(heartbeat_answer=workers.HeartbeatAnswer()))
+            self.send_notices()
+        elif kind == "goodbye":
+            self.lost()
+            self._pools.end(pool)
+            self.is_over = True
+        else:
+            raise InvalidArgumentError("message", kind, "a step, a heartbeat or goodbye")
+
+    def lost(self) -> None:
+        """The stream is over, however that came; the lease runs on. May be repeated."""
+        if self._pool is not None:
+            self._pools.leave(self._pool, self)
+
+    # -- for the pool table
+
+    def end(self, error: RadixKVError) -> None:
+        """See `HolderStream`."""
+        self._end(error)
+
+    def send_notices(self) -> None:
+        """See `HolderStream`."""
+        notices = self._pool.collect_notices() if self._pool is not None else None
+        if notices is not None:
+            self._send(notices)
+
+    def _attach(self, hello: workers.Hello) -> None:
+        attachment = self._pools.attach(hello, self)
+        self._pool = attachment.pool
+        self._send(workers.AttachResponse(attached=self._describe(attachment)))
+        for unacknowledged in attachment.pool.notices:
+            self._send(unacknowledged)
+        self.send_notices()
+
+    def _describe(self, attachment: Attachment) -> workers.Attached:
+        config = self._pools.config
+        return workers.Attached(
+            resumed=attachment.resumed,
+            next_step=attachment.pool.next_step,
+            lease_ttl_ms=round(config.lease_ttl_s * 1000),
+            max_message_bytes=config.max_message_bytes,
+            max_unacknowledged_steps=config.max_unacknowledged_steps,
+            max_ops_per_step=config.max_ops_per_step,
+            max_children_per_fork=config.max_children_per_fork,
+        )
+
+    def _apply(self, pool: Pool, step: workers.Step) -> workers.AttachResponse:
+        """Apply a Step; a pool on which the service itself failed is dropped, never served on."""
+        try:
+            return pool.apply(step)
+        except RadixKVError:
+            raise
+        except Exception:
+            _log.exception("Step %d of pool %r failed", step.number, pool.shape.name)
+            self.lost()
+            self._pools.end(pool)
+            raise LeaseError(
+                f"the service failed on Step {step.number} and has dropped pool {pool.shape.name!r}; "
+                "attach with a new incarnation"
+            ) from None
