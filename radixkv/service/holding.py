@@ -1,6 +1,6 @@
 """The service's end of one stream of a holder, from Hello to its end, as a state machine: no gRPC, no tasks, no clock.
 
-    hello ──> attached ──(step | heartbeat)──> answers, notices ──(goodbye)──> over
+hello ──> attached ──(step | heartbeat)──> answers, notices ──(goodbye)──> over
 """
 
 from __future__ import annotations

@@ -1,0 +1,250 @@
+"""The holder's end of `Workers.Attach` as a state machine: numbered Steps out, answers in, across as many streams as it takes.
+
+    submit ──> _pending: [ sent on this stream | waiting for the window ] ──> answered, in order
+
+A Step stays in `_pending` until its answer has arrived; after a broken stream the sent ones are sent again under their
+numbers. It opens no connection, starts no thread and reads no clock: see `stream` for who does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from radixkv.client.notices import NoticeBox
+from radixkv.core.api import ForkOp, StepOp, StepResult
+from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError
+from radixkv.service.conversion import op_to_proto, result_from_proto
+from radixkv.v1 import workers_pb2 as workers
+
+__all__ = ["FINAL_ERRORS", "HolderSession", "again"]
+
+FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError)
+"""Ends of a stream that no new stream can mend: the lease is lost with them."""
+
+MAX_PENDING_STEPS = 65_536
+_ACKNOWLEDGEMENT_BYTES = 32  # a Step that is sent again may grow by its acknowledgements
+
+
+class _Pending(NamedTuple):
+    request: workers.AttachRequest
+    future: Future[list[StepResult]]
+
+
+class _Limits(NamedTuple):
+    """What the service takes, as plain numbers: they are read at every Step."""
+
+    max_message_bytes: int
+    max_unacknowledged_steps: int
+    max_ops_per_step: int
+    max_children_per_fork: int
+
+    @classmethod
+    def of(cls, attached: workers.Attached) -> _Limits:
+        return cls(*(getattr(attached, name) for name in cls._fields))
+
+
+class HolderSession:
+    """Numbered Steps to one pool, each applied exactly once. Calls may come from any thread.
+
+    Args:
+        hello: who attaches, to what.
+        notices: where notices go.
+
+    Attributes:
+        error: why the lease is lost for good; None while it is not.
+        lease_ttl_s: how long the service waits for a message, once it has said so; before, 0.
+    """
+
+    def __init__(self, hello: workers.Hello, notices: NoticeBox) -> None:
+        self.error: RadixKVError | None = None
+        self.lease_ttl_s = 0.0
+        self._hello = hello
+        self._notices = notices
+        # Never held while a call is opened or cancelled: `receive` takes it inside gRPC's own.
+        self._lock = threading.Lock()
+        self._pending: deque[_Pending] = deque()
+        self._num_sent = 0
+        self._next_number = 1
+        self._num_answered = 0
+        self._limits = _Limits.of(workers.Attached())
+        self._spare_future = _new_future()
+        self._opened_send: Callable[[bytes], None] | None = None  # of the stream that is open
+        self._send: Callable[[bytes], None] | None = None  # the same, once that stream is attached
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the service has taken the holder on the stream that is open."""
+        return self._send is not None
+
+    # -- Steps --------------------------------------------------------------------------------------------------------
+
+    def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
+        """Send a Step, now or when the window allows; see `RemoteHolder.submit`. O(size)."""
+        request = workers.AttachRequest()
+        step = request.step
+        protos = step.ops
+        for op in ops:
+            op_to_proto(op, protos.add())
+            if isinstance(op, ForkOp) and op.n > self._limits.max_children_per_fork:
+                raise LimitError(f"a fork of {op.n}; the service takes at most {self._limits.max_children_per_fork}")
+        if len(protos) > self._limits.max_ops_per_step:
+            raise LimitError(f"a Step of {len(protos)} ops; the service takes at most {self._limits.max_ops_per_step}")
+        with self._lock:
+            if self.error is not None:
+                raise again(self.error)
+            num_pending = len(self._pending)
+            if num_pending >= MAX_PENDING_STEPS:
+                raise LimitError(f"{num_pending} Steps wait for an answer; no more are taken")
+            step.number = self._next_number
+            step.acknowledged_through = self._num_answered
+            step.notices_acknowledged_through = self._notices.num_received
+            message = request.SerializeToString()
+            self._check_size(len(message))
+            self._next_number += 1
+            future = self._spare_future
+            self._pending.append(_Pending(request, future))
+            if self._send is not None and num_pending == self._num_sent < self._limits.max_unacknowledged_steps:
+                self._send(message)
+                self._num_sent += 1
+            self._spare_future = _new_future()  # made while the message travels, not before it
+        return future
+
+    def _check_size(self, size_bytes: int) -> None:
+        limit_bytes = self._limits.max_message_bytes - _ACKNOWLEDGEMENT_BYTES
+        if size_bytes > limit_bytes:
+            raise LimitError(
+                f"a Step of {size_bytes} bytes; the service takes at most {limit_bytes} bytes in one message"
+            )
+
+    def _send_what_fits(self) -> None:
+        """Put Steps that wait on the stream while the window of unacknowledged ones allows. The lock is held."""
+        send = self._send
+        window = self._limits.max_unacknowledged_steps
+        while send is not None and self._num_sent < min(len(self._pending), window):
+            request = self._pending[self._num_sent].request
+            request.step.acknowledged_through = self._num_answered
+            request.step.notices_acknowledged_through = self._notices.num_received
+            send(request.SerializeToString())
+            self._num_sent += 1
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def open(self, send: Callable[[bytes], None]) -> None:
+        """Begin a stream with Hello, through `send`, which takes every later message of this stream too, in order.
+
+        `send` must be short and must not raise; it is called with the lock of this session held.
+        """
+        with self._lock:
+            self._hello.acknowledged_through = self._num_answered
+            self._hello.notices_acknowledged_through = self._notices.num_received
+            self._opened_send = send
+            send(workers.AttachRequest(hello=self._hello).SerializeToString())
+
+    def receive(self, message: bytes, send: Callable[[bytes], None] | None = None) -> None:
+        """Take in a message: answers complete their futures here and now.
+
+        Args:
+            message: what the service sent.
+            send: as it was given to `open` for the stream that brought it: what comes late, from a stream that is over, is
+                dropped. None: the one that is open.
+
+        Raises:
+            LeaseError: what it says cannot be; the stream is to be given up.
+        """
+        response = workers.AttachResponse.FromString(message)
+        if response.HasField("step_answer"):
+            self._take_answer(response.step_answer, send)
+        elif response.HasField("notices"):
+            self._notices.receive(response.notices)
+        elif response.HasField("attached"):
+            self._take_attached(response.attached, send)
+
+    def heartbeat(self) -> None:
+        """Send a heartbeat, if the holder is attached."""
+        with self._lock:
+            if self._send is not None:
+                heartbeat = workers.Heartbeat(
+                    acknowledged_through=self._num_answered, notices_acknowledged_through=self._notices.num_received
+                )
+                self._send(workers.AttachRequest(heartbeat=heartbeat).SerializeToString())
+
+    def stop_sending(self) -> None:
+        """Send nothing more on this stream, if the holder is attached: it is about to end."""
+        with self._lock:
+            self._send = None
+
+    def lose_stream(self) -> None:
+        """The stream has ended: what was not answered is sent again on the next. May be repeated."""
+        with self._lock:
+            self._opened_send = self._send = None
+
+    def say_goodbye(self) -> bool:
+        """End the lease by the last message of this stream, if the holder is attached; whether it is."""
+        with self._lock:
+            if self._send is None:
+                return False
+            self._send(workers.AttachRequest(goodbye=workers.Goodbye()).SerializeToString())
+            self._send = None
+            return True
+
+    def refuse(self, error: RadixKVError) -> None:
+        """Take no further Steps; those under way go on. The first error stays."""
+        with self._lock:
+            if self.error is None:
+                self.error = error
+
+    def fail(self, error: RadixKVError) -> None:
+        """Fail every outstanding Step with this error, and every later one with the first of them."""
+        self.refuse(error)
+        with self._lock:
+            outstanding, self._pending = self._pending, deque()
+            self._num_sent = 0
+        for pending in outstanding:
+            pending.future.set_exception(again(error))
+
+    def _take_attached(self, attached: workers.Attached, send: Callable[[bytes], None] | None) -> None:
+        with self._lock:
+            if self._is_over(send):
+                return
+            self._limits = _Limits.of(attached)
+            self.lease_ttl_s = attached.lease_ttl_ms / 1000
+            self._send = self._opened_send
+            self._num_sent = 0
+            self._send_what_fits()
+
+    def _is_over(self, send: Callable[[bytes], None] | None) -> bool:
+        """Whether that stream is not the open one. The lock is held."""
+        return self._opened_send is None or (send is not None and send is not self._opened_send)
+
+    def _take_answer(self, answer: workers.StepAnswer, send: Callable[[bytes], None] | None) -> None:
+        results = [result_from_proto(result) for result in answer.results]
+        with self._lock:
+            if self._is_over(send):
+                return
+            if answer.number != self._num_answered + 1 or not self._num_sent:
+                raise LeaseError(f"the service answered Step {answer.number} in place of {self._num_answered + 1}")
+            self._num_answered = answer.number
+            self._num_sent -= 1
+            future = self._pending.popleft().future
+            if self._num_sent < len(self._pending):
+                self._send_what_fits()
+        future.set_result(results)
+        self._notices.answered(answer.number)
+
+
+def _new_future() -> Future[list[StepResult]]:
+    future: Future[list[StepResult]] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def again(error: RadixKVError) -> RadixKVError:
+    """The same error as an object of its own, since several threads may raise it."""
+    copy = type(error).__new__(type(error))
+    copy.__dict__.update(error.__dict__)
+    copy.args = error.args
+    return copy
