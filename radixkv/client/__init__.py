@@ -25,6 +25,7 @@ def connect(
     holder_name: str = ...,
     timeout_s: float = ...,
     on_notices: Callable[[], None] | None = ...,
+    patience_s: float | None = ...,
 ) -> RemoteHolder: ...
 
 
@@ -37,6 +38,7 @@ def connect(
     holder_name: str = "",
     timeout_s: float = 10.0,
     on_notices: Callable[[], None] | None = None,
+    patience_s: float | None = None,
 ) -> RemoteHolder | RemoteReader:
     """Connect to a cache service.
 
@@ -50,6 +52,8 @@ def connect(
         timeout_s: how long to wait for the attachment, and for each answer to a reader's call.
         on_notices: called when a holder's `take_notices` has something new, on any thread; must be short and must neither
             raise nor wait for an answer.
+        patience_s: how long a holder tries to reach a service that has gone away before it gives its lease up. One that comes
+            back within it, restarted, is told what the pool holds, and the holder's sequences go on. None: the lease's TTL.
 
     Returns:
         A `CacheHolder` where a pool is given, else a `CacheReader`; a context manager either way.
@@ -63,5 +67,11 @@ def connect(
     if pool is None:
         return RemoteReader(address, pool_name, timeout_s=timeout_s)
     return RemoteHolder(
-        address, pool, incarnation=incarnation, holder_name=holder_name, timeout_s=timeout_s, on_notices=on_notices
+        address,
+        pool,
+        incarnation=incarnation,
+        holder_name=holder_name,
+        timeout_s=timeout_s,
+        on_notices=on_notices,
+        patience_s=patience_s,
     )

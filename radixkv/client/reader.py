@@ -25,7 +25,6 @@ from radixkv.core.api import (
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.service.addresses import parse_address
-from radixkv.service.conversion import retention_to_proto
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
@@ -38,6 +37,7 @@ from radixkv.service.reader_conversion import (
     usage_from_proto,
 )
 from radixkv.service.status import error_from_rpc
+from radixkv.service.value_conversion import retention_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 

@@ -13,7 +13,6 @@ from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVEr
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.service.attaching import abort
 from radixkv.service.config import MAX_NAME_CHARACTERS
-from radixkv.service.conversion import retention_from_proto
 from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reader_conversion import (
@@ -25,6 +24,7 @@ from radixkv.service.reader_conversion import (
     stats_to_proto,
     usage_to_proto,
 )
+from radixkv.service.value_conversion import retention_from_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 
@@ -128,10 +128,8 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         def clear() -> readers.ClearResponse:
             answers = []
             for pool in self._pools.select(request.pool):
-                num_blocks = pool.cache.clear(_namespace(request))
+                num_blocks = pool.clear(_namespace(request))
                 answers.append(readers.PoolCleared(pool=pool.shape.name, num_blocks=num_blocks))
-                if pool.stream is not None:
-                    pool.stream.send_notices()
             return readers.ClearResponse(pools=answers)
 
         return self._once("clear", request.request_id, clear)

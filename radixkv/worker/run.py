@@ -65,7 +65,8 @@ class WorkerConfig:
         unshared_namespaces: where they do not, although `share_prefixes`.
         num_remembered: finished generations that can still be forked.
         connect_timeout_s: how long to wait for the cache service to take this holder.
-        reattach_s: how long to try for a new lease when the old one is lost.
+        reattach_s: how long to wait for a cache service that has gone away, and how long to try for a new lease when the old
+            one is lost.
         show_progress: whether fetching a model shows a bar.
     """
 
@@ -270,7 +271,13 @@ class _Lease:
 
         config = self._config
         assert config.service is not None
-        self._holder = connect(config.service, self._pool, timeout_s=config.connect_timeout_s, on_notices=self._told)
+        self._holder = connect(
+            config.service,
+            self._pool,
+            timeout_s=config.connect_timeout_s,
+            on_notices=self._told,
+            patience_s=config.reattach_s,
+        )
         return self._holder
 
     def _told(self) -> None:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
-from radixkv.service.conversion import retention_from_proto, retention_to_proto
 from radixkv.service.reader_conversion import block_times_from_proto
 from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
 from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
+from radixkv.service.value_conversion import retention_from_proto, retention_to_proto
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker.pinning import MAX_PINS, PrefixPin
 from radixkv.worker.request import (
