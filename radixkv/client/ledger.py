@@ -238,12 +238,16 @@ class Ledger:
     def adoption(self) -> Iterator[AdoptionOp]:
         """What a service that knows nothing is to be told, in this order. O(blocks of the pool + histories of open sequences).
 
-        Branches used longer ago come first, so that they are evicted first, but those of one conversation stand together.
+        Branches used longer ago come first, so that they are evicted first, but those of one conversation stand together. No
+        Step may be answered until all of it was taken; namespaces may be cleared.
         """
         yield from self._open_sequences()
         known = self._known_blocks()
-        for namespace, tree in self._trees.items():
-            yield from self._histories(namespace, known.get((tree, NO_BLOCK), []), known)
+        for namespace, tree in list(self._trees.items()):
+            for history in self._histories(namespace, known.get((tree, NO_BLOCK), []), known):
+                if self._trees.get(namespace) != tree:
+                    break  # cleared meanwhile
+                yield history
 
     def _open_sequences(self) -> Iterator[AdoptSequenceOp]:
         first_of: dict[int, int] = {}

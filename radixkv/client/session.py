@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from typing import NamedTuple, cast
 
 from radixkv.client.ledger import Ledger
@@ -29,7 +30,7 @@ FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError)
 """Ends of a stream that no new stream can mend: the lease is lost with them."""
 
 MAX_PENDING_STEPS = 65_536
-_MAX_ADOPTION_OPS, _MAX_ADOPTION_BYTES = 256, 1 << 20
+_MAX_ADOPTION_OPS, _MAX_ADOPTION_BYTES, _ADOPTION_WINDOW = 256, 1 << 20, 8
 _ACKNOWLEDGEMENT_BYTES = 32  # a Step that is sent again may grow by its acknowledgements
 
 
@@ -82,8 +83,9 @@ class HolderSession:
         self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
         self._num_sent = 0
-        self._next_number = 1
         self._num_answered = 0
+        self._adoption: Iterator[_Pending] | None = None  # what a restarted service is still to be told
+        self._telling: deque[_Pending] = deque()  # the Steps of it that are being told
         self._limits = _Limits.of(workers.Attached())
         self._spare_future = _new_future()
         self._opened_send: Callable[[bytes], None] | None = None  # of the stream that is open
@@ -113,15 +115,18 @@ class HolderSession:
             num_pending = len(self._pending)
             if num_pending >= MAX_PENDING_STEPS:
                 raise LimitError(f"{num_pending} Steps wait for an answer; no more are taken")
-            step.number = self._next_number
+            step.number = self._num_answered + num_pending + 1
             step.acknowledged_through = self._num_answered
             step.notices_acknowledged_through = self._notices.num_received
             message = request.SerializeToString()
             self._check_size(len(message))
-            self._next_number += 1
             future = self._spare_future
             self._pending.append(_Pending(request, tuple(ops), future))
-            if self._send is not None and num_pending == self._num_sent < self._limits.max_unacknowledged_steps:
+            if (
+                self._send is not None
+                and num_pending == self._num_sent < self._limits.max_unacknowledged_steps
+                and self._adoption is None
+            ):
                 self._send(message)
                 self._num_sent += 1
             self._spare_future = _new_future()  # made while the message travels, not before it
@@ -134,12 +139,24 @@ class HolderSession:
                 f"a Step of {size_bytes} bytes; the service takes at most {limit_bytes} bytes in one message"
             )
 
+    @property
+    def _unanswered(self) -> deque[_Pending]:
+        """The Steps of which the first are on the stream: first those that adopt, then all others. The lock is held."""
+        return self._pending if self._adoption is None else self._telling
+
     def _send_what_fits(self) -> None:
         """Put Steps that wait on the stream while the window of unacknowledged ones allows. The lock is held."""
         send = self._send
         window = self._limits.max_unacknowledged_steps
-        while send is not None and self._num_sent < min(len(self._pending), window):
-            request = self._pending[self._num_sent].request
+        if send is not None and self._adoption is not None:
+            window = min(window, _ADOPTION_WINDOW)
+            self._telling.extend(islice(self._adoption, window - len(self._telling)))
+            if not self._telling:
+                self._adoption = None
+        unanswered = self._unanswered
+        while send is not None and self._num_sent < min(len(unanswered), window):
+            request = unanswered[self._num_sent].request
+            request.step.number = self._num_answered + self._num_sent + 1
             request.step.acknowledged_through = self._num_answered
             request.step.notices_acknowledged_through = self._notices.num_received
             send(request.SerializeToString())
@@ -216,10 +233,12 @@ class HolderSession:
         self.refuse(error)
         with self._lock:
             outstanding, self._pending = self._pending, deque()
+            self._telling.clear()
+            self._adoption = None
             self._num_sent = 0
         for pending in outstanding:
-            if pending.future is not None:
-                pending.future.set_exception(again(error))
+            assert pending.future is not None, "who submits a Step awaits its answer"
+            pending.future.set_exception(again(error))
 
     def _take_attached(self, attached: workers.Attached, send: Callable[[bytes], None] | None) -> None:
         with self._lock:
@@ -244,12 +263,8 @@ class HolderSession:
         self._notices.lost()
         while self._cleared:
             self._clear(self._cleared.popleft()[1])
-        unanswered = [pending for pending in self._pending if pending.future is not None]
-        self._pending = deque(self._adoption_steps(ledger))
-        self._pending += unanswered
-        for number, pending in enumerate(self._pending, self._num_answered + 1):
-            pending.request.step.number = number
-        self._next_number = self._num_answered + len(self._pending) + 1
+        self._telling.clear()
+        self._adoption = self._adoption_steps(ledger)
 
     def _adoption_steps(self, ledger: Ledger) -> Iterator[_Pending]:
         """Steps short enough for others to come in between."""
@@ -277,7 +292,7 @@ class HolderSession:
                 return
             if answer.number != self._num_answered + 1 or not self._num_sent:
                 raise LeaseError(f"the service answered Step {answer.number} in place of {self._num_answered + 1}")
-            pending = self._pending.popleft()
+            pending = self._unanswered.popleft()
             self._num_answered = answer.number
             self._num_sent -= 1
             if pending.future is None:
@@ -286,7 +301,7 @@ class HolderSession:
                 self._ledger.answered(cast("Sequence[StepOp]", pending.ops), results)
                 while self._cleared and self._cleared[0][0] <= answer.number:
                     self._clear(self._cleared.popleft()[1])
-            if self._num_sent < len(self._pending):
+            if self._adoption is not None or self._num_sent < len(self._pending):
                 self._send_what_fits()
         if pending.future is not None:
             pending.future.set_result(results)
