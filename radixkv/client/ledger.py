@@ -242,9 +242,9 @@ class Ledger:
         Step may be answered until all of it was taken; namespaces may be cleared.
         """
         yield from self._open_sequences()
-        known = self._known_blocks()
+        first, below = self._known_blocks()
         for namespace, tree in list(self._trees.items()):
-            for history in self._histories(namespace, known.get((tree, NO_BLOCK), []), known):
+            for history in self._histories(namespace, first.get(tree, []), below):
                 if self._trees.get(namespace) != tree:
                     break  # cleared meanwhile
                 yield history
@@ -275,39 +275,44 @@ class Ledger:
             )
             first_of.setdefault(opened.tree, opened.seq_id)
 
-    def _known_blocks(self) -> dict[tuple[int, int], list[int]]:
-        """The blocks behind each block of each tree, and those at its root. O(blocks)."""
-        known: dict[tuple[int, int], list[int]] = {}
-        filled, serials, before, trees = self._filled, self._serials, self._before, self._block_trees
-        for block_id, num_bytes in enumerate(filled):
+    def _known_blocks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """The first blocks of each tree, and the blocks behind each block. O(blocks)."""
+        first: dict[int, list[int]] = {}
+        below: dict[int, list[int]] = {}
+        filled, serials, full = self._filled, self._serials, self._block_bytes
+        links = zip(filled, self._before, self._before_serials, strict=True)
+        for block_id, (num_bytes, above, above_serial) in enumerate(links):
             if not num_bytes:
                 continue
-            above = before[block_id]
-            if above == NO_BLOCK or (
-                serials[above] == self._before_serials[block_id] and filled[above] == self._block_bytes
-            ):
-                known.setdefault((trees[block_id], above), []).append(block_id)
-        return known
+            if above == NO_BLOCK:
+                first.setdefault(self._block_trees[block_id], []).append(block_id)
+            elif serials[above] == above_serial and filled[above] == full:
+                siblings = below.get(above)
+                if siblings is None:
+                    below[above] = [block_id]
+                else:
+                    siblings.append(block_id)
+        return first, below
 
-    def _histories(
-        self, namespace: str, first_blocks: list[int], known: dict[tuple[int, int], list[int]]
-    ) -> Iterator[AdoptOp]:
-        """Every history below these blocks, depth first, each told from where it parts from the one before it."""
-        if not first_blocks:
-            return
-        tree = self._block_trees[first_blocks[0]]
-        latest = self._latest_uses(tree, first_blocks, known)
+    def _histories(self, namespace: str, first: list[int], below: dict[int, list[int]]) -> Iterator[AdoptOp]:
+        """Every history that begins in one of the `first` blocks, depth first, each from where it parts from the one before."""
+        self._order_by_use(first, below)
         path: list[int] = []
         num_told = 0
-        pending = [(block_id, 0) for block_id in sorted(first_blocks, key=latest.__getitem__, reverse=True)]
+        pending = [(block_id, 0) for block_id in first]
         while pending:
             block_id, depth = pending.pop()
             num_told = min(num_told, depth)
             del path[depth:]
             path.append(block_id)
-            below = known.get((tree, block_id), [])
-            pending += [(child, depth + 1) for child in sorted(below, key=latest.__getitem__, reverse=True)]
-            if not below or (len(path) - num_told) * self._block_bytes >= _MAX_HISTORY_BYTES:
+            while len(behind := below.get(block_id, [])) == 1:
+                (block_id,) = behind
+                path.append(block_id)
+                if (len(path) - num_told) * self._block_bytes >= _MAX_HISTORY_BYTES:
+                    yield self._history(namespace, path, num_told)
+                    num_told = len(path)
+            pending += [(child, len(path)) for child in behind]
+            if not behind and len(path) > num_told:
                 yield self._history(namespace, path, num_told)
                 num_told = len(path)
 
@@ -317,18 +322,16 @@ class Ledger:
         history = b"".join([tokens[block_id * size : block_id * size + filled[block_id]] for block_id in told])
         return AdoptOp(bytes(history), array("i", told), num_told * self._block_size, namespace)
 
-    def _latest_uses(
-        self, tree: int, first_blocks: list[int], known: dict[tuple[int, int], list[int]]
-    ) -> dict[int, int]:
-        """By block when it, or any block below it, was last used."""
-        order: list[tuple[int, int]] = []  # a block and the one before it, parents first
-        pending = [(block_id, NO_BLOCK) for block_id in first_blocks]
-        while pending:
-            block_id, above = pending.pop()
-            order.append((block_id, above))
-            pending += [(child, block_id) for child in known.get((tree, block_id), [])]
-        latest = {block_id: self._used[block_id] for block_id, _ in order}
-        for block_id, above in reversed(order):
-            if above != NO_BLOCK and latest[above] < latest[block_id]:
-                latest[above] = latest[block_id]
-        return latest
+    def _order_by_use(self, first: list[int], below: dict[int, list[int]]) -> None:
+        """Sort siblings so that those come last that were used longest ago, they or any block below them."""
+        order = first[:]  # parents before children
+        for block_id in order:
+            order += below.get(block_id, ())
+        latest = {block_id: self._used[block_id] for block_id in order}
+        for block_id in reversed(order):
+            siblings = below.get(block_id)
+            if siblings is not None:
+                if len(siblings) > 1:
+                    siblings.sort(key=latest.__getitem__, reverse=True)
+                latest[block_id] = max(latest[block_id], latest[siblings[0]])
+        first.sort(key=latest.__getitem__, reverse=True)
