@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from radixkv.client.notices import NoticeBox
 from radixkv.core.api import ForkOp, StepOp, StepResult
-from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError
+from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, PermissionDeniedError, RadixKVError
 from radixkv.service.conversion import op_to_proto, result_from_proto
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 
-FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError)
+FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError, PermissionDeniedError)
 """Ends of a stream that no new stream can mend: the lease is lost with them."""
 
 MAX_PENDING_STEPS = 65_536

@@ -7,30 +7,11 @@ from pathlib import Path
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.service.addresses import parse_address
+from radixkv.service.credentials import TenantLimits
 
 __all__ = ["GatewayConfig", "TenantLimits"]
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantLimits:
-    """What one tenant may ask of the server; None: as much as there is.
-
-    Attributes:
-        requests_per_minute: requests begun. tokens_per_minute: tokens read (but those found in the cache) and written.
-        max_concurrent: requests under way at once.
-    """
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    max_concurrent: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgumentError(name, value, "at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +20,7 @@ class GatewayConfig:
 
     Attributes:
         listen: ``host:port``; port 0 takes a free one.
-        keys_file: TOML of API keys and whose they are, see `auth`; None: every caller is the tenant "default".
+        keys_file: TOML of keys and whose they are, see `credentials`; None: every caller is the tenant "default".
         allow_anonymous: without a keys file, listen on other addresses than this machine's own.
         model_name: what the model is called here; None: as the worker calls it.
         max_tokens: longest reply of a chat that names no length, in tokens.

@@ -30,6 +30,7 @@ from radixkv.core.errors import (
     StaleIncarnationError,
     UnknownPoolError,
 )
+from radixkv.service.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto, shape_from_proto
 from radixkv.service.quotas import QuotaBook
@@ -126,8 +127,10 @@ class Pool:
         self.next_notices += 1
         return response
 
-    def apply(self, step: workers.Step) -> workers.AttachResponse:
+    def apply(self, step: workers.Step, caller: Caller | None = None) -> workers.AttachResponse:
         """Apply a Step, or find its stored answer if it was applied before. O(ops) beside the ops themselves.
+
+        Of a caller with rights, an op that names a namespace beyond them fails alone, by `PermissionDeniedError`.
 
         Raises:
             InvalidArgumentError: a number left out or acknowledged before, or an op that is not known.
@@ -139,7 +142,8 @@ class Pool:
             raise InvalidArgumentError("step.number", step.number, f"{self.next_step}: no number is left out")
         self.acknowledge(step.acknowledged_through, step.notices_acknowledged_through)
         ops = self._read_ops(step)
-        results = self.cache.step(ops)
+        refused = {} if caller is None else _denied(ops, caller)
+        results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
         answer = response.step_answer
         answer.number = step.number
@@ -168,6 +172,13 @@ class Pool:
         if number < first:
             raise InvalidArgumentError("step.number", number, f"at least {first}: earlier ones were acknowledged")
         return self.answers[number - first]
+
+
+def _denied(ops: list[StepOp], caller: Caller) -> dict[int, RadixKVError]:
+    """The ops that name a namespace which is not the caller's, by their index."""
+    named = ((index, getattr(op, "namespace", None)) for index, op in enumerate(ops))
+    denials = ((index, caller.denial(namespace)) for index, namespace in named if namespace is not None)
+    return {index: denial for index, denial in denials if denial is not None}
 
 
 class PoolTable:

@@ -22,7 +22,9 @@ from radixkv.service.addresses import Address, parse_address
 from radixkv.service.attaching import WorkersServicer
 from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
+from radixkv.service.credentials import KeyRing
 from radixkv.service.followers import Followers
+from radixkv.service.guards import AsyncGuard
 from radixkv.service.kv_events import KvEventsServicer
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
@@ -72,7 +74,7 @@ class CacheService:
         """Listen. `addresses` then tells where, with the ports that were taken for port 0.
 
         Raises:
-            InvalidArgumentError: an address that cannot be read, or is none of this machine's.
+            InvalidArgumentError: an address that cannot be read, or is none of this machine's; a keys file that cannot be read.
             UnavailableError: an address in use, or one that this process may not listen on. Nothing listens then.
             ModuleNotFoundError: KV events are to be published over ZMQ and pyzmq or msgspec is not installed.
         """
@@ -80,7 +82,9 @@ class CacheService:
         self._followers = Followers(self.config.max_event_subscribers)
         self._workers = WorkersServicer(self._pools, self._followers.changed)
         self._health = health.aio.HealthServicer()
-        server = grpc.aio.server(options=_server_options(self.config))
+        ring = KeyRing(self.config.keys_file, own_key=self.config.own_key)
+        guards = [] if ring.is_open else [AsyncGuard(ring)]
+        server = grpc.aio.server(interceptors=guards, options=_server_options(self.config))
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             PrefixCacheServicer(self._pools, self._followers), server

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
 from radixkv.core.cache import PrefixCache
-from radixkv.core.errors import InvalidArgumentError, PoolHeldError, RadixKVError, UnavailableError
+from radixkv.core.errors import (
+    InvalidArgumentError,
+    PoolHeldError,
+    RadixKVError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from radixkv.planner.plan import DEFAULT_UTILISATION
 from radixkv.service.addresses import parse_address
 from radixkv.worker.arena import Arena
@@ -298,7 +304,7 @@ class _Lease:
         for _ in range(num_tries - 1):
             try:
                 return self.attach()
-            except (UnavailableError, PoolHeldError) as error:
+            except (UnavailableError, PoolHeldError, UnauthenticatedError) as error:
                 _LOG.info("the cache service takes no holder yet: %s", error)
             if self._given_up.wait(_WATCH_S):
                 break
