@@ -80,7 +80,9 @@ def make_channel(address: str, credentials: Credentials | None, options: Sequenc
 
 def _open(where: Address, credentials: Credentials, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
     if not credentials.is_secure or where.path:
-        return grpc.insecure_channel(str(where), options=options)
+        return grpc.insecure_channel(
+            str(where), options=[*options, ("grpc.enable_http_proxy", 0)]
+        )  # a proxy would read it
     secured = grpc.ssl_channel_credentials(
         _read(credentials.ca_file), _read(credentials.key_file), _read(credentials.certificate_file)
     )

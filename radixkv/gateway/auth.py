@@ -11,7 +11,7 @@ from starlette.types import Scope
 from radixkv.gateway.errors import ApiError
 from radixkv.service.credentials import ANONYMOUS, KeyRing, Tenant
 
-__all__ = ["ANONYMOUS", "TENANT", "CurrentTenant", "KeyRing", "Tenant", "authenticate", "current_tenant"]
+__all__ = ["ANONYMOUS", "TENANT", "CurrentTenant", "KeyRing", "Tenant", "authenticate", "current_tenant", "sent_key"]
 
 TENANT = "radixkv.tenant"
 """Where the tenant is left in the request's scope, once it is known."""
@@ -23,9 +23,7 @@ def authenticate(scope: Scope, keys: KeyRing) -> Tenant:
     Raises:
         ApiError: 401 where the key is missing or nobody's; 403 where its roles are of the gRPC services alone.
     """
-    sent = Headers(scope=scope)
-    scheme, _, key = sent.get("authorization", "").partition(" ")
-    given = key.strip() if scheme.lower() == "bearer" else sent.get("x-api-key", "").strip()
+    given = sent_key(scope)
     tenant = keys.find(given)
     if tenant is None:
         message = "no such API key"
@@ -38,6 +36,13 @@ def authenticate(scope: Scope, keys: KeyRing) -> Tenant:
         raise ApiError(403, message, type="permission_error", code="no_right")
     scope[TENANT] = tenant
     return tenant
+
+
+def sent_key(scope: Scope) -> str:
+    """The key that a request brings; empty where it brings none."""
+    sent = Headers(scope=scope)
+    scheme, _, key = sent.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else sent.get("x-api-key", "").strip()
 
 
 async def current_tenant(request: Request) -> Tenant:

@@ -220,7 +220,7 @@ class KeyRing:
 
 
 def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
 def _read_tenants(document: dict[str, Any], limits: TenantLimits) -> _Known:

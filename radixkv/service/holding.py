@@ -95,7 +95,7 @@ class Holding:
     def _attach(self, hello: workers.Hello) -> None:
         if self._caller is not None:
             self._caller.check_pool(hello.pool.name)
-        attachment = self._pools.attach(hello, self)
+        attachment = self._pools.attach(hello, self, self._caller.identity if self._caller is not None else None)
         self._pool = attachment.pool
         self._send(workers.AttachResponse(attached=self._describe(attachment)))
         for unacknowledged in attachment.pool.notices:

@@ -70,6 +70,7 @@ class Pool:
         "cache",
         "config",
         "expires_at_s",
+        "identity",
         "incarnation",
         "next_notices",
         "next_step",
@@ -85,6 +86,7 @@ class Pool:
         self.config = config
         self.cache = cache
         self.stream: HolderStream | None = None
+        self.identity: tuple[str, str] | None = None  # whose credential it was attached with
         self.expires_at_s = 0.0
         self.next_step = 1
         self.answers: deque[workers.AttachResponse] = deque()
@@ -203,8 +205,10 @@ class PoolTable:
         self._pools: dict[str, Pool] = {}
         self._retired: OrderedDict[int, None] = OrderedDict()
 
-    def attach(self, hello: workers.Hello, stream: HolderStream) -> Attachment:
+    def attach(self, hello: workers.Hello, stream: HolderStream, identity: tuple[str, str] | None = None) -> Attachment:
         """Give the pool to a holder: a new life, or the one that its incarnation names. O(1) beside making the pool.
+
+        `identity`: whose credential the holder has; a life goes on for the same one alone.
 
         Raises:
             InvalidArgumentError: a shape, name or incarnation out of bounds, or not the shape that the pool has.
@@ -219,7 +223,7 @@ class PoolTable:
             raise StaleIncarnationError(
                 f"this life of pool {shape.name!r} has ended and its sequences are gone; attach with a new incarnation"
             )
-        if pool is not None and pool.incarnation == hello.incarnation:
+        if pool is not None and (pool.incarnation, pool.identity) == (hello.incarnation, identity):
             return self._resume(pool, shape, hello, stream)
         if pool is not None:
             raise PoolHeldError(
@@ -244,7 +248,7 @@ class PoolTable:
         )
         self.quotas.furnish(shape.name, cache)
         pool = self._pools[shape.name] = Pool(shape, hello.incarnation, self.config, cache)
-        pool.stream = stream
+        pool.stream, pool.identity = stream, identity
         self._renew(pool)
         return Attachment(pool, resumed=False)
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,8 +18,8 @@ from grpc_reflection.v1alpha import reflection
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.service.addresses import parse_address
 from radixkv.service.callers import current_caller
-from radixkv.service.credentials import KeyRing
 from radixkv.service.guards import ThreadGuard, abort_thread
+from radixkv.service.security import Security, bind
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker import wire
@@ -44,7 +43,7 @@ class GenerationServer:
         generator: what answers.
         address: ``host:port`` (port 0 takes a free one) or ``unix:path``.
         max_streams: generations that may stream at once; each holds a thread. One more is refused.
-        keys_file: TOML of who may call and what, see `credentials`; None: whoever reaches the address may do everything.
+        security: who may call, and what protects the way here; None: whoever reaches the address may do everything.
 
     Raises:
         InvalidArgumentError: the keys file cannot be read.
@@ -56,9 +55,10 @@ class GenerationServer:
         address: str,
         *,
         max_streams: int = MAX_STREAMS,
-        keys_file: Path | None = None,
+        security: Security | None = None,
     ) -> None:
-        ring = KeyRing(keys_file)
+        self._security = security or Security()
+        ring = self._security.ring()
         self.address = address
         self._path = ""  # of the unix socket, to be unlinked
         self._executor = ThreadPoolExecutor(max_streams + _NUM_SPARE_THREADS, thread_name_prefix="radixkv-generation")
@@ -82,13 +82,13 @@ class GenerationServer:
         """Listen; `address` then tells where, with the port that was taken for port 0.
 
         Raises:
-            InvalidArgumentError: the address cannot be read, or is none of this machine's.
+            InvalidArgumentError: the address cannot be read, is none of this machine's, or is not safe to listen on; TLS files
+                that cannot be read.
             UnavailableError: it is in use, or this process may not listen there.
         """
         address = parse_address(self.address)
         try:
-            address.require_free()
-            port = self._server.add_insecure_port(str(address))
+            port = bind(self._server, address, self._security)
         except RuntimeError as error:
             self.stop()
             raise UnavailableError(f"cannot listen on {address}: {error}") from None

@@ -16,6 +16,7 @@ from hash_model import HashRunner
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import Credentials, RemoteHolder
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.service.security import Security
 from radixkv.v1 import generation_pb2 as generation
 from radixkv.v1 import kv_events_pb2, prefix_cache_pb2, types_pb2, workers_pb2
 from radixkv.worker.engine import Engine
@@ -145,14 +146,15 @@ def guarded_site(folder: Path, lease_ttl_s: float = 10.0) -> Iterator[Site]:
     """Both servers with `write_keys`, and a pool "filled" with content of both namespaces."""
     keys = folder / "keys.toml"
     write_keys(keys)
-    config = ServiceConfig(addresses=("127.0.0.1:0",), keys_file=keys, lease_ttl_s=lease_ttl_s)
+    security = Security(keys_file=keys)
+    config = ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=lease_ttl_s, security=security)
     feeder = Credentials(token="feeder")
     runner = HashRunner(64, 4, max_model_len=100)
     with (
         ServiceThread(config) as service,
         connect(service.addresses[0], PoolShape(64, name="filled"), credentials=feeder) as holder,
         Engine(runner, PrefixCache(64, 4), model_name="hash") as engine,
-        GenerationServer(engine, "127.0.0.1:0", keys_file=keys) as worker,
+        GenerationServer(engine, "127.0.0.1:0", security=security) as worker,
     ):
         generations = {
             namespace: _generate(worker.address, key) for namespace, key in ((MINE, "client"), (THEIRS, "other"))

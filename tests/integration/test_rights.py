@@ -33,6 +33,7 @@ from radixkv import (
     MatchOp,
     PermissionDeniedError,
     PinOp,
+    PoolHeldError,
     PoolShape,
     UnauthenticatedError,
     UnavailableError,
@@ -330,6 +331,21 @@ def test_a_holder_attaches_to_the_pools_it_was_given(site: Site) -> None:
         connect(address, PoolShape(8, name="another"), credentials=credentials)
     with connect(address, PoolShape(8, name="theirs"), credentials=credentials) as holder:
         holder.acquire([1], namespace="narrow")
+
+
+def test_a_life_of_a_pool_goes_on_for_its_own_holder_alone(site: Site) -> None:
+    address = site.service.addresses[0]
+    with connect(address, PoolShape(8, name="own"), credentials=Credentials(token="holder")) as holder:
+        holder.acquire([1], namespace=MINE)
+        with pytest.raises(PoolHeldError):
+            connect(
+                address,
+                PoolShape(8, name="own"),
+                incarnation=holder.incarnation,
+                credentials=Credentials(token="feeder"),
+            )
+        holder.interrupt()
+        assert holder.step([]) == []
 
 
 # -- keys that come and go
