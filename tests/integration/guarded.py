@@ -54,6 +54,7 @@ def write_keys(path: Path) -> None:
     """A tenant for each role, all of namespace `MINE`, and one of the other namespace; the key of each is its name."""
     rows = [tenant_row(role, role, namespace=MINE, roles=[role]) for role in ROLES]
     rows.append(tenant_row("feeder", "feeder", roles=["holder", "reader"], namespaces=["*"]))
+    rows.append(tenant_row("front", "front", roles=["client", "reader"], namespaces=["*"]))
     rows.append(tenant_row("narrow", "narrow", roles=["holder"], pools=["theirs"]))
     rows.append(tenant_row("other", "other", namespace=THEIRS))
     path.write_text("\n".join(rows))

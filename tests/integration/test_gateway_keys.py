@@ -8,14 +8,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chat_stack import gateway
-from guarded import tenant_row
+from chat_stack import gateway, keys_file
+from guarded import guarded_site, tenant_row
 from hash_model import HashRunner
 
 from radixkv import PoolShape, PrefixCache, connect
+from radixkv.client import Credentials
 from radixkv.gateway.config import GatewayConfig
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.engine import Engine
+from radixkv.worker.generation_client import GenerationClient
 
 LOCAL = "127.0.0.1:0"
 LONGEST_S = 10.0
@@ -66,3 +68,24 @@ def test_a_key_for_other_servers_is_none_here(engine: Engine, tmp_path: Path) ->
             for role in ("client", "reader", "holder", "admin", "wrong")
         }
     assert statuses == {"client": 200, "reader": 403, "holder": 403, "admin": 200, "wrong": 401}
+
+
+def test_a_gateway_calls_a_worker_with_its_own_key_for_each_of_its_tenants(tmp_path: Path) -> None:
+    def ask(url: str, key: str) -> httpx.Response:
+        body = {"model": "hash", "prompt": list(range(1, 30)), "max_tokens": 1}
+        return httpx.post(f"{url}/completions", json=body, headers={"x-api-key": key}, timeout=20)
+
+    config = GatewayConfig(listen=LOCAL, keys_file=keys_file(tmp_path / "http.toml"))
+    with guarded_site(tmp_path) as site:
+        for token, status in (("front", 200), ("client", 502), ("wrong", 502)):
+            with (
+                GenerationClient(site.worker.address, credentials=Credentials(token=token)) as client,
+                gateway(client, config) as server,
+            ):
+                answers = [ask(server.url, key) for key in ("red", "red", "blue")]
+                assert [answer.status_code for answer in answers] == [status] * 3
+                if status == 200:
+                    cached = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+                    assert cached == [0, 28, 0]
+                else:
+                    assert "refuses this gateway" in answers[0].text

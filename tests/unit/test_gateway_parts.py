@@ -14,8 +14,10 @@ from radixkv.core.errors import (
     InvalidArgumentError,
     LimitError,
     OutOfBlocksError,
+    PermissionDeniedError,
     QuotaError,
     RadixKVError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from radixkv.gateway.auth import KeyRing, Tenant
@@ -53,6 +55,8 @@ def digest(key: str) -> str:
         (LimitError("too many"), 429, "rate_limit_error"),
         (UnavailableError("gone"), 503, "server_error"),
         (DeadlineExceededError("late"), 504, "timeout_error"),
+        (UnauthenticatedError("who calls is not known"), 502, "server_error"),
+        (PermissionDeniedError("not there"), 502, "server_error"),
         (UnknownGenerationError("x"), 404, "invalid_request_error"),
         (RadixKVError("odd"), 500, "server_error"),
         (ValueError("a bug, with a secret in it"), 500, "server_error"),
