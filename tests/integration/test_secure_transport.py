@@ -29,9 +29,8 @@ from radixkv import (
 from radixkv.cli import main
 from radixkv.client import Credentials
 from radixkv.gateway.config import GatewayConfig
-from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.service import Security, ServerTls, ServiceConfig, ServiceThread
 from radixkv.service.credentials import KeyRing
-from radixkv.service.security import Security, ServerTls
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.server import GenerationServer
