@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, overload
 
+from radixkv.client.credentials import Credentials
 from radixkv.client.notices import NoticeBox
 from radixkv.client.reader import RemoteReader
 from radixkv.client.session import HolderSession
@@ -43,7 +44,7 @@ class RemoteHolder(RemoteReader):
     raises the error that tells why (`LeaseError`, `UnavailableError`): the pool's sequences are gone then.
 
     Args:
-        address, pool, incarnation, holder_name, timeout_s, on_notices, patience_s: see `connect`.
+        address, pool, incarnation, holder_name, timeout_s, on_notices, patience_s, credentials: see `connect`.
 
     Beyond what `PrefixCache` raises, calls raise `LimitError` for a Step that is larger than the service takes.
     """
@@ -58,11 +59,12 @@ class RemoteHolder(RemoteReader):
         timeout_s: float = 10.0,
         on_notices: Callable[[], None] | None = None,
         patience_s: float | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         if incarnation is None:
             incarnation = secrets.randbits(64) or 1
         validation.check_int("incarnation", incarnation, 1, 2**64 - 1)
-        super().__init__(address, pool.name, timeout_s=timeout_s)
+        super().__init__(address, pool.name, timeout_s=timeout_s, credentials=credentials)
         self.pool = pool
         self.incarnation = incarnation
         self._notices = NoticeBox(on_notices)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc
 
+from radixkv.client.credentials import Credentials, make_channel
 from radixkv.core import validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
@@ -24,7 +25,6 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
-from radixkv.service.addresses import parse_address
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
@@ -54,13 +54,13 @@ _CHANNEL_OPTIONS = (
 )
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.Channel:
     """A channel to a service; nothing is sent yet.
 
     Raises:
-        InvalidArgumentError: an address that cannot be read.
+        InvalidArgumentError: an address that cannot be read, or credentials that cannot be used there.
     """
-    return grpc.insecure_channel(str(parse_address(address)), options=_CHANNEL_OPTIONS)
+    return make_channel(address, credentials, _CHANNEL_OPTIONS)
 
 
 class RemoteReader:
@@ -70,18 +70,26 @@ class RemoteReader:
         address: ``host:port`` or ``unix:path``.
         pool_name: the pool asked about.
         timeout_s: how long each call waits for its answer.
+        credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
 
     Every call raises `UnavailableError` when the service cannot be reached or does not answer in time, `UnknownPoolError`
     when the pool is not attached, and otherwise what `PrefixCache` raises.
     """
 
-    def __init__(self, address: str, pool_name: str = "default", *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        pool_name: str = "default",
+        *,
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
+    ) -> None:
         if not timeout_s > 0:
             raise InvalidArgumentError("timeout_s", timeout_s, "above 0")
         self.address = address
         self.pool_name = pool_name
         self._timeout_s = timeout_s
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, credentials)
         self._stub = prefix_cache_pb2_grpc.PrefixCacheStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:

@@ -19,14 +19,14 @@ from typing import NamedTuple, cast
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
 from radixkv.core.api import AdoptionOp, AdoptSequenceOp, ForkOp, PoolShape, StepOp, StepResult
-from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError
+from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, PermissionDeniedError, RadixKVError
 from radixkv.service.conversion import op_to_proto, result_from_proto
 from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 
-FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError)
+FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError, PermissionDeniedError)
 """Ends of a stream that no new stream can mend: the lease is lost with them."""
 
 MAX_PENDING_STEPS = 65_536

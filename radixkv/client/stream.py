@@ -17,7 +17,7 @@ import grpc
 
 from radixkv.client.session import FINAL_ERRORS, HolderSession, again
 from radixkv.core.api import StepOp, StepResult
-from radixkv.core.errors import LeaseError, RadixKVError, UnavailableError
+from radixkv.core.errors import LeaseError, RadixKVError, UnauthenticatedError, UnavailableError
 from radixkv.service.status import error_from_rpc
 from radixkv.v1 import workers_pb2 as workers
 
@@ -40,7 +40,7 @@ class StepStream:
 
     Raises:
         UnavailableError: the service could not be reached in time.
-        LeaseError, InvalidArgumentError, LimitError: it refused.
+        LeaseError, InvalidArgumentError, LimitError, UnauthenticatedError, PermissionDeniedError: it refused.
     """
 
     def __init__(
@@ -104,7 +104,10 @@ class StepStream:
         while not self._abandoned.is_set():
             heard_at_s = self._heard_at_s
             error = self._converse()
-            if isinstance(error, FINAL_ERRORS):
+            is_unknown = (
+                isinstance(error, UnauthenticatedError) and not self._opened.done()
+            )  # later its token may be replaced
+            if isinstance(error, FINAL_ERRORS) or is_unknown:
                 self._fail(error)
                 return
             if self._heard_at_s != heard_at_s:  # a stream that worked is opened anew without delay

@@ -71,11 +71,12 @@ class LocalAdopter(LocalManager):
                 blocks of the pool were taken by other calls already.
         """
         self._enter()
+        last_namespace, last = self._adopted
+        self._adopted = (DEFAULT_NAMESPACE, b"")  # so that nothing goes on from a history that was refused
         forest, packed, table = self._forest, pack_tokens(tokens), _table(block_ids)
         validation.check_prompt(packed)
         validation.check_namespace(namespace)
         self._require_untaken()
-        last_namespace, last = self._adopted
         most = len(last) // TOKEN_BYTES if namespace == last_namespace else 0
         validation.check_int("num_kept", num_kept, 0, most)
         if num_kept % forest.block_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import Literal, overload
@@ -21,7 +22,7 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
-from radixkv.core.errors import UnknownSequenceError
+from radixkv.core.errors import RadixKVError, UnknownSequenceError
 from radixkv.core.explaining import count_missed
 from radixkv.core.node import RootNode
 from radixkv.core.opening import close_sequence, open_child, open_sequence, promise
@@ -297,12 +298,16 @@ class PrefixCache(LocalAdopter):
         self._enter()
         return self._intents.take_notices()
 
-    def step(self, ops: SequenceOf[StepOp | AdoptionOp]) -> list[StepResult]:
+    def step(
+        self, ops: SequenceOf[StepOp | AdoptionOp], refused: Mapping[int, RadixKVError] | None = None
+    ) -> list[StepResult]:
         """Apply ops in order. Each succeeds or fails alone: a failed op's error stands in its place, and later ops of this
         Step on the same sequence, or on one that it would have opened, are answered by `AbortedError`.
+
+        `refused`: ops, by their index, that are not to be tried, and the errors that they fail with.
         """
         self._enter()
-        return apply_step(self, ops)
+        return apply_step(self, ops, refused or {})
 
     def submit(self, ops: SequenceOf[StepOp]) -> Future[list[StepResult]]:
         """`step`, answered as a future that is done already: in process nothing is waited for."""

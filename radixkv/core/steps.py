@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from radixkv.core.api import (
@@ -53,16 +53,20 @@ class Adopter(CacheHolder, Protocol):
     ) -> None: ...
 
 
-def apply_step(cache: Adopter, ops: Sequence[StepOp | AdoptionOp]) -> list[StepResult]:
-    """Apply ops in order; a failed op's error stands in its place.
+def apply_step(
+    cache: Adopter, ops: Sequence[StepOp | AdoptionOp], refused: Mapping[int, RadixKVError]
+) -> list[StepResult]:
+    """Apply ops in order; a failed op's error stands in its place. Those of `refused`, by index, fail with that error.
 
     Later ops on a sequence on which one failed, or on one that the failed op would have opened, are not tried and are
     answered by `AbortedError`; the same after an acquire that waits.
     """
     results: list[StepResult] = []
     failed: set[int] = set()
-    for op in ops:
+    for index, op in enumerate(ops):
         try:
+            if index in refused:
+                raise refused[index]
             if failed and not failed.isdisjoint(_named_ids(op)):
                 raise AbortedError("an earlier op of this Step failed on this sequence, or waits")
             result = _apply(cache, op)

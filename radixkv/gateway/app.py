@@ -93,7 +93,7 @@ def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheObserver 
     """What the tree page looks through, where the cache service is known."""
     if config.service is None:
         return None, None
-    observer = CacheObserver(config.service, config.pool_name, backend)
+    observer = CacheObserver(config.service, config.pool_name, backend, credentials=config.service_credentials)
     return observer, NodeTexts(backend, observer.run)
 
 

@@ -16,8 +16,10 @@ from radixkv.core.errors import (
     InvalidArgumentError,
     LimitError,
     OutOfBlocksError,
+    PermissionDeniedError,
     QuotaError,
     RadixKVError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from radixkv.worker.request import UnknownGenerationError
@@ -64,6 +66,9 @@ class ApiError(Exception):
             return error
         if isinstance(error, InvalidArgumentError):
             return _of_invalid_argument(error)
+        if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            message = f"the worker or the cache service refuses this gateway, whatever the caller's key: {error}"
+            return cls(502, message, type="server_error", code="gateway_refused")
         for row in _TABLE:
             if isinstance(error, row.error):
                 headers = {"Retry-After": str(RETRY_AFTER_S)} if row.status in (429, 503) else None

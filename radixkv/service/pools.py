@@ -31,6 +31,7 @@ from radixkv.core.errors import (
     StaleIncarnationError,
     UnknownPoolError,
 )
+from radixkv.service.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto
 from radixkv.service.quotas import QuotaBook
@@ -77,6 +78,7 @@ class Pool:
         "config",
         "expires_at_s",
         "first_step",
+        "identity",
         "incarnation",
         "next_notices",
         "next_step",
@@ -92,6 +94,7 @@ class Pool:
         self.config = config
         self.cache = cache
         self.stream: HolderStream | None = None
+        self.identity: tuple[str, str] | None = None  # whose credential it was attached with
         self.expires_at_s = 0.0
         self.first_step = self.next_step = hello.acknowledged_through + 1
         self.answers: deque[workers.AttachResponse] = deque()
@@ -152,8 +155,10 @@ class Pool:
         self.next_notices += 1
         return response
 
-    def apply(self, step: workers.Step) -> workers.AttachResponse:
+    def apply(self, step: workers.Step, caller: Caller | None = None) -> workers.AttachResponse:
         """Apply a Step, or find its stored answer if it was applied before. O(ops) beside the ops themselves.
+
+        Of a caller with rights, an op that names a namespace beyond them fails alone, by `PermissionDeniedError`.
 
         Raises:
             InvalidArgumentError: a number left out or acknowledged before, or an op that is not known.
@@ -165,7 +170,8 @@ class Pool:
             raise InvalidArgumentError("step.number", step.number, f"{self.next_step}: no number is left out")
         self.acknowledge(step.acknowledged_through, step.notices_acknowledged_through)
         ops = self._read_ops(step)
-        results = self.cache.step(ops)
+        refused = {} if caller is None else _denied(ops, caller)
+        results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
         answer = response.step_answer
         answer.number = step.number
@@ -196,6 +202,13 @@ class Pool:
         return self.answers[number - first]
 
 
+def _denied(ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
+    """The ops that name a namespace which is not the caller's, by their index."""
+    named = ((index, getattr(op, "namespace", None)) for index, op in enumerate(ops))
+    denials = ((index, caller.denial(namespace)) for index, namespace in named if namespace is not None)
+    return {index: denial for index, denial in denials if denial is not None}
+
+
 class PoolTable:
     """Every attached pool, by name, and the quotas of their namespaces.
 
@@ -218,8 +231,10 @@ class PoolTable:
         self._pools: dict[str, Pool] = {}
         self._retired: OrderedDict[int, None] = OrderedDict()
 
-    def attach(self, hello: workers.Hello, stream: HolderStream) -> Attachment:
+    def attach(self, hello: workers.Hello, stream: HolderStream, identity: tuple[str, str] | None = None) -> Attachment:
         """Give the pool to a holder: a new life, or the one that its incarnation names. O(1) beside making the pool.
+
+        `identity`: whose credential the holder has; a life goes on for the same one alone.
 
         Raises:
             InvalidArgumentError: a shape, name or incarnation out of bounds, or not the shape that the pool has.
@@ -234,7 +249,7 @@ class PoolTable:
             raise StaleIncarnationError(
                 f"this life of pool {shape.name!r} has ended and its sequences are gone; attach with a new incarnation"
             )
-        if pool is not None and pool.incarnation == hello.incarnation:
+        if pool is not None and (pool.incarnation, pool.identity) == (hello.incarnation, identity):
             return self._resume(pool, shape, hello, stream)
         if pool is not None:
             raise PoolHeldError(
@@ -259,7 +274,7 @@ class PoolTable:
         )
         self.quotas.furnish(shape.name, cache)
         pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache)
-        pool.stream = stream
+        pool.stream, pool.identity = stream, identity
         self._renew(pool)
         return Attachment(pool, resumed=False)
 

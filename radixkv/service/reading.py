@@ -12,6 +12,7 @@ from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.service.attaching import abort
+from radixkv.service.callers import current_caller
 from radixkv.service.config import MAX_NAME_CHARACTERS
 from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
@@ -72,7 +73,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     def __init__(self, pools: PoolTable, followers: Followers) -> None:
         self._pools = pools
         self._followers = followers
-        self._stored: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._stored: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     @_unary
     def Match(self, request: readers.MatchRequest) -> readers.MatchResponse:  # noqa: N802 the proto's name
@@ -200,11 +201,12 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         )
 
     def _once(self, call: str, request_id: str, change: Callable[[], _Answer]) -> _Answer:
-        """Change state, unless a request of that id did so before: then the answer is the one stored."""
+        """Change state, unless a request of that id by the same caller did so before: then the answer is the one stored."""
         if len(request_id) > MAX_NAME_CHARACTERS:
             bound = f"of at most {MAX_NAME_CHARACTERS} characters"
             raise InvalidArgumentError("request_id", request_id[:256], bound)
-        key = (call, request_id)
+        caller = current_caller()
+        key = (caller.identity if caller else None, call, request_id)
         if request_id and key in self._stored:
             stored: _Answer = self._stored[key]
             return stored
@@ -251,10 +253,13 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     async def Events(self, request: readers.EventsRequest) -> AsyncIterator[readers.EventsResponse]:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
+        caller = current_caller()
         subscriptions: dict[int, EventSubscription] = {}
         try:
             with self._followers.admit():
                 while not self._followers.is_stopping:
+                    if caller is not None:
+                        caller.check_alive()
                     change = self._followers.next_change
                     pools = self._pools.select(request.pool)
                     for gone in subscriptions.keys() - {pool.incarnation for pool in pools}:

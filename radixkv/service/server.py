@@ -23,9 +23,11 @@ from radixkv.service.attaching import WorkersServicer
 from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
+from radixkv.service.guards import AsyncGuard
 from radixkv.service.kv_events import KvEventsServicer
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
+from radixkv.service.security import bind
 from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
 
 if TYPE_CHECKING:
@@ -72,7 +74,8 @@ class CacheService:
         """Listen. `addresses` then tells where, with the ports that were taken for port 0.
 
         Raises:
-            InvalidArgumentError: an address that cannot be read, or is none of this machine's.
+            InvalidArgumentError: an address that cannot be read, is none of this machine's, or is not safe to listen on; a keys
+                file or TLS files that cannot be read.
             UnavailableError: an address in use, or one that this process may not listen on. Nothing listens then.
             ModuleNotFoundError: KV events are to be published over ZMQ and pyzmq or msgspec is not installed.
         """
@@ -80,7 +83,9 @@ class CacheService:
         self._followers = Followers(self.config.max_event_subscribers)
         self._workers = WorkersServicer(self._pools, self._followers.changed)
         self._health = health.aio.HealthServicer()
-        server = grpc.aio.server(options=_server_options(self.config))
+        ring = self.config.security.ring()
+        guards = [] if ring.is_open else [AsyncGuard(ring)]
+        server = grpc.aio.server(interceptors=guards, options=_server_options(self.config))
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             PrefixCacheServicer(self._pools, self._followers), server
@@ -111,9 +116,8 @@ class CacheService:
         return ZmqPublisher(self.config, self._pools, self._followers)
 
     def _listen(self, server: grpc.aio.Server, address: Address) -> str:
-        address.require_free()
         try:
-            port = server.add_insecure_port(str(address))
+            port = bind(server, address, self.config.security)
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {address}: {error}") from None
         if address.path:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from radixkv.client.credentials import Credentials, make_channel
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.service.status import error_from_rpc
@@ -28,6 +29,7 @@ from radixkv.worker.stats import WorkerStats
 __all__ = ["GenerationClient"]
 
 DEFAULT_TIMEOUT_S = 30.0
+_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
 class GenerationClient:
@@ -36,17 +38,17 @@ class GenerationClient:
     Args:
         address: ``host:port`` or ``unix:path``.
         timeout_s: for calls other than generations, which take as long as they take.
+        credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
 
     Every call raises what the engine behind it would, and `UnavailableError` where the worker cannot be reached.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, credentials: Credentials | None = None
+    ) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(
-            address,
-            options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
-        )
+        self._channel = make_channel(address, credentials, _CHANNEL_OPTIONS)
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def model(self) -> ModelInfo:

@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING
 
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
 from radixkv.core.cache import PrefixCache
-from radixkv.core.errors import InvalidArgumentError, PoolHeldError, RadixKVError, UnavailableError
+from radixkv.core.errors import (
+    InvalidArgumentError,
+    PoolHeldError,
+    RadixKVError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from radixkv.planner.plan import DEFAULT_UTILISATION
 from radixkv.service.addresses import parse_address
+from radixkv.service.security import Security
 from radixkv.worker.arena import Arena
 from radixkv.worker.default_model import DEFAULT_MODEL, SMOLLM2_135M, resolve_model
 from radixkv.worker.engine import Engine
@@ -30,7 +37,7 @@ from radixkv.worker.text import ChatText
 from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
-    from radixkv.client import RemoteHolder
+    from radixkv.client import Credentials, RemoteHolder
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
@@ -48,7 +55,9 @@ class WorkerConfig:
     Attributes:
         model: a folder, a GGUF file, a Hugging Face id, or None for the default model.
         service: address of the cache service that keeps the tree; None: a tree in this process.
+        credentials: what is shown to that service, and how the connection is secured; None: nothing, in plaintext.
         listen: where to serve Generation: ``host:port`` (port 0 takes a free one) or ``unix:path``; None: nowhere.
+        security: who may call there, and what protects the way.
         pool_name: of the pool, among those of the service.
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: what the device's memory gives, see
             `pool_size`, which also says what `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes` are.
@@ -72,7 +81,9 @@ class WorkerConfig:
 
     model: str | None = None
     service: str | None = None
+    credentials: Credentials | None = None
     listen: str | None = DEFAULT_ADDRESS
+    security: Security = field(default_factory=Security)
     pool_name: str = "default"
     num_blocks: int | None = None
     block_size: int = 16
@@ -139,7 +150,9 @@ class Worker:
     def _open(self, stack: ExitStack) -> None:
         config = self.config
         if config.listen:
-            parse_address(config.listen).require_free()  # before the long work of loading a model
+            address = parse_address(config.listen)  # looked at before the long work of loading a model
+            config.security.check_address(address)
+            address.require_free()
         model = str(resolve_model(config.model, progress=config.show_progress))
         self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
         _LOG.info("%s: %s", model, self.plan)
@@ -167,7 +180,9 @@ class Worker:
         stack.callback(lease.give_up)
         self.address = ""
         if config.listen:
-            self.address = stack.enter_context(GenerationServer(self.engine, config.listen)).address
+            self.address = stack.enter_context(
+                GenerationServer(self.engine, config.listen, security=config.security)
+            ).address
 
 
 def run_worker(
@@ -277,6 +292,7 @@ class _Lease:
             timeout_s=config.connect_timeout_s,
             on_notices=self._told,
             patience_s=config.reattach_s,
+            credentials=config.credentials,
         )
         return self._holder
 
@@ -305,7 +321,7 @@ class _Lease:
         for _ in range(num_tries - 1):
             try:
                 return self.attach()
-            except (UnavailableError, PoolHeldError) as error:
+            except (UnavailableError, PoolHeldError, UnauthenticatedError) as error:
                 _LOG.info("the cache service takes no holder yet: %s", error)
             if self._given_up.wait(_WATCH_S):
                 break

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,7 +17,9 @@ from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.service.addresses import parse_address
-from radixkv.service.status import status_of, trailing_metadata
+from radixkv.service.callers import current_caller
+from radixkv.service.guards import ThreadGuard, abort_thread
+from radixkv.service.security import Security, bind
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker import wire
@@ -41,14 +43,28 @@ class GenerationServer:
         generator: what answers.
         address: ``host:port`` (port 0 takes a free one) or ``unix:path``.
         max_streams: generations that may stream at once; each holds a thread. One more is refused.
+        security: who may call, and what protects the way here; None: whoever reaches the address may do everything.
+
+    Raises:
+        InvalidArgumentError: the keys file cannot be read.
     """
 
-    def __init__(self, generator: Generator, address: str, *, max_streams: int = MAX_STREAMS) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        address: str,
+        *,
+        max_streams: int = MAX_STREAMS,
+        security: Security | None = None,
+    ) -> None:
+        self._security = security or Security()
+        ring = self._security.ring()
         self.address = address
         self._path = ""  # of the unix socket, to be unlinked
         self._executor = ThreadPoolExecutor(max_streams + _NUM_SPARE_THREADS, thread_name_prefix="radixkv-generation")
         self._server = grpc.server(
             self._executor,
+            interceptors=[] if ring.is_open else [ThreadGuard(ring)],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -66,13 +82,13 @@ class GenerationServer:
         """Listen; `address` then tells where, with the port that was taken for port 0.
 
         Raises:
-            InvalidArgumentError: the address cannot be read, or is none of this machine's.
+            InvalidArgumentError: the address cannot be read, is none of this machine's, or is not safe to listen on; TLS files
+                that cannot be read.
             UnavailableError: it is in use, or this process may not listen there.
         """
         address = parse_address(self.address)
         try:
-            address.require_free()
-            port = self._server.add_insecure_port(str(address))
+            port = bind(self._server, address, self._security)
         except RuntimeError as error:
             self.stop()
             raise UnavailableError(f"cannot listen on {address}: {error}") from None
@@ -138,14 +154,16 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         try:
             stream = self._generator.generate(_within(context, wire.generate_from_proto(request)))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
         yield from self._events(stream, context, pb.GenerateResponse)
 
     def ForkGeneration(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.ForkGenerationResponse]:  # noqa: N802
         try:
-            stream = self._generator.fork(_within(context, wire.fork_from_proto(request)))
+            caller = current_caller()
+            params = replace(wire.fork_from_proto(request), sees=None if caller is None else caller.tenant.may_name)
+            stream = self._generator.fork(_within(context, params))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
         yield from self._events(stream, context, pb.ForkGenerationResponse)
 
     def GetModel(self, request: Any, context: grpc.ServicerContext) -> pb.GetModelResponse:  # noqa: ARG002, N802
@@ -156,25 +174,25 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
             prompt = wire.prompt_from_proto(request.prompt)
             return pb.TokenizeResponse(token_ids=self._generator.tokenize(prompt, request.history))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
 
     def Detokenize(self, request: Any, context: grpc.ServicerContext) -> pb.DetokenizeResponse:  # noqa: N802
         try:
             return pb.DetokenizeResponse(text=self._generator.detokenize(request.token_ids))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
 
     def SpellTokens(self, request: Any, context: grpc.ServicerContext) -> pb.SpellTokensResponse:  # noqa: N802
         try:
             return pb.SpellTokensResponse(spellings=self._generator.spell(request.token_ids))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
 
     def GetStats(self, request: Any, context: grpc.ServicerContext) -> pb.GetStatsResponse:  # noqa: ARG002, N802
         try:
             return wire.stats_to_proto(self._generator.stats())
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
 
     def _events(self, stream: GenerationStream, context: grpc.ServicerContext, response: Any) -> Iterator[Any]:
         try:
@@ -187,7 +205,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
             if self._is_stopping and stream.usage is None:
                 raise UnavailableError("the worker is stopping")
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
 
     @contextlib.contextmanager
     def _counted(self, stream: GenerationStream) -> Iterator[None]:
@@ -202,9 +220,3 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         finally:
             with self._lock:
                 self._streams.discard(stream)
-
-
-def _abort(context: grpc.ServicerContext, error: RadixKVError) -> NoReturn:
-    context.set_trailing_metadata(trailing_metadata(error))
-    context.abort(status_of(error), str(error))
-    raise AssertionError("abort raises")

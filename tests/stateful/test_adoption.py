@@ -14,6 +14,7 @@ from radixkv.client.session import HolderSession
 from radixkv.core.api import (
     AcquireOp,
     AdoptOp,
+    AdoptResult,
     AdoptSequenceOp,
     ExtendOp,
     ExtendResult,
@@ -313,6 +314,19 @@ def test_a_bad_adoption_is_refused_by_name_and_changes_nothing(op: AdoptOp | Ado
     assert error.argument == argument
     cache.check()
     assert cache.stats() == PrefixCache(NUM_BLOCKS, BLOCK_SIZE).stats()
+
+
+def test_nothing_goes_on_from_a_history_that_was_refused() -> None:
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    results = cache.step(
+        [
+            AdoptOp(pack_tokens([1] * 4), array("i", [0])),
+            AdoptOp(pack_tokens([2] * 4), array("i", [1, 9])),
+            AdoptOp(pack_tokens([3] * 4), array("i", [2]), num_kept=4),
+        ]
+    )
+    assert [type(result) for result in results] == [AdoptResult, InvalidArgumentError, InvalidArgumentError]
+    assert cache.match([1] * 4 + [3] * 4).num_tokens == 4
 
 
 def test_nothing_is_adopted_once_blocks_were_taken() -> None:
