@@ -96,8 +96,8 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long streams, responses in the background and replies of conversations may go on once it is told to stop "
-        "(default %(default)s)",
+        help="how long generations, responses in the background and replies of conversations may go on once it is told to "
+        "stop by SIGTERM or Ctrl-C; what is new is refused meanwhile, a second signal ends it at once (default %(default)s)",
     )
     flags.add_argument("--log-requests", action="store_true", help="one line per request on standard error")
 
@@ -211,13 +211,14 @@ def _gateway_config(options: argparse.Namespace, service: str | None) -> Gateway
 
 
 def _run(options: argparse.Namespace) -> int:
-    from radixkv.cli.waiting import until_stopped
+    from radixkv.service.stopping import StopSignals
     from radixkv.worker.generation_client import GenerationClient
 
-    with GenerationClient(options.worker) as client:
+    with StopSignals() as signals, GenerationClient(options.worker) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve
         with make_gateway(client, options, options.service) as server:
+            signals.listen()
             say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
             say(f"Chat page on {server.page_url}")
-            until_stopped()
+            signals.wait()
     return 0

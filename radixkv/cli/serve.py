@@ -30,6 +30,14 @@ def add(commands: Any) -> None:
     serve.add_argument(
         "--max-message-mib", type=float, default=16.0, metavar="MIB", help="largest message read (default %(default)s)"
     )
+    serve.add_argument(
+        "--drain",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="how long calls may go on once it is told to stop by SIGTERM or Ctrl-C; a second signal ends it at once "
+        "(default %(default)s)",
+    )
     add_cache_flags(serve)
     add_kv_event_flags(serve)
 
@@ -41,6 +49,7 @@ def _run(options: argparse.Namespace) -> int:
         addresses=tuple(options.listen or [DEFAULT_SERVICE_ADDRESS]),
         lease_ttl_s=options.lease_ttl,
         max_message_bytes=int(options.max_message_mib * 2**20),
+        drain_s=options.drain,
         **cache_settings(options),
         **kv_event_settings(options),
     )

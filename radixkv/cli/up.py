@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
         **kv_event_settings(options),
     )
     with ServiceThread(settings) as service:
-        config = worker_config(options, service.addresses[0], options.listen)
+        config = worker_config(options, service.addresses[0], options.listen, options.drain)
         from radixkv.worker.run import Worker, run_worker
 
         front = Front(options, service.addresses[0], is_optional=True)
@@ -77,6 +78,7 @@ def _run(options: argparse.Namespace) -> int:
 
             run_worker(config, on_ready, front.beside)
         else:
+            signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
             with Worker(config) as worker, front.beside(worker):
                 say(describe_addresses(worker, service.addresses[0]) + describe_kv_events(options) + front.line)
                 run_chat(worker.engine, options)

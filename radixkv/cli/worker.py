@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    config = worker_config(options, options.service, options.listen)
+    config = worker_config(options, options.service, options.listen, options.drain)
     from radixkv.worker.run import run_worker
 
     front = Front(options, options.service)

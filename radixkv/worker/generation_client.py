@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from radixkv.client.retrying import retries
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.service.status import error_from_rpc
@@ -37,7 +38,8 @@ class GenerationClient:
         address: ``host:port`` or ``unix:path``.
         timeout_s: for calls other than generations, which take as long as they take.
 
-    Every call raises what the engine behind it would, and `UnavailableError` where the worker cannot be reached.
+    Every call raises what the engine behind it would, and `UnavailableError` where the worker cannot be reached. What was told
+    nothing yet is tried again before that for about a second and a half.
     """
 
     def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -45,7 +47,14 @@ class GenerationClient:
         self._timeout_s = timeout_s
         self._channel = grpc.insecure_channel(
             address,
-            options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
+            options=[
+                ("grpc.max_receive_message_length", -1),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.initial_reconnect_backoff_ms", 50),
+                ("grpc.min_reconnect_backoff_ms", 1000),
+                ("grpc.max_reconnect_backoff_ms", 500),
+                retries(pb.DESCRIPTOR.services_by_name["Generation"].full_name),
+            ],
         )
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
