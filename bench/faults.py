@@ -9,7 +9,7 @@ clients are served again after the one before.
     answers            every finished one is the undisturbed one, to the token; nothing fails that a retry does not mend, and
                        nothing hangs
     failed             tries that failed, and how; none broke without a word unless the gateway itself was killed, and none at
-                       all failed where the service or a worker was restarted by SIGTERM
+                       all failed where the service, or the worker behind the gateway, was restarted by SIGTERM
     first answer       from the fault to the first answer to a request that was begun after it
     all clients        from the fault until each client that depends on that process has one
     at the end         the trees hold their invariants, no sequence is open, free + cached blocks = pool, no connection is half
@@ -246,7 +246,7 @@ def bars(outcome: Outcome) -> list[Bar]:
     restarts = [
         failure.what
         for injury in injuries
-        if injury.fault.action == RESTART and injury.fault.target != GATEWAY
+        if injury.fault in ((WORKER_A, RESTART), (SERVICE, RESTART))
         for failure in injury.failures
     ]
     lost = sum(injury.all_s is None for injury in injuries)

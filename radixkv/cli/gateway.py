@@ -46,6 +46,14 @@ def add(commands: Any) -> None:
         default=DEFAULT_HTTP_ADDRESS,
         help="host:port (default %(default)s)",
     )
+    gateway.add_argument(
+        "--worker-wait",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a request waits for a worker that cannot be reached or is stopping; streams that have begun go on "
+        "when it is back (default %(default)s)",
+    )
     add_gateway_flags(gateway)
 
 
@@ -203,6 +211,7 @@ def _gateway_config(options: argparse.Namespace, service: str | None) -> Gateway
         max_body_bytes=int(options.max_body_mib * 2**20),
         cors_origins=tuple(options.cors),
         drain_s=options.drain,
+        worker_wait_s=getattr(options, "worker_wait", 0.0),  # beside a worker of this process there is none
         log_requests=options.log_requests,
         state_file=_state_file(options.state),
         service=service,
@@ -214,7 +223,7 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.service.stopping import StopSignals
     from radixkv.worker.generation_client import GenerationClient
 
-    with StopSignals() as signals, GenerationClient(options.worker) as client:
+    with StopSignals() as signals, GenerationClient(options.worker, retries=False) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve
         with make_gateway(client, options, options.service) as server:
             signals.listen()

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import grpc
 
-from radixkv.client.retrying import retries
+from radixkv.client.retrying import retry_policy
 from radixkv.core import validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
@@ -53,7 +53,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    retries(readers.DESCRIPTOR.services_by_name["PrefixCache"].full_name),
+    retry_policy(readers.DESCRIPTOR.services_by_name["PrefixCache"]),
 )
 
 
