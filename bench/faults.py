@@ -43,7 +43,19 @@ from radixkv.client import connect
 from radixkv.core.errors import RadixKVError
 from radixkv.worker.default_model import resolve_model
 
-__all__ = ["Injury", "inspect", "main", "record", "start_clients"]
+__all__ = [
+    "KILL",
+    "LONG",
+    "SHORT",
+    "Fault",
+    "Injury",
+    "end_clients",
+    "inspect",
+    "main",
+    "record",
+    "start_clients",
+    "strike",
+]
 
 KILL, RESTART, SHORT, LONG = "kill -9", "SIGTERM", "stopped for half a TTL", "stopped for two TTLs"
 _FIRST = (
@@ -268,7 +280,8 @@ def _seconds(values: Sequence[float | None]) -> tuple[str, str]:
 
 
 def tables(outcome: Outcome) -> list[Table]:
-    rows, grouped = [], {}
+    rows: list[tuple[str, ...]] = []
+    grouped: dict[Fault, list[Injury]] = {}
     for injury in outcome.injuries:
         grouped.setdefault(injury.fault, []).append(injury)
     for fault in sorted(grouped):
@@ -284,7 +297,7 @@ def tables(outcome: Outcome) -> list[Table]:
         )
     columns = ("fault", "times", "first answer s p50", "p99", "all clients s p50", "p99", "failed tries")
     failures = Counter(failure.what for failure in outcome.ledger.failures)
-    told = [(what, str(count)) for what, count in failures.most_common(20)]
+    told: list[tuple[str, ...]] = [(what, str(count)) for what, count in failures.most_common(20)]
     return [Table("recovery", columns, rows), Table("how tries failed", ("message", "times"), told)]
 
 

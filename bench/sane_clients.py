@@ -15,8 +15,9 @@ import re
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -26,7 +27,7 @@ from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.request import Delta, ForkParams, GenerateParams, UnknownGenerationError
 from radixkv.worker.sampling import SamplingParams
 
-__all__ = ["GIVE_UP_S", "KINDS", "Asker", "Client", "Done", "Failure", "HungError", "Ledger", "Script"]
+__all__ = ["GIVE_UP_S", "KINDS", "Asker", "Client", "Done", "Failure", "Heard", "HungError", "Ledger", "Script"]
 
 GIVE_UP_S = 90.0
 """From the first try of a request: longer than any restart takes. Who waits longer was forgotten."""
@@ -70,13 +71,30 @@ class Failure(NamedTuple):
     told: bool
 
 
+@dataclass(slots=True)
+class Heard:
+    """A generation over gRPC: when the worker had taken it, and how many of its tokens came."""
+
+    taken_s: float
+    num_tokens: int = 0
+
+
 class Ledger:
-    """What came of all tries; any thread may write."""
+    """What came of all tries; any thread may write.
+
+    Attributes:
+        num_tries: of requests; finished + failed, once all clients have left. num_cancelled: given up by their caller.
+        num_sent: requests over HTTP, those that prepare and clean up among them.
+        heard: generations over gRPC.
+        done, failures: requests that have come to their end, tries that failed.
+        wrong: what must never be.
+    """
 
     def __init__(self) -> None:
         self.num_tries = 0
+        self.num_sent = 0
+        self.heard: list[Heard] = []
         self.num_cancelled = 0
-        self.num_tokens: Counter[str] = Counter()
         self.done: list[Done] = []
         self.failures: list[Failure] = []
         self.wrong: list[str] = []
@@ -102,10 +120,16 @@ class Ledger:
         with self._lock:
             self.num_cancelled += 1
 
-    def told_tokens(self, route: str, count: int) -> None:
-        """Tokens of a finished answer."""
+    def sent(self) -> None:
+        """A request goes out over HTTP."""
         with self._lock:
-            self.num_tokens[route] += count
+            self.num_sent += 1
+
+    def taken(self) -> Heard:
+        """A worker has taken a generation over gRPC; its tokens are to be counted."""
+        with self._lock:
+            self.heard.append(Heard(time.monotonic()))
+            return self.heard[-1]
 
     def went_wrong(self, what: str) -> None:
         """Something that must never be: a wrong answer, a failure that no retry mends, a request without an end."""
@@ -167,6 +191,7 @@ class Asker:
 
     def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """One try of a request whose answer is JSON."""
+        self.ledger.sent()
         with _transport():
             response = self.http.request(method, path, json=body)
         _check(response)
@@ -175,6 +200,7 @@ class Asker:
 
     def stream(self, path: str, body: Any, leave_after: int | None = None) -> Iterator[dict[str, Any]]:
         """One try of a streamed chat completion: its chunks. `leave_after`: hang up behind so many."""
+        self.ledger.sent()
         with _transport(), self.http.stream("POST", path, json={**body, "stream": True}) as response:
             if response.status_code != 200:
                 response.read()
@@ -199,20 +225,21 @@ class Asker:
     def generate(self, params: GenerateParams) -> tuple[str, list[list[int]]]:
         """One try of a generation: its id, and the tokens of each branch."""
         with _grpc():
-            return _collect(self.worker.generate(params), params.sampling.n)
+            return _collect(self.worker.generate(params), params.sampling.n, self.ledger.taken())
 
     def fork(self, params: ForkParams) -> list[list[int]]:
         """One try of a fork: the tokens of each branch."""
         with _grpc():
-            return _collect(self.worker.fork(params), params.sampling.n)[1]
+            return _collect(self.worker.fork(params), params.sampling.n, self.ledger.taken())[1]
 
 
-def _collect(stream: Any, num_branches: int) -> tuple[str, list[list[int]]]:
+def _collect(stream: Any, num_branches: int, heard: Heard) -> tuple[str, list[list[int]]]:
     replies: list[list[int]] = [[] for _ in range(num_branches)]
     with stream:
         for event in stream:
             if isinstance(event, Delta):
                 replies[event.branch].extend(event.token_ids)
+                heard.num_tokens += len(event.token_ids)
     if stream.usage is None:
         raise _TryAgainError("a stream broke off without an end", told=False)
     return stream.generation_id, replies
@@ -276,9 +303,7 @@ class Script(NamedTuple):
 
     def play(self, asker: Asker) -> list[str]:
         """All answers, in the order of the script."""
-        answers = _PLAYS[self.kind](asker, self.number)
-        asker.ledger.told_tokens(self.route, sum(map(len, answers)))
-        return answers
+        return _PLAYS[self.kind](asker, self.number)
 
 
 def _text(number: int, words: int = 24) -> str:
@@ -304,7 +329,7 @@ def _play_chat(asker: Asker, number: int) -> list[str]:
     path, turns = "/v1/chat/completions", [_text(number)]
     for follow_up in ("And then?", ""):
         body = _chat(number, turns, 64)
-        answer = asker.retry("http", lambda body=body: asker.call("POST", path, body))
+        answer = asker.retry("http", partial(asker.call, "POST", path, body))
         turns += [answer["choices"][0]["message"]["content"], follow_up]
     return turns[1::2]
 
@@ -335,7 +360,7 @@ def _play_responses(asker: Asker, number: int) -> list[str]:
     left, left_text = ask("Go left.", first)
     right, right_text = ask("Go right.", first)
     for response_id in (right, left, first):
-        asker.retry("http", lambda gone=response_id: _remove(asker, f"/v1/responses/{gone}"), counts=False)
+        asker.retry("http", partial(_remove, asker, f"/v1/responses/{response_id}"), counts=False)
     return [text, left_text, right_text]
 
 
@@ -367,6 +392,7 @@ def _play_conversation(asker: Asker, number: int) -> list[str]:
 
 def _remove(asker: Asker, path: str) -> None:
     """Gone already is as good: an earlier try may have done it."""
+    asker.ledger.sent()
     with _transport():
         response = asker.http.delete(path)
     if response.status_code != 404:

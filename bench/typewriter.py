@@ -47,7 +47,7 @@ def save_typewriter(folder: Path, seed: int = 0) -> str:
         eos_token_id=EOS,
         pad_token_id=None,
     )
-    model: Any = LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:  # wide enough that what was read decides what is written
