@@ -51,6 +51,14 @@ def add(commands: Any) -> None:
     )
     add_server_flags(gateway, asks_certificates=False)
     add_client_flags(gateway)
+    gateway.add_argument(
+        "--worker-wait",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a request waits for a worker that cannot be reached or is stopping; streams that have begun go on "
+        "when it is back (default %(default)s)",
+    )
     add_gateway_flags(gateway)
 
 
@@ -100,8 +108,8 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long streams, responses in the background and replies of conversations may go on once it is told to stop "
-        "(default %(default)s)",
+        help="how long generations, responses in the background and replies of conversations may go on once it is told to "
+        "stop by SIGTERM or Ctrl-C; what is new is refused meanwhile, a second signal ends it at once (default %(default)s)",
     )
     flags.add_argument("--log-requests", action="store_true", help="one line per request on standard error")
 
@@ -225,6 +233,7 @@ def _gateway_config(options: argparse.Namespace, service: str | None, credential
         max_body_bytes=int(options.max_body_mib * 2**20),
         cors_origins=tuple(options.cors),
         drain_s=options.drain,
+        worker_wait_s=getattr(options, "worker_wait", 0.0),  # beside a worker of this process there is none
         log_requests=options.log_requests,
         state_file=_state_file(options.state),
         service=service,
@@ -234,14 +243,15 @@ def _gateway_config(options: argparse.Namespace, service: str | None, credential
 
 
 def _run(options: argparse.Namespace) -> int:
-    from radixkv.cli.waiting import until_stopped
+    from radixkv.service.stopping import StopSignals
     from radixkv.worker.generation_client import GenerationClient
 
     credentials = client_credentials(options)
-    with GenerationClient(options.worker, credentials=credentials) as client:
+    with StopSignals() as signals, GenerationClient(options.worker, retries=False, credentials=credentials) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve
         with make_gateway(client, options, options.service, credentials) as server:
+            signals.listen()
             say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
             say(f"Chat page on {server.page_url}")
-            until_stopped()
+            signals.wait()
     return 0

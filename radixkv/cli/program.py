@@ -42,6 +42,9 @@ examples:
                                                  a new key, and its digest in the file that servers take with --keys
   radixkv plan llama-3-8b --memory 24GiB         where the memory would go, and how many sequences fit
   radixkv replay trace.jsonl --capacity 1%,5%    what a cache of that size would have found of a recorded load
+
+exit status: 0 when done, also of a server that was stopped by SIGTERM or Ctrl-C; 1 after an error, which is told in a line;
+2 for wrong arguments; 130 for Ctrl-C before a server serves, or in a command that is none.
 """
 
 

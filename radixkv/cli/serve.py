@@ -32,6 +32,14 @@ def add(commands: Any) -> None:
         "--max-message-mib", type=float, default=16.0, metavar="MIB", help="largest message read (default %(default)s)"
     )
     add_server_flags(serve)
+    serve.add_argument(
+        "--drain",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="how long calls may go on once it is told to stop by SIGTERM or Ctrl-C; a second signal ends it at once "
+        "(default %(default)s)",
+    )
     add_cache_flags(serve)
     add_kv_event_flags(serve)
 
@@ -44,6 +52,7 @@ def _run(options: argparse.Namespace) -> int:
         lease_ttl_s=options.lease_ttl,
         max_message_bytes=int(options.max_message_mib * 2**20),
         security=security_of(options),
+        drain_s=options.drain,
         **cache_settings(options),
         **kv_event_settings(options),
     )

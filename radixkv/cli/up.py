@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -78,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         service = stack.enter_context(ServiceThread(settings))
         front = Front(options, service.addresses[-1], credentials, is_optional=True)
-        config = worker_config(options, service.addresses[-1], options.listen)
+        config = worker_config(options, service.addresses[-1], options.listen, options.drain)
         _serve(replace(config, security=security, credentials=credentials), front, service.addresses[0], options)
     return 0
 
@@ -106,6 +107,7 @@ def _serve(config: WorkerConfig, front: Front, service_address: str, options: ar
 
         run_worker(config, on_ready, front.beside)
     else:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
         with Worker(config) as worker, front.beside(worker):
             say(describe(worker))
             run_chat(worker.engine, options)

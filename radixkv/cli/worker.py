@@ -36,7 +36,9 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     credentials = client_credentials(options)
     config = replace(
-        worker_config(options, options.service, options.listen), security=security_of(options), credentials=credentials
+        worker_config(options, options.service, options.listen, options.drain),
+        security=security_of(options),
+        credentials=credentials,
     )
     from radixkv.worker.run import run_worker
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -9,6 +10,7 @@ from typing import Any, Self
 import grpc
 
 from radixkv.client.credentials import Credentials, make_channel
+from radixkv.client.retrying import retry_policy
 from radixkv.core import validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
@@ -51,6 +53,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+    retry_policy(readers.DESCRIPTOR.services_by_name["PrefixCache"]),
 )
 
 
@@ -73,7 +76,8 @@ class RemoteReader:
         credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
 
     Every call raises `UnavailableError` when the service cannot be reached or does not answer in time, `UnknownPoolError`
-    when the pool is not attached, and otherwise what `PrefixCache` raises.
+    when the pool is not attached, and otherwise what `PrefixCache` raises. One that finds the service out of reach is tried
+    again for about a second and a half, within its timeout; a change that was tried twice is made once.
     """
 
     def __init__(
@@ -135,19 +139,24 @@ class RemoteReader:
     def evict(self, num_blocks: int) -> int:
         """See `PrefixCache.evict`."""
         validation.check_int("num_blocks", num_blocks, 0, validation.MAX_SEQ_ID)
-        request = readers.EvictRequest(pool=self.pool_name, num_blocks=num_blocks)
+        request = readers.EvictRequest(pool=self.pool_name, num_blocks=num_blocks, request_id=_new_request_id())
         return int(self._only(self._call(self._stub.Evict, request)).num_blocks)
 
     def evict_branch(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> int:
         """See `PrefixCache.evict_branch`."""
         request = readers.EvictBranchRequest(
-            pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens)
+            pool=self.pool_name,
+            namespace=validation.check_namespace(namespace),
+            tokens=pack_tokens(tokens),
+            request_id=_new_request_id(),
         )
         return int(self._only(self._call(self._stub.EvictBranch, request)).num_blocks)
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """See `PrefixCache.clear`."""
-        request = readers.ClearRequest(pool=self.pool_name, namespace=validation.check_namespace(namespace))
+        request = readers.ClearRequest(
+            pool=self.pool_name, namespace=validation.check_namespace(namespace), request_id=_new_request_id()
+        )
         return int(self._only(self._call(self._stub.Clear, request)).num_blocks)
 
     def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
@@ -306,6 +315,11 @@ class RemoteReader:
         if len(response.pools) != 1:
             raise UnknownPoolError(f"{len(response.pools)} pools answer to {self.pool_name!r}; name one")
         return response.pools[0]
+
+
+def _new_request_id() -> str:
+    """By it the service knows a change that is tried again, and makes it once."""
+    return uuid.uuid4().hex
 
 
 def _optional_namespace(namespace: str | None) -> str | None:

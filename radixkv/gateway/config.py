@@ -38,6 +38,8 @@ class GatewayConfig:
         cors_origins: origins whose pages may call; ``("*",)`` for any.
         drain_s: how long streams, responses in the background and replies of conversations may go on once the server is told
             to stop, in seconds.
+        worker_wait_s: how long a request waits for a worker of another process that cannot be reached or is stopping, in
+            seconds.
         log_requests: one line per request in the log: who, what, how long, how many tokens; never contents.
         state_file: SQLite file of stored responses, conversations and transcripts; None: they are kept in memory and end with
             the process.
@@ -62,6 +64,7 @@ class GatewayConfig:
     max_requests: int = 1024
     cors_origins: tuple[str, ...] = ()
     drain_s: float = 30.0
+    worker_wait_s: float = 30.0
     log_requests: bool = False
     state_file: Path | None = None
     response_ttl_s: float = 30 * 24 * 3600.0
@@ -89,6 +92,8 @@ class GatewayConfig:
             parse_address(self.service)
         if self.drain_s < 0:
             raise InvalidArgumentError("drain_s", self.drain_s, "at least 0")
+        if self.worker_wait_s < 0:
+            raise InvalidArgumentError("worker_wait_s", self.worker_wait_s, "at least 0")
         if not self.response_ttl_s > 0:
             raise InvalidArgumentError("response_ttl_s", self.response_ttl_s, "above 0")
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from radixkv.core.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
+    LeaseError,
     LimitError,
     OutOfBlocksError,
     PermissionDeniedError,
@@ -89,6 +90,7 @@ _TABLE = (
     _Row(QuotaError, 429, "rate_limit_error", "quota_exceeded"),
     _Row(LimitError, 429, "rate_limit_error", "rate_limit_exceeded"),
     _Row(DeadlineExceededError, 504, "timeout_error", "deadline_exceeded"),
+    _Row(LeaseError, 503, "server_error", "unavailable"),
     _Row(UnavailableError, 503, "server_error", "unavailable"),
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from radixkv.service.kv_events import KvEventsServicer
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.service.security import bind
+from radixkv.service.stopping import STOP_SIGNALS, let_the_next_kill
 from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ async def _let_calls_end() -> None:
 
 
 def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], None] | None = None) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. Prints nothing. Call it from the main thread.
+    """Serve until SIGINT or SIGTERM, then drain; a second one ends the process at once. Prints nothing. Call it from the main
+    thread.
 
     The process is the service's own: its garbage collection follows the schedule of `service.collector`.
 
@@ -214,8 +215,13 @@ def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], Non
     async def serve() -> None:
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, stopping.set)
+
+        def stop() -> None:
+            stopping.set()
+            let_the_next_kill()
+
+        for signal_number in STOP_SIGNALS:
+            loop.add_signal_handler(signal_number, stop)
         await _serve(config, time.monotonic, stopping, on_ready or (lambda _addresses: None), collector)
 
     collector = Collector()

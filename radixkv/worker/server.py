@@ -32,6 +32,7 @@ MAX_STREAMS = 256
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _NUM_SPARE_THREADS = 8  # so that health and unary calls are answered while every stream is taken
 _GRACE_S = 2.0
+_STOPPING = "the worker is stopping; try again when it has been started anew"
 _MIN_TIMEOUT_S = 1e-3
 _MAX_TIMEOUT_S = 1e9  # grpc tells a number of centuries where a call has no deadline
 
@@ -102,9 +103,19 @@ class GenerationServer:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return self
 
+    def refuse(self) -> None:
+        """Take no further generation, and have health say so; other calls are still answered. May be repeated."""
+        self._health.enter_graceful_shutdown()
+        self._servicer.refuse()
+
+    def drain(self, timeout_s: float) -> bool:
+        """`refuse`, and wait until nothing streams any more; False where something still does after `timeout_s`."""
+        self.refuse()
+        return self._servicer.wait_empty(timeout_s)
+
     def stop(self) -> None:
         """Refuse what is new, cancel what still streams, stop listening. May be repeated."""
-        self._health.enter_graceful_shutdown()
+        self.refuse()
         self._servicer.stop()
         self._server.stop(_GRACE_S).wait()
         self._executor.shutdown()
@@ -140,11 +151,19 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         self._generator = generator
         self._max_streams = max_streams
         self._streams: set[GenerationStream] = set()
-        self._lock = threading.Lock()
-        self._is_stopping = False
+        self._changed = threading.Condition()
+        self._is_refusing = self._is_stopping = False
+
+    def refuse(self) -> None:
+        with self._changed:
+            self._is_refusing = True
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._streams, timeout_s)
 
     def stop(self) -> None:
-        with self._lock:
+        with self._changed:
             self._is_stopping = True
             streams = list(self._streams)
         for stream in streams:
@@ -152,6 +171,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:  # noqa: N802  # the wire's name
         try:
+            self._require_serving()
             stream = self._generator.generate(_within(context, wire.generate_from_proto(request)))
         except RadixKVError as error:
             abort_thread(context, error)
@@ -159,6 +179,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     def ForkGeneration(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.ForkGenerationResponse]:  # noqa: N802
         try:
+            self._require_serving()
             caller = current_caller()
             params = replace(wire.fork_from_proto(request), sees=None if caller is None else caller.tenant.may_name)
             stream = self._generator.fork(_within(context, params))
@@ -194,6 +215,10 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         except RadixKVError as error:
             abort_thread(context, error)
 
+    def _require_serving(self) -> None:
+        if self._is_refusing:
+            raise UnavailableError(_STOPPING)
+
     def _events(self, stream: GenerationStream, context: grpc.ServicerContext, response: Any) -> Iterator[Any]:
         try:
             with stream, self._counted(stream):
@@ -203,20 +228,21 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
                 for event in stream:
                     yield wire.event_to_proto(event, response)
             if self._is_stopping and stream.usage is None:
-                raise UnavailableError("the worker is stopping")
+                raise UnavailableError(_STOPPING)
         except RadixKVError as error:
             abort_thread(context, error)
 
     @contextlib.contextmanager
     def _counted(self, stream: GenerationStream) -> Iterator[None]:
-        with self._lock:
-            if self._is_stopping:
-                raise UnavailableError("the worker is stopping")
+        with self._changed:
+            if self._is_refusing:
+                raise UnavailableError(_STOPPING)
             if len(self._streams) >= self._max_streams:
                 raise LimitError(f"{self._max_streams} generations stream already; try again later")
             self._streams.add(stream)
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 self._streams.discard(stream)
+                self._changed.notify_all()
