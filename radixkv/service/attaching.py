@@ -13,7 +13,7 @@ import grpc
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.holding import Holding
 from radixkv.service.pools import PoolTable
-from radixkv.service.status import status_of, trailing_metadata
+from radixkv.service.status import message_of, status_of, trailing_metadata
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.v1 import workers_pb2_grpc
 
@@ -22,7 +22,7 @@ __all__ = ["WorkersServicer", "abort"]
 
 async def abort(context: Any, error: RadixKVError) -> None:
     """End a call with an error's status and details. Raises, so that the handler ends as well."""
-    await context.abort(status_of(error), str(error), trailing_metadata(error))
+    await context.abort(status_of(error), message_of(error), trailing_metadata(error))
 
 
 class _AttachStream:

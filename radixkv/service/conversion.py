@@ -75,7 +75,14 @@ def pack_blocks(block_ids: Iterable[int]) -> bytes:
 
 
 def unpack_blocks(packed: bytes) -> array[int]:
+    """Packed little-endian int32 as block ids.
+
+    Raises:
+        InvalidArgumentError: they are not a whole number of ids.
+    """
     block_ids = array("i")
+    if len(packed) % block_ids.itemsize:
+        raise InvalidArgumentError("block_ids", f"{len(packed)} bytes", "a whole number of 4-byte block ids")
     block_ids.frombytes(packed)
     if _NEEDS_SWAP:
         block_ids.byteswap()

@@ -24,6 +24,7 @@ from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
 from radixkv.service.kv_events import KvEventsServicer
+from radixkv.service.malformed import AsyncMalformedRefuser
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
@@ -80,7 +81,7 @@ class CacheService:
         self._followers = Followers(self.config.max_event_subscribers)
         self._workers = WorkersServicer(self._pools, self._followers.changed)
         self._health = health.aio.HealthServicer()
-        server = grpc.aio.server(options=_server_options(self.config))
+        server = grpc.aio.server(interceptors=(AsyncMalformedRefuser(),), options=_server_options(self.config))
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             PrefixCacheServicer(self._pools, self._followers), server

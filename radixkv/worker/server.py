@@ -17,7 +17,8 @@ from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.service.addresses import parse_address
-from radixkv.service.status import status_of, trailing_metadata
+from radixkv.service.malformed import MalformedRefuser
+from radixkv.service.status import message_of, status_of, trailing_metadata
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker import wire
@@ -49,6 +50,7 @@ class GenerationServer:
         self._executor = ThreadPoolExecutor(max_streams + _NUM_SPARE_THREADS, thread_name_prefix="radixkv-generation")
         self._server = grpc.server(
             self._executor,
+            interceptors=[MalformedRefuser()],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -206,5 +208,5 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
 def _abort(context: grpc.ServicerContext, error: RadixKVError) -> NoReturn:
     context.set_trailing_metadata(trailing_metadata(error))
-    context.abort(status_of(error), str(error))
+    context.abort(status_of(error), message_of(error))
     raise AssertionError("abort raises")
