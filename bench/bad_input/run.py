@@ -32,6 +32,8 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median
 
+import grpc
+
 from bench.bad_input.calls import Caller, find_methods
 from bench.bad_input.http1 import HttpAttack
 from bench.bad_input.http2 import ATTACKS, Connections
@@ -109,7 +111,10 @@ class Run:
         self._parse(range(first, first + ROUND_PARSED))
         faults = [] if self._target.wait_idle() else ["a generation runs on though nobody reads it"]
         for number in range(first + ROUND_CALLS, first + ROUND_CALLS + ROUND_SAMPLES):
-            faults += self._compare(number)
+            try:
+                faults += self._compare(number)
+            except grpc.RpcError as error:
+                faults.append(f"a look at what is held failed: {error!r}")
         faults += self._target.faults() + self._victim.faults()
         self._found.faults += [f"cases {first} to {self._next - 1}: {fault}" for fault in faults]
         self._found.rss.append((self._found.num_messages.total(), self._target.rss_bytes()))
