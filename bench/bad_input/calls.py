@@ -23,7 +23,7 @@ from radixkv.v1 import generation_pb2, kv_events_pb2, types_pb2, workers_pb2
 
 __all__ = ["Caller", "Case", "Method", "Outcome", "find_methods", "holder_palette"]
 
-CALL_S = 20.0
+CALL_S = 60.0
 """A call that takes longer hangs."""
 STREAM_S = 0.1
 """How long a stream that may have no end is read."""

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 __all__ = ["HttpAttack", "HttpCase"]
 
-CALL_S = 20.0
+CALL_S = 60.0
 READ_BYTES = 4096
 _LEAVES: tuple[Any, ...] = (
     None,

@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import combinations
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -191,6 +192,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--first", type=int, default=0, help="number of the first case, to run a round again (default: 0)"
     )
+    parser.add_argument("--minutes", type=float, default=inf, help="stop after so many (default: no bound)")
     parser.add_argument("--seed", type=int, default=0, help="of every case (default: 0)")
     parser.add_argument(
         "--json", type=Path, help="where to write (default: bench/results/bad_input.json on a full run)"
@@ -248,7 +250,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with running_target() as (target, victim):
         run = Run(options.seed, options.first, target, victim, found)
         progress = Progress("rounds", -(-(num_messages - found.num_messages.total()) // ROUND_MESSAGES))
-        while found.num_messages.total() < num_messages and len(found.faults) < _MOST_FAULTS:
+        until_s = started_s + 60 * options.minutes
+        while (
+            time.monotonic() < until_s
+            and found.num_messages.total() < num_messages
+            and len(found.faults) < _MOST_FAULTS
+        ):
             run.round()
             progress.advance()
         run.close()

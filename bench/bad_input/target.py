@@ -34,7 +34,7 @@ __all__ = ["Target", "Victim", "running_target"]
 
 NUM_BLOCKS = 512
 START_S = 120.0
-HEALTH_S = 20.0
+HEALTH_S = 60.0
 IDLE_S = 60.0
 _FAULTS = re.compile(r"Traceback|^\S*(Error|Exception)\b|assert", re.MULTILINE)
 

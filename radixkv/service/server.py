@@ -81,7 +81,11 @@ class CacheService:
         self._followers = Followers(self.config.max_event_subscribers)
         self._workers = WorkersServicer(self._pools, self._followers.changed)
         self._health = health.aio.HealthServicer()
-        server = grpc.aio.server(interceptors=(AsyncMalformedRefuser(),), options=_server_options(self.config))
+        server = grpc.aio.server(
+            interceptors=(AsyncMalformedRefuser(),),
+            options=_server_options(self.config),
+            maximum_concurrent_rpcs=self.config.max_calls,
+        )
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             PrefixCacheServicer(self._pools, self._followers), server

@@ -2,8 +2,8 @@
 
 Order of the queue:
 
-1. who is due (has waited `max_wait_s`, or half of the time it was given): the one due first. Nobody of its namespace overtakes it
-   any more, nor of another one that has had its share.
+1. who is due (has waited `max_wait_s`, or half of the time it was given): the one due first. Nobody of its namespace overtakes
+   it any more, nor of another one that has had its share.
 2. the rest by priority; then by namespaces, whichever has been given the least, see `sharing`; then by the length of the prefix
    that is cached for it, then by arrival.
 
