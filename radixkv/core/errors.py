@@ -52,7 +52,13 @@ __all__ = [
 
 
 class RadixKVError(Exception):
-    """Root of every error that radixkv raises on purpose."""
+    """Root of every error that radixkv raises on purpose.
+
+    Attributes:
+        retry_after_s: when trying again may succeed, in seconds from now on; None where nothing is known of that.
+    """
+
+    retry_after_s: float | None = None
 
 
 class InvalidArgumentError(RadixKVError, ValueError):
@@ -164,6 +170,10 @@ class UnknownPoolError(RadixKVError, LookupError):
 
 class LimitError(RadixKVError):
     """A message, a queue or a count exceeds its configured limit."""
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceededError(RadixKVError):

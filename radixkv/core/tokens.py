@@ -83,9 +83,13 @@ def _first_bad_id(token_ids: Any) -> object:
 
 
 def unpack_tokens(tokens: bytes | bytearray | memoryview) -> list[int]:
-    """Packed bytes back to a list of ids. O(n)."""
+    """Packed bytes back to a list of ids. O(n).
+
+    Raises:
+        InvalidArgumentError: they are not a whole number of tokens.
+    """
     ids = array("I")
-    ids.frombytes(tokens)
+    ids.frombytes(pack_tokens(tokens))
     if _NEEDS_SWAP:
         ids.byteswap()
     return ids.tolist()

@@ -17,10 +17,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.request import (
+    MAX_UNREAD_EVENTS,
     EventQueue,
     ForkParams,
     GenerateParams,
@@ -358,7 +359,13 @@ class _Doorbell:
 
 def _pumped(stream: GenerationStream) -> GenerationStream:
     """A stream that can only be iterated, as one that can be listened to, at the price of a thread."""
-    queue = EventQueue()
+    queue = EventQueue(MAX_UNREAD_EVENTS)
+
+    def cut_off() -> None:
+        queue.put(LimitError("this stream was not read: too many of its events wait; read them as they come"))
+        stream.close()
+
+    queue.bound(cut_off)
 
     def pump() -> None:
         try:

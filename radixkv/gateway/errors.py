@@ -8,6 +8,7 @@ RadixKVError   what the worker refuses: `ApiError.of` translates, by the nearest
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -72,9 +73,15 @@ class ApiError(Exception):
             return cls(502, message, type="server_error", code="gateway_refused")
         for row in _TABLE:
             if isinstance(error, row.error):
-                headers = {"Retry-After": str(RETRY_AFTER_S)} if row.status in (429, 503) else None
+                headers = {"Retry-After": str(_retry_after(error))} if row.status in (429, 503) else None
                 return cls(row.status, str(error), type=row.type, code=row.code, headers=headers)
         return cls(500, "the server failed; its log tells why", type="server_error", code="internal_error")
+
+
+def _retry_after(error: Exception) -> int:
+    """Whole seconds, as the header has them."""
+    known_s: float | None = getattr(error, "retry_after_s", None)
+    return RETRY_AFTER_S if known_s is None else max(1, math.ceil(known_s))
 
 
 class _Row(NamedTuple):

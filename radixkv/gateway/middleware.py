@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
+import time
 import uuid
 from collections.abc import MutableMapping, Sequence
 from typing import Any
@@ -13,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from radixkv.core.pace import Pace
 from radixkv.gateway.anthropic_errors import speaks_anthropic
 from radixkv.gateway.auth import TENANT, KeyRing, authenticate, sent_key
 from radixkv.gateway.config import GatewayConfig
@@ -42,16 +45,18 @@ class Gate:
         self.is_draining = False
         self.num_running = 0
         self._max_requests = max_requests
+        self._pace = Pace()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
     def refusal(self) -> ApiError | None:
         """Why no further request may enter now; None if it may."""
-        headers = {"Retry-After": str(RETRY_AFTER_S)}
         if self.is_draining:
+            headers = {"Retry-After": str(RETRY_AFTER_S)}
             return ApiError(503, "the server is stopping", type="server_error", code="draining", headers=headers)
         if self.num_running >= self._max_requests:
             message = f"{self._max_requests} requests run already; try again later"
+            headers = {"Retry-After": str(math.ceil(self._pace.wait_s()))}
             return ApiError(503, message, type="server_error", code="overloaded", headers=headers)
         return None
 
@@ -63,6 +68,7 @@ class Gate:
     def leave(self) -> None:
         """It has ended."""
         self.num_running -= 1
+        self._pace.ended(time.monotonic())
         if not self.num_running:
             self._is_empty.set()
 

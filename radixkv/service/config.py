@@ -47,6 +47,8 @@ class ServiceConfig:
         kv_events_replay_endpoint: one more, where routers ask for what they missed; None: they cannot.
         kv_events_topic: the first frame of what is published.
         kv_events_pool: the pool that is published.
+        unread_s: a reader who takes nothing of a listing or of events for so long is cut off.
+        max_calls: calls at once; further ones are refused before they are read.
         drain_s: how long a stopping service waits for calls in progress.
     """
 
@@ -72,6 +74,8 @@ class ServiceConfig:
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
     kv_events_pool: str = "default"
+    unread_s: float = 30.0
+    max_calls: int = 4096
     drain_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -79,6 +83,8 @@ class ServiceConfig:
             raise InvalidArgumentError("addresses", self.addresses, "at least one address")
         if not self.lease_ttl_s >= 0.001:
             raise InvalidArgumentError("lease_ttl_s", self.lease_ttl_s, "at least 0.001 seconds")
+        if not self.unread_s > 0:
+            raise InvalidArgumentError("unread_s", self.unread_s, "above 0 seconds")
         if not self.drain_s >= 0:
             raise InvalidArgumentError("drain_s", self.drain_s, "at least 0 seconds")
         check_policy_name(self.eviction)
@@ -108,4 +114,5 @@ _AT_LEAST_ONE = (
     "max_quotas_per_pool",
     "max_event_subscribers",
     "max_kept_events",
+    "max_calls",
 )

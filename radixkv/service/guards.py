@@ -15,7 +15,7 @@ from radixkv.core.errors import RadixKVError
 from radixkv.service.callers import Caller, set_caller, unknown_caller
 from radixkv.service.credentials import KeyRing, Tenant
 from radixkv.service.rights import check_call, is_open
-from radixkv.service.status import status_of, trailing_metadata
+from radixkv.service.status import message_of, status_of, trailing_metadata
 
 __all__ = ["AsyncGuard", "ThreadGuard", "abort_thread"]
 
@@ -158,12 +158,12 @@ class ThreadGuard(grpc.ServerInterceptor):
 
 
 async def _abort(context: Any, error: RadixKVError) -> NoReturn:
-    await context.abort(status_of(error), str(error), trailing_metadata(error))
+    await context.abort(status_of(error), message_of(error), trailing_metadata(error))
     raise AssertionError("abort raises") from error
 
 
 def abort_thread(context: grpc.ServicerContext, error: RadixKVError) -> NoReturn:
     """End a call on a server of threads with an error's status and details."""
     context.set_trailing_metadata(trailing_metadata(error))
-    context.abort(status_of(error), str(error))
+    context.abort(status_of(error), message_of(error))
     raise AssertionError("abort raises")

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
 
 from radixkv.core import validation
 from radixkv.core.api import CacheEvent
-from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
-from radixkv.service.attaching import abort
+from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError, UnavailableError
+from radixkv.service.attaching import abort, write_all
 from radixkv.service.callers import current_caller
 from radixkv.service.followers import Followers, PoolEvents
 from radixkv.service.kv_event_conversion import change_to_proto, snapshot_to_protos
@@ -56,7 +56,7 @@ class KvEventsServicer:
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The method under each of its names."""
         method = grpc.unary_stream_rpc_method_handler(
-            self._subscribe,
+            self._serve,
             request_deserializer=kv.SubscribeKvEventsRequest.FromString,
             response_serializer=kv.KvEventBatch.SerializeToString,
         )
@@ -64,7 +64,15 @@ class KvEventsServicer:
             grpc.method_handlers_generic_handler(name, {"SubscribeKvEvents": method}) for name in SERVICE_NAMES
         )
 
-    async def _subscribe(self, request: kv.SubscribeKvEventsRequest, context: Any) -> AsyncIterator[kv.KvEventBatch]:
+    async def _serve(self, request: kv.SubscribeKvEventsRequest, context: Any) -> None:
+        try:
+            await write_all(context, self._subscribe(request, context), self._pools.config.unread_s)
+        except LimitError as error:
+            await abort(context, error)
+
+    async def _subscribe(
+        self, request: kv.SubscribeKvEventsRequest, context: Any
+    ) -> AsyncGenerator[kv.KvEventBatch, None]:
         try:
             with self._followers.admit():
                 pool, namespace = narrowed(context.invocation_metadata())
@@ -80,7 +88,7 @@ class KvEventsServicer:
 
     async def _follow(
         self, events: PoolEvents, context: Any, *, sees_one_namespace: bool
-    ) -> AsyncIterator[kv.KvEventBatch]:
+    ) -> AsyncGenerator[kv.KvEventBatch, None]:
         await context.send_initial_metadata(())  # a subscriber learns by it that it is served, before anything happens
         snapshot: list[CacheEvent] | None = None
         caller = current_caller()

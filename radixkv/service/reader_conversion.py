@@ -212,12 +212,16 @@ def event_from_proto(proto: readers.Event) -> CacheEvent:
     """A change of what is cached from the wire.
 
     Raises:
-        InvalidArgumentError: a kind or a tier of a later version.
+        InvalidArgumentError: a kind or a tier of a later version, or packed values that are cut short.
     """
     if proto.kind not in _EVENT_KIND_NAMES:
         raise InvalidArgumentError("kind", proto.kind, "a kind of event that this version knows")
     if proto.tier not in _TIER_NAMES:
         raise InvalidArgumentError("tier", proto.tier, "a tier that this version knows")
+    if len(proto.block_hashes) % 8:
+        raise InvalidArgumentError(
+            "block_hashes", f"{len(proto.block_hashes)} bytes", "a whole number of 8-byte hashes"
+        )
     hashes = struct.unpack(f"<{len(proto.block_hashes) // 8}Q", proto.block_hashes)
     return CacheEvent(
         proto.sequence_number,

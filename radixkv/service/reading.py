@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.event_subscription import EventSubscription
-from radixkv.service.attaching import abort
+from radixkv.service.attaching import abort, write_all
 from radixkv.service.callers import current_caller
 from radixkv.service.config import MAX_NAME_CHARACTERS
 from radixkv.service.followers import Followers
@@ -52,15 +52,14 @@ def _unary(call: _Call[_Answer]) -> Callable[[PrefixCacheServicer, Any, Any], Co
 
 
 def _streaming(
-    call: Callable[[PrefixCacheServicer, Any], AsyncIterator[_Answer]],
-) -> Callable[[PrefixCacheServicer, Any, Any], AsyncIterator[_Answer]]:
+    call: Callable[[PrefixCacheServicer, Any], AsyncGenerator[_Answer, None]],
+) -> Callable[[PrefixCacheServicer, Any, Any], Coroutine[Any, Any, None]]:
     """Serve an async generator as a server stream, its errors by the status table."""
 
     @wraps(call)
-    async def serve(self: PrefixCacheServicer, request: Any, context: Any) -> AsyncIterator[_Answer]:
+    async def serve(self: PrefixCacheServicer, request: Any, context: Any) -> None:
         try:
-            async for answer in call(self, request):
-                yield answer
+            await write_all(context, call(self, request), self._pools.config.unread_s)
         except RadixKVError as error:
             await abort(context, error)
 
@@ -238,7 +237,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         )
 
     @_streaming
-    async def Dump(self, request: readers.DumpRequest) -> AsyncIterator[readers.DumpResponse]:  # noqa: N802 the proto's name
+    async def Dump(self, request: readers.DumpRequest) -> AsyncGenerator[readers.DumpResponse, None]:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
         for pool in self._pools.select(request.pool):
@@ -250,7 +249,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                 await asyncio.sleep(0)  # Steps come in between two slices
 
     @_streaming
-    async def Events(self, request: readers.EventsRequest) -> AsyncIterator[readers.EventsResponse]:  # noqa: N802 the proto's name
+    async def Events(self, request: readers.EventsRequest) -> AsyncGenerator[readers.EventsResponse, None]:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
         caller = current_caller()

@@ -24,6 +24,7 @@ from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
 from radixkv.service.guards import AsyncGuard
 from radixkv.service.kv_events import KvEventsServicer
+from radixkv.service.malformed import AsyncMalformedRefuser
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.service.security import bind
@@ -85,7 +86,11 @@ class CacheService:
         self._health = health.aio.HealthServicer()
         ring = self.config.security.ring()
         guards = [] if ring.is_open else [AsyncGuard(ring)]
-        server = grpc.aio.server(interceptors=guards, options=_server_options(self.config))
+        server = grpc.aio.server(
+            interceptors=(AsyncMalformedRefuser(), *guards),
+            options=_server_options(self.config),
+            maximum_concurrent_rpcs=self.config.max_calls,
+        )
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             PrefixCacheServicer(self._pools, self._followers), server

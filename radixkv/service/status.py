@@ -2,12 +2,14 @@
 
 A failed call or stream ends with the status code of its error and carries the serialised `Error` in the trailing
 metadata `radixkv-error-bin`; an op of a Step carries its `Error` in its answer. A client rebuilds from it the exception
-that the same call would have raised in process.
+that the same call would have raised in process. Where the error says when to try again, gRPC's own metadata
+`grpc-retry-pushback-ms` does too.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from typing import Any, NamedTuple
 
 import grpc
@@ -40,15 +42,17 @@ __all__ = [
     "error_from_proto",
     "error_from_rpc",
     "error_to_proto",
+    "message_of",
     "status_of",
     "trailing_metadata",
 ]
 
 ERROR_METADATA_KEY = "radixkv-error-bin"
+PUSHBACK_METADATA_KEY = "grpc-retry-pushback-ms"
 _QUOTA = ("namespace", "unit", "num_needed", "num_available", "quota")
 _PIN_COST = ("num_tokens", "num_blocks", "ttl_s", "remaining_s")
-MAX_MESSAGE_CHARACTERS = 1024
-MAX_VALUE_CHARACTERS = 256
+MAX_MESSAGE_BYTES = 1024
+MAX_VALUE_BYTES = 256
 
 
 class _Row(NamedTuple):
@@ -99,13 +103,23 @@ def status_of(error: RadixKVError) -> grpc.StatusCode:
     return _row_of(error).status
 
 
+def message_of(error: RadixKVError) -> str:
+    """What a status says of an error: so short that gRPC, which escapes it, never refuses the trailing metadata."""
+    return _cut(str(error), MAX_MESSAGE_BYTES)
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    """The beginning of a text, in whole characters that UTF-8 can write."""
+    return text[:max_bytes].encode(errors="replace")[:max_bytes].decode(errors="ignore")
+
+
 def error_to_proto(error: RadixKVError) -> types.Error:
     """The wire form of an error, with its machine-readable details."""
-    proto = types.Error(code=_row_of(error).code, message=str(error)[:MAX_MESSAGE_CHARACTERS])
+    proto = types.Error(code=_row_of(error).code, message=message_of(error), retry_after_s=error.retry_after_s)
     if isinstance(error, InvalidArgumentError):
         details = proto.invalid_argument
         details.argument, details.bound = error.argument, error.bound
-        details.value = repr(error.value)[:MAX_VALUE_CHARACTERS]
+        details.value = _cut(repr(error.value), MAX_VALUE_BYTES)
     elif isinstance(error, UnknownSequenceError):
         proto.unknown_sequence.seq_id = error.seq_id
     elif isinstance(error, OutOfBlocksError):
@@ -135,6 +149,8 @@ def error_from_proto(proto: types.Error) -> RadixKVError:
     else:
         error = _BY_CODE.get(proto.code, RadixKVError)()
     error.args = (proto.message,)
+    if proto.HasField("retry_after_s"):
+        error.retry_after_s = proto.retry_after_s
     return error
 
 
@@ -161,9 +177,12 @@ def _read_value(text: str) -> object:
         return text
 
 
-def trailing_metadata(error: RadixKVError) -> tuple[tuple[str, bytes], ...]:
+def trailing_metadata(error: RadixKVError) -> tuple[tuple[str, str | bytes], ...]:
     """The metadata that a failed call or stream ends with."""
-    return ((ERROR_METADATA_KEY, error_to_proto(error).SerializeToString()),)
+    details = (ERROR_METADATA_KEY, error_to_proto(error).SerializeToString())
+    if error.retry_after_s is None:
+        return (details,)
+    return (details, (PUSHBACK_METADATA_KEY, str(math.ceil(1000 * error.retry_after_s))))
 
 
 def error_from_rpc(call: Any, address: str) -> RadixKVError:

@@ -85,7 +85,7 @@ class Retention(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., priority: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks", "pin_budget", "quota")
+    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks", "pin_budget", "quota", "retry_after_s")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class Error(_message.Message):
     OUT_OF_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PIN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     QUOTA_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
     invalid_argument: InvalidArgument
@@ -100,7 +101,8 @@ class Error(_message.Message):
     out_of_blocks: OutOfBlocks
     pin_budget: PinBudget
     quota: Quota
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ..., pin_budget: _Optional[_Union[PinBudget, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ...) -> None: ...
+    retry_after_s: float
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ..., pin_budget: _Optional[_Union[PinBudget, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class InvalidArgument(_message.Message):
     __slots__ = ("argument", "value", "bound")

@@ -55,9 +55,10 @@ class Admission:
         if is_stopped or is_taken or (refused is not None and refused.due_s <= now_s):
             return None
         while (head := self.queue.head(now_s)) is not None:
-            self.queue.discard(head)
             if self.tenants.holds_back(head, now_s):
+                self.queue.discard(head)
                 continue
+            self.queue.take(head)
             self._exclusive = head if head.was_refused and head.due_s <= now_s else None
             break
         return head
@@ -69,7 +70,7 @@ class Admission:
     def refused(self, branch: Branch, num_freed: int) -> None:
         """Its acquire found too few blocks, when `num_freed` was as given."""
         branch.was_refused = True
-        self.queue.add(branch)
+        self.queue.bring_one_back(branch)
         if num_freed == self.num_freed:
             self.queue.set_aside(branch)
             self._num_refusals += 1
@@ -80,7 +81,7 @@ class Admission:
             branch.phase = Phase.QUEUED
             self.tenants.refused(branch)
         else:
-            self.queue.add(branch)
+            self.queue.bring_one_back(branch)
 
     def matched(self, branch: Branch, num_tokens: int) -> None:
         """So much of a QUEUED branch's history is cached now."""

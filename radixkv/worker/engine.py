@@ -34,6 +34,7 @@ from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import (
+    MAX_UNREAD_EVENTS,
     EventQueue,
     ForkParams,
     GenerateParams,
@@ -260,8 +261,11 @@ class Engine:
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
         rules = self._reader.reply_rules(params.sampling)
         if len(self._rounds.generations) >= MAX_GENERATIONS:
-            raise LimitError(f"{MAX_GENERATIONS} generations run and wait already; try again later")
-        items = EventQueue()
+            wait_s = self._rounds.pace.wait_s(MAX_GENERATIONS // 16)
+            raise LimitError(
+                f"{MAX_GENERATIONS} generations run and wait already; try again later", retry_after_s=wait_s
+            )
+        items = EventQueue(MAX_UNREAD_EVENTS, clock=self._clock)
         now_s = self._clock()
         generation = Generation(
             self._new_id(),
@@ -274,6 +278,7 @@ class Engine:
             adapter=prompt.adapter,
             terms=self._terms(now_s, params, prompt, pins),
         )
+        items.bound(partial(self._inbox.put, partial(self._rounds.cut_off, generation)))
         items.put(Started(generation.generation_id, tokens))
         self._post(partial(self._rounds.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))

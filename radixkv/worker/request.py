@@ -11,6 +11,8 @@ A stream that is closed, or dropped, cancels its generation: the blocks are free
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -249,19 +251,58 @@ StreamItem = GenerationEvent | Exception | None
 """What travels to a stream: an event, the error it ends with, or None for its end."""
 
 
-class EventQueue(SimpleQueue[StreamItem]):
-    """What one stream is told, from the thread that generates to its consumer, who waits for it or listens."""
+MAX_UNREAD_EVENTS = 4096
+"""Events of one stream that may wait to be read."""
 
-    def __init__(self) -> None:
+UNREAD_S = 10.0
+"""How long a full queue may stand before its consumer counts as one that does not read."""
+
+
+class EventQueue(SimpleQueue[StreamItem]):
+    """What one stream is told, from the thread that generates to its consumer, who waits for it or listens.
+
+    Args:
+        max_unread: items that may wait; None: any number. A queue that is full is no error by itself, since a reply may come
+            all at once: it is one where nothing at all was taken from it for `UNREAD_S`. Then `overrun` is called, once, and
+            what comes after is dropped, but for the error that it ends with.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, max_unread: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._notify: Callable[[], None] | None = None
+        self._max_unread = math.inf if max_unread is None else max_unread
+        self._clock = clock
+        self._overrun: Callable[[], None] | None = None
+        self._is_overrun = False
+        self._num_put = 0
+        self._num_taken = -1  # when it was last found full
+        self._full_since_s = 0.0
+
+    def bound(self, overrun: Callable[[], None]) -> None:
+        """Have `overrun` called where nobody reads. Before the first item."""
+        self._overrun = overrun
 
     def put(self, item: StreamItem, block: bool = True, timeout: float | None = None) -> None:
         """Append an item; never waits."""
+        self._num_put += 1
+        if self.qsize() >= self._max_unread and self._overrun is not None:
+            self._look_whether_anybody_reads()
+        if self._is_overrun and item is not None and not isinstance(item, Exception):
+            return
         super().put(item, block, timeout)
         notify = self._notify
         if notify is not None:
             notify()
+
+    def _look_whether_anybody_reads(self) -> None:
+        num_taken, now_s = self._num_put - self.qsize(), self._clock()
+        if num_taken != self._num_taken:
+            self._full_since_s = now_s
+        elif now_s - self._full_since_s >= UNREAD_S and not self._is_overrun and self._overrun is not None:
+            self._is_overrun = True
+            self._overrun()
+        self._num_taken = num_taken
 
     def listen(self, notify: Callable[[], None]) -> None:
         """Have `notify` called after every further item, on the thread that puts it, and once now for those before."""

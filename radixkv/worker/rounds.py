@@ -26,7 +26,15 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from radixkv.core.api import AcquireOp, CacheHolder, ForkOp, Notice, StepOp, StepResult
-from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, LeaseError, RadixKVError, UnavailableError
+from radixkv.core.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    LeaseError,
+    LimitError,
+    RadixKVError,
+    UnavailableError,
+)
+from radixkv.core.pace import Pace
 from radixkv.worker.arena import Arena
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.drawing import Drawing
@@ -91,6 +99,7 @@ class Rounds:
         self.holder = holder
         self._arena = arena
         self.generations: dict[str, Generation] = {}
+        self.pace = Pace()
         self.finished = FinishedGenerations(num_remembered)
         self._runner = runner
         self._scheduler = scheduler
@@ -323,6 +332,7 @@ class Rounds:
 
     def _forget(self, generation: Generation) -> None:
         """It neither runs nor waits any longer; what it has become can still be forked."""
+        self.pace.ended(self._clock())
         del self.generations[generation.generation_id]
         self.finished.remember(generation)
 
@@ -363,6 +373,12 @@ class Rounds:
         """End every generation with an error."""
         for generation in list(self.generations.values()):
             self._end(generation, error)
+
+    def cut_off(self, generation: Generation) -> None:
+        """End a generation whose events nobody takes."""
+        self._end(
+            generation, LimitError("this stream was not read: too many of its events wait; read them as they come")
+        )
 
     def _fail(self, failures: Sequence[tuple[Branch, RadixKVError]]) -> None:
         for branch, error in failures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,9 +17,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
+from radixkv.core.pace import Pace
 from radixkv.service.addresses import parse_address
 from radixkv.service.callers import current_caller
 from radixkv.service.guards import ThreadGuard, abort_thread
+from radixkv.service.malformed import MalformedRefuser
 from radixkv.service.security import Security, bind
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
@@ -30,6 +33,11 @@ __all__ = ["GenerationServer"]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 MAX_STREAMS = 256
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_QUEUED_CALLS = 256
+"""Calls beyond the threads that may wait for one; further ones are refused before they are read."""
+UNREAD_S = 60.0
+"""A stream whose caller takes nothing for so long is cancelled, so that it holds no thread."""
+_LOOK_S = 1.0
 _NUM_SPARE_THREADS = 8  # so that health and unary calls are answered while every stream is taken
 _GRACE_S = 2.0
 _STOPPING = "the worker is stopping; try again when it has been started anew"
@@ -45,6 +53,7 @@ class GenerationServer:
         address: ``host:port`` (port 0 takes a free one) or ``unix:path``.
         max_streams: generations that may stream at once; each holds a thread. One more is refused.
         security: who may call, and what protects the way here; None: whoever reaches the address may do everything.
+        unread_s: a stream whose caller takes nothing for so long is cancelled.
 
     Raises:
         InvalidArgumentError: the keys file cannot be read.
@@ -57,6 +66,7 @@ class GenerationServer:
         *,
         max_streams: int = MAX_STREAMS,
         security: Security | None = None,
+        unread_s: float = UNREAD_S,
     ) -> None:
         self._security = security or Security()
         ring = self._security.ring()
@@ -65,14 +75,15 @@ class GenerationServer:
         self._executor = ThreadPoolExecutor(max_streams + _NUM_SPARE_THREADS, thread_name_prefix="radixkv-generation")
         self._server = grpc.server(
             self._executor,
-            interceptors=[] if ring.is_open else [ThreadGuard(ring)],
+            interceptors=[MalformedRefuser(), *([] if ring.is_open else [ThreadGuard(ring)])],
+            maximum_concurrent_rpcs=max_streams + _NUM_SPARE_THREADS + MAX_QUEUED_CALLS,
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
             ],
         )
-        self._servicer = _Servicer(generator, max_streams)
+        self._servicer = _Servicer(generator, max_streams, unread_s)
         self._health = health.HealthServicer()
         generation_pb2_grpc.add_GenerationServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -99,6 +110,7 @@ class GenerationServer:
         self.address = str(address) if address.path else str(address._replace(port=port))
         self._path = address.path
         self._server.start()
+        self._servicer.start()
         for name in ("", SERVICE_NAME):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return self
@@ -147,12 +159,19 @@ def _within(context: grpc.ServicerContext, params: _Params) -> _Params:
 class _Servicer(generation_pb2_grpc.GenerationServicer):
     """One thread per call. An error of radixkv ends the call with its status and details."""
 
-    def __init__(self, generator: Generator, max_streams: int) -> None:
+    def __init__(self, generator: Generator, max_streams: int, unread_s: float) -> None:
         self._generator = generator
+        self._unread_s = unread_s
         self._max_streams = max_streams
         self._streams: set[GenerationStream] = set()
         self._changed = threading.Condition()
         self._is_refusing = self._is_stopping = False
+        self._pace = Pace()
+        self._sending: dict[Any, float] = {}  # since when a call's message waits to be taken
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._look, name="radixkv-generation-watch", daemon=True).start()
 
     def refuse(self) -> None:
         with self._changed:
@@ -166,8 +185,16 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         with self._changed:
             self._is_stopping = True
             streams = list(self._streams)
+        self._stopped.set()
         for stream in streams:
             stream.close()
+
+    def _look(self) -> None:
+        """Cancel the calls of those who do not read; gRPC itself waits for them without end."""
+        while not self._stopped.wait(_LOOK_S):
+            until_s = time.monotonic() - self._unread_s
+            for context in [context for context, since_s in self._sending.copy().items() if since_s <= until_s]:
+                context.cancel()
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:  # noqa: N802  # the wire's name
         try:
@@ -226,11 +253,16 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
                 if not context.add_callback(stream.close):
                     return
                 for event in stream:
-                    yield wire.event_to_proto(event, response)
+                    message = wire.event_to_proto(event, response)
+                    self._sending[context] = time.monotonic()
+                    yield message
+                    self._sending.pop(context, None)
             if self._is_stopping and stream.usage is None:
                 raise UnavailableError(_STOPPING)
         except RadixKVError as error:
             abort_thread(context, error)
+        finally:
+            self._sending.pop(context, None)
 
     @contextlib.contextmanager
     def _counted(self, stream: GenerationStream) -> Iterator[None]:
@@ -238,7 +270,8 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
             if self._is_refusing:
                 raise UnavailableError(_STOPPING)
             if len(self._streams) >= self._max_streams:
-                raise LimitError(f"{self._max_streams} generations stream already; try again later")
+                message = f"{self._max_streams} generations stream already; try again later"
+                raise LimitError(message, retry_after_s=self._pace.wait_s())
             self._streams.add(stream)
         try:
             yield
@@ -246,3 +279,4 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
             with self._changed:
                 self._streams.discard(stream)
                 self._changed.notify_all()
+                self._pace.ended(time.monotonic())

@@ -2,11 +2,13 @@
 
 Order of the queue:
 
-1. who is due (has waited `max_wait_s`, or half of the time it was given): the one due first. Nobody overtakes it any more.
-2. the rest by priority, then by the length of the prefix that is cached for it, then by arrival.
+1. who is due (has waited `max_wait_s`, or half of the time it was given): the one due first. Nobody of its namespace overtakes
+   it any more, nor of another one that has had its share.
+2. the rest by priority; then by namespaces, whichever has been given the least, see `sharing`; then by the length of the prefix
+   that is cached for it, then by arrival.
 
 So a long cached prefix is used before it is evicted, and yet a request is overtaken only by what was ahead of it when it became
-due, whatever comes after.
+due, whatever comes after, and by the fair share of others.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sortedcontainers import SortedKeyList
-
 from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.sharing import FairLines
 
 __all__ = ["PendingPrefixes", "Urgency", "WaitingQueue"]
 
@@ -41,25 +42,21 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._by_due: SortedKeyList = SortedKeyList(key=lambda branch: (branch.due_s, branch.order))
-        self._by_rank: SortedKeyList = SortedKeyList(
-            key=lambda branch: (-branch.priority, -branch.num_matched, branch.order)
-        )
+        self._lines = FairLines()
         self._aside: list[Branch] = []
         self._to_ask: OrderedDict[Branch, None] = OrderedDict()  # whose cached prefix to ask for, in this order
 
     def __len__(self) -> int:
-        return len(self._by_due) + len(self._aside)
+        return len(self._lines) + len(self._aside)
 
     def __iter__(self) -> Iterator[Branch]:
-        yield from self._by_due
+        yield from self._lines.branches()
         yield from self._aside
 
     def add(self, branch: Branch) -> None:
         """Queue a branch."""
         branch.phase = Phase.QUEUED
-        self._by_due.add(branch)
-        self._by_rank.add(branch)
+        self._lines.add(branch)
         self._to_ask[branch] = None
         if not branch.was_matched:
             self._to_ask.move_to_end(branch, last=False)
@@ -70,17 +67,21 @@ class WaitingQueue:
         if branch in self._aside:
             self._aside.remove(branch)
         else:
-            self._by_due.remove(branch)
-            self._by_rank.remove(branch)
+            self._lines.discard(branch)
 
     def head(self, now_s: float) -> Branch | None:
         """Who is to be acquired next; None if nobody is, or nobody before something has been freed."""
-        if not self._by_due:
-            return None
-        first: Branch = self._by_due[0]
-        if first.due_s > now_s:
-            first = self._by_rank[0]
-        return first
+        return self._lines.head(now_s)
+
+    def take(self, branch: Branch) -> None:
+        """Take a queued branch out to be acquired: its namespace is given that."""
+        self._lines.charge(branch)
+        self.discard(branch)
+
+    def bring_one_back(self, branch: Branch) -> None:
+        """It was taken and has not got it: queue it again."""
+        self._lines.give_back(branch)
+        self.add(branch)
 
     def matched(self, branch: Branch, num_tokens: int) -> None:
         """So much of a queued branch's history is cached now."""
@@ -88,9 +89,7 @@ class WaitingQueue:
         if branch in self._aside:
             branch.num_matched = num_tokens
         elif num_tokens != branch.num_matched:
-            self._by_rank.remove(branch)
-            branch.num_matched = num_tokens
-            self._by_rank.add(branch)
+            self._lines.matched(branch, num_tokens)
 
     def take_to_ask(self, limit: int) -> list[Branch]:
         """Up to `limit` branches whose cached prefix is to be asked for: those never asked for, then round and round."""
@@ -101,16 +100,14 @@ class WaitingQueue:
 
     def set_aside(self, branch: Branch) -> None:
         """A queued branch was refused for lack of blocks: let others go ahead until `bring_back`."""
-        self._by_due.remove(branch)
-        self._by_rank.remove(branch)
+        self._lines.discard(branch)
         self._aside.append(branch)
 
     def bring_back(self) -> None:
         """Blocks have been freed: those set aside may be tried again."""
         aside, self._aside = self._aside, []
         for branch in aside:
-            self._by_due.add(branch)
-            self._by_rank.add(branch)
+            self._lines.add(branch)
 
     def find_refused(self) -> Branch | None:
         """The most wanted of those set aside."""

@@ -281,7 +281,11 @@ def _logprobs_to_proto(sampled: SampledToken) -> pb.TokenLogprobs:
 
 
 def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> GenerationEvent | None:
-    """The event of a message; None for one that this version does not know."""
+    """The event of a message; None for one that this version does not know.
+
+    Raises:
+        InvalidArgumentError: a reason of a later version, or token ids that are cut short.
+    """
     match proto.WhichOneof("event"):
         case "started":
             return Started(proto.started.generation_id, proto.started.prompt)
@@ -295,6 +299,8 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
             finished = proto.branch_finished
             kind = finished.WhichOneof("stop")
             stop = getattr(finished, kind) if kind else None
+            if finished.reason not in _REASON_FROM_PROTO:
+                raise InvalidArgumentError("reason", finished.reason, "a reason of an end that this version knows")
             score = finished.score if finished.HasField("score") else None
             return BranchFinished(finished.branch, _REASON_FROM_PROTO[finished.reason], stop, score)
         case "completed":

@@ -1,0 +1,1 @@
+"""Hostile input over every way in: `python -m bench.bad_input`."""
