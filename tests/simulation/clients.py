@@ -15,8 +15,9 @@ from .model import VOCAB_SIZE
 from .network import End, Network
 from .service import ReaderCall
 
-__all__ = ["NAMESPACES", "Client", "Histories", "Reader"]
+__all__ = ["NAMESPACES", "TOGETHER_S", "Client", "Histories", "Reader"]
 
+TOGETHER_S = 0.03
 NAMESPACES = ("default", "default", "default", "other")
 
 
@@ -32,10 +33,11 @@ class Histories:
         self._rng = simulator.rng
         self._known: list[tuple[int, ...]] = [self._draw(self._rng.randint(1, longest - 2)) for _ in range(2)]
 
-    def prompt(self) -> tuple[int, ...]:
-        """One that was there before, or a branch off one."""
+    def prompt(self, stem: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """One that was there before, or a branch off one, or off this one."""
         rng = self._rng
-        stem = rng.choice(self._known)
+        if stem is None:
+            stem = rng.choice(self._known)
         if rng.random() < 0.4:
             stem = stem[: rng.randint(1, len(stem))]
         prompt = (stem + self._draw(rng.randint(0, 4)))[: self.longest - 2]
@@ -72,10 +74,18 @@ class Client:
     def num_open(self) -> int:
         return len(self.open_requests)
 
-    def ask(self) -> None:
+    def ask_together(self, number: int) -> None:
+        """Send so many new requests at once or nearly so, whose prompts have a stem in common."""
+        stem, namespace = self._histories.prompt(), self._simulator.rng.choice(NAMESPACES)
+        for _ in range(number):
+            self._simulator.after(
+                self._simulator.rng.random() * TOGETHER_S, self.process, None, self.ask, stem, namespace
+            )
+
+    def ask(self, stem: tuple[int, ...], namespace: str) -> None:
         """Send a new request."""
         rng = self._simulator.rng
-        prompt = self._histories.prompt()
+        prompt = stem if rng.random() < 0.4 else self._histories.prompt(stem)
         num_tokens = rng.randint(1, min(6, self._histories.longest - len(prompt)))
         drafts: tuple[int, ...] = ()
         fork_at = 0
@@ -83,7 +93,6 @@ class Client:
             fork_at = rng.randint(1, len(prompt) + num_tokens - 1)
             drafts = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 3)))
         self._num_requests += 1
-        namespace = rng.choice(NAMESPACES)
         request = Request(self._num_requests, namespace, prompt, num_tokens, fork_at, drafts)
         self.open_requests[request.number] = request
         self._simulator.note("client: asks", request.number, namespace, prompt, num_tokens, fork_at, drafts)

@@ -12,8 +12,8 @@ from .worker import SimulatedWorker
 __all__ = ["Faults"]
 
 _KINDS = (
-    ("break", 6),
-    ("interrupt", 2),
+    ("break", 8),
+    ("interrupt", 4),
     ("part", 5),
     ("crash worker", 2),
     ("crash service", 1),
@@ -89,6 +89,9 @@ class Faults:
 
     def _break(self, silent_s: float) -> None:
         live = [connection for connection in self._network.connections if not connection.is_broken]
+        to_service = [connection for connection in live if connection.server_end.process is self._service.process]
+        if to_service and self._simulator.chance(0.8):
+            live = to_service
         if live:
             self._simulator.rng.choice(live).break_off(silent_s)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from radixkv.client.session import FINAL_ERRORS, HolderSession
 from radixkv.core.errors import RadixKVError, UnavailableError
 
-from .clock import Process, Simulator
+from .clock import Process, Simulator, ViolationError
 from .network import End, Network
 
 __all__ = ["SimulatedHolder"]
@@ -84,9 +84,7 @@ class SimulatedHolder:
                 if is_first and self.was_attached:
                     self._plan_pulse()
             except RadixKVError as error:
-                if self._end is opened[0]:
-                    opened[0].cancel()
-                    self._ended(opened[0], error)
+                raise ViolationError(f"what the service sent cannot be: {error}") from error
 
         def ended(error: RadixKVError) -> None:
             self._ended(opened[0], error)

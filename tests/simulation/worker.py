@@ -169,8 +169,10 @@ class SimulatedWorker:
 
     def _send(self, sent: _Sent) -> None:
         if sent and self.holder is not None:
+            ops = [op for op, _ in sent]
             self._simulator.count("step")
-            self._unapplied.append((sent, self.holder.session.submit([op for op, _ in sent])))
+            self._simulator.note(f"{self.process.name}: sends", *ops)
+            self._unapplied.append((sent, self.holder.session.submit(ops)))
 
     def _finish_jobs(self) -> None:
         for job in list(self.jobs):
@@ -204,7 +206,7 @@ class SimulatedWorker:
             branch.state = State.ASKED
             branch.num_reported = len(branch.tokens)
             reserve = self._simulator.rng.choice((0, 0, 1, 3))
-            waits = self._simulator.chance(0.8)
+            waits = self._simulator.chance(0.9)
             tokens = pack_tokens(branch.tokens)
             sent.append((AcquireOp(tokens, reserve, branch.namespace, branch.seq_id, waits=waits), [branch]))
 
@@ -273,6 +275,7 @@ class SimulatedWorker:
 
     def _apply(self, op: StepOp, branches: Sequence[Branch], result: StepResult) -> None:
         branch = branches[0]
+        self._simulator.note(f"{self.process.name}: applies", type(op).__name__, branch.seq_id, _brief(result))
         if isinstance(result, RadixKVError):
             self._refused(op, branches, result)
         elif isinstance(op, AcquireOp) and isinstance(result, Pending):
@@ -350,3 +353,18 @@ class SimulatedWorker:
         for src, dst, num_tokens in ops:
             self.memory.copy(src, dst, num_tokens)
             self._simulator.count("copied")
+
+
+def _brief(result: StepResult) -> object:
+    """What a trace keeps of a result."""
+    match result:
+        case RadixKVError():
+            return type(result).__name__
+        case AcquireResult():
+            return result.num_stored_tokens, tuple(result.block_table), result.ops
+        case ExtendResult():
+            return result.first_changed, tuple(result.block_ids), result.ops
+        case list():
+            return tuple(_brief(opened) for opened in result)
+        case _:
+            return result

@@ -12,7 +12,7 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.service.config import ServiceConfig
 from radixkv.service.pools import Pool
 
-from .clients import Client, Histories, Reader
+from .clients import TOGETHER_S, Client, Histories, Reader
 from .clock import Note, Simulator, ViolationError
 from .faults import Faults
 from .model import kv_of
@@ -24,7 +24,7 @@ __all__ = ["Outcome", "simulate"]
 
 TTL_S = 0.3
 ACTIVE_S = 1.2
-MAX_HISTORY = 14
+MAX_HISTORY = 18
 DRAIN_S = 30.0
 AUDIT_EVERY = 8
 
@@ -67,9 +67,9 @@ class _World:
         )
         self._service = SimulatedService(simulator, network, config)
         shapes = [
-            PoolShape(rng.randint(4, 10), rng.randint(2, 4), f"pool{index}") for index in range(rng.choice((1, 1, 2)))
+            PoolShape(rng.randint(5, 12), rng.randint(2, 4), f"pool{index}") for index in range(rng.choice((1, 1, 2)))
         ]
-        chunk = rng.randint(1, 6)
+        chunk = rng.randint(1, 4)
         self._workers = [
             SimulatedWorker(simulator, network, f"worker{index}", shape, chunk) for index, shape in enumerate(shapes)
         ]
@@ -87,11 +87,12 @@ class _World:
         simulator, rng = self.simulator, self.simulator.rng
         for worker in workers:
             simulator.after(rng.random() * (0.4 if worker is self._rival else 0.02), None, None, worker.start)
-        for _ in range(rng.randint(3, 8)):
-            simulator.after(rng.random() * ACTIVE_S, None, None, self._client.ask)
+        for _ in range(rng.randint(2, 4)):
+            at_s = rng.random() * (ACTIVE_S - TOGETHER_S)
+            simulator.after(at_s, None, None, self._client.ask_together, rng.randint(1, 4))
         for _ in range(rng.choice((0, 2, 6))):
             simulator.after(rng.random() * ACTIVE_S, None, None, self._reader.ask)
-        self._faults.plan(rng.choice((0, 1, 2, 4, 6)), ACTIVE_S)
+        self._faults.plan(rng.choice((0, 2, 4, 8, 12)), ACTIVE_S)
 
     def run(self) -> None:
         """The active time, then peace until all is done, then what must hold."""

@@ -1,0 +1,167 @@
+"""Bugs to plant in a copy of radixkv, each a small change of its text that the simulation must find."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["PLANTED_BUGS", "PlantedBug"]
+
+
+class PlantedBug(NamedTuple):
+    """In `module` of the package, `text` (which is there exactly once) becomes `bug`."""
+
+    name: str
+    module: str
+    text: str
+    bug: str
+
+
+PLANTED_BUGS = (
+    PlantedBug(
+        "a missed unlock: the tail left behind stays locked",
+        "core/cache.py",
+        "for node in (*seq.left_tails, seq.node):",
+        "for node in (seq.node,):",
+    ),
+    PlantedBug(
+        "blocks freed while others still read them",
+        "core/publishing.py",
+        "        if child.lock_ref:\n            seq.kept_blocks",
+        "        if child.lock_ref > 1:\n            seq.kept_blocks",
+    ),
+    PlantedBug(
+        "a copy op lost on its way",
+        "core/cache.py",
+        "ops = self._copy_ops(source, taken, 0, filled)",
+        "ops = ()",
+    ),
+    PlantedBug(
+        "a copy one token too short",
+        "core/cache.py",
+        "num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES",
+        "num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES - 1",
+    ),
+    PlantedBug(
+        "an append right taken while another holds it",
+        "core/planning.py",
+        " and child.writer is None",
+        "",
+    ),
+    PlantedBug(
+        "namespaces mixed: any root will do",
+        "core/cache.py",
+        "known_root = forest.roots.get(namespace)",
+        "known_root = forest.roots.get(namespace) or next(iter(forest.roots.values()), None)",
+    ),
+    PlantedBug(
+        "who waits for a sequence that ends is told nothing",
+        "core/intents.py",
+        '            self._tell("gone", seq.seq_id, watches)\n',
+        "            pass\n",
+    ),
+    PlantedBug(
+        "a stale incarnation accepted",
+        "service/pools.py",
+        "if hello.incarnation in self._retired:",
+        "if not hello.incarnation:",
+    ),
+    PlantedBug(
+        "a second holder accepted while the lease of the first runs",
+        "service/pools.py",
+        "        if pool is not None:\n            raise PoolHeldError(",
+        "        if pool is not None and pool.stream is not None:\n            raise PoolHeldError(",
+    ),
+    PlantedBug(
+        "the Step of a stale stream applied after another took over",
+        "service/pools.py",
+        "        if pool.stream is not stream:\n            raise",
+        "        if pool.stream is None:\n            raise",
+    ),
+    PlantedBug(
+        "a Step that is sent again applied again",
+        "service/pools.py",
+        "        if step.number < self.next_step:\n            return self._stored_answer(step.number)\n",
+        "",
+    ),
+    PlantedBug(
+        "a lease that no message renews",
+        "service/pools.py",
+        "        self._renew(pool)\n\n    def _renew",
+        "\n    def _renew",
+    ),
+    PlantedBug(
+        "a lease renewed after it has run out",
+        "service/pools.py",
+        "        if pool.expires_at_s <= self.clock():\n            self.expire()\n",
+        "",
+    ),
+    PlantedBug(
+        "an acknowledgement that forgets one answer too many",
+        "service/pools.py",
+        "while self.answers and self.next_step - len(self.answers) <= through:",
+        "while self.answers and self.next_step - len(self.answers) <= through + 1:",
+    ),
+    PlantedBug(
+        "a new life of a pool that begins with the tree of the last",
+        "service/pools.py",
+        "        pool = self._pools[shape.name] = Pool(",
+        '        self._trees = getattr(self, "_trees", {})\n'
+        "        cache = self._trees.setdefault(shape.name, cache)\n"
+        "        pool = self._pools[shape.name] = Pool(",
+    ),
+    PlantedBug(
+        "a service that forgives for ever",
+        "service/pools.py",
+        "pool.expires_at_s += stalled_s",
+        "pool.expires_at_s += 1000 * stalled_s",
+    ),
+    PlantedBug(
+        "notices lost with the stream that brought them",
+        "service/holding.py",
+        "        for unacknowledged in attachment.pool.notices:\n            self._send(unacknowledged)\n",
+        "",
+    ),
+    PlantedBug(
+        "a goodbye after which the lease runs on",
+        "service/holding.py",
+        "            self.lost()\n            self._pools.end(pool)\n            self.is_over = True",
+        "            self.lost()\n            self.is_over = True",
+    ),
+    PlantedBug(
+        "unanswered Steps that are not sent again",
+        "client/session.py",
+        "            self._num_sent = 0\n            self._send_what_fits()\n",
+        "            self._send_what_fits()\n",
+    ),
+    PlantedBug(
+        "unanswered Steps sent again in the wrong order",
+        "client/session.py",
+        "request = self._pending[self._num_sent].request",
+        "request = self._pending[-1 - self._num_sent].request",
+    ),
+    PlantedBug(
+        "an answer acknowledged before it has come",
+        "client/session.py",
+        "            step.acknowledged_through = self._num_answered\n",
+        "            step.acknowledged_through = self._next_number - 1\n",
+    ),
+    PlantedBug(
+        "answers taken from a stream that is over",
+        "client/session.py",
+        "return self._opened_send is None or (send is not None and send is not self._opened_send)",
+        "return False",
+    ),
+    PlantedBug(
+        "a notice told before the answer that it belongs to",
+        "client/notices.py",
+        "while self._held and self._held[0][0] <= self._num_answered:",
+        "while self._held:",
+    ),
+    PlantedBug(
+        "a notice that comes again told again",
+        "client/notices.py",
+        "            if message.number <= self._num_received:\n                return\n"
+        "            if message.number != self._num_received + 1:",
+        "            if message.number > self._num_received + 1:",
+    ),
+)
