@@ -57,10 +57,13 @@ class _Stream:
         service.book.arrives(self.number, request, service.table(), service.clock())
         self.sent = []
         error: RadixKVError | None = None
+        num_ended = service.pools.num_ended
         try:
             self._holding.receive(request)
         except RadixKVError as raised:
             error = raised
+        if service.pools.num_ended != num_ended and service.is_late():
+            service.simulator.count("lease ended by a stall")
         was_repeated = service.book.is_repeated(self.number, request)
         service.book.acted(self.number, request, self.sent, error, service.table(), service.clock())
         service.changed(request, self.sent, error, was_repeated=was_repeated)
@@ -156,6 +159,10 @@ class SimulatedService:
         simulator.note(f"service: {kind}", number, name)
         self.has_acted = True
 
+    def is_late(self) -> bool:
+        """Whether it has been stalled, and has not forgiven that yet."""
+        return self.clock() - self._planned_s > min(self.config.lease_ttl_s / 4, 1.0)
+
     # -- holders
 
     def accept(self, end: End) -> None:
@@ -180,11 +187,11 @@ class SimulatedService:
 
     def _plan_sweep(self) -> None:
         interval_s = min(self.config.lease_ttl_s / 4, 1.0)
-        planned_s = self.clock() + interval_s
-        self.simulator.after(interval_s, self.process, None, self._sweep, planned_s, interval_s)
+        self._planned_s = self.clock() + interval_s
+        self.simulator.after(interval_s, self.process, None, self._sweep, interval_s)
 
-    def _sweep(self, planned_s: float, interval_s: float) -> None:
-        late_s = self.clock() - planned_s
+    def _sweep(self, interval_s: float) -> None:
+        late_s = self.clock() - self._planned_s
         if late_s > interval_s:
             self.simulator.count("forgiven")
             self.simulator.note("service: forgives", f"{late_s:.4f}")

@@ -38,6 +38,7 @@ HAPPENS = (
     "hello StaleIncarnationError",
     "lease lost",
     "leap",
+    "lease ended by a stall",
     "notice gone",
     "notice published",
     "part",
@@ -68,6 +69,14 @@ def test_no_fault_makes_an_answer_wrong_or_loses_one(first: int) -> None:
 @pytest.mark.parametrize("seed", [1, 7, 20, 42])
 def test_a_seed_replays_exactly(seed: int) -> None:
     assert trace_of(simulate(seed)) == trace_of(simulate(seed))
+
+
+def test_a_violation_is_told_with_what_led_to_it_and_how_to_replay_it() -> None:
+    outcome = simulate(42)
+    told = describe(outcome._replace(violation="two holders"))
+    assert told.startswith("seed 42: two holders\n")
+    assert str(outcome.trace[-1]) in told
+    assert told.endswith("python -m tests.simulation --seed 42 --trace")
 
 
 def test_seeds_differ() -> None:
