@@ -92,9 +92,13 @@ class Simulator:
 
         `channel`: actions of one channel keep their order when a paused process wakes; None: a channel of its own.
         """
+        self.at(self.now_s + delay_s, process, channel, action, *args)
+
+    def at(self, at_s: float, process: Process | None, channel: object, action: Action, *args: object) -> None:
+        """The same, at a time: of two actions of one time the one that was planned first comes first."""
         self._num_scheduled += 1
         life = 0 if process is None else process.life
-        entry = (self.now_s + delay_s, self._num_scheduled, process, life, channel, action, args)
+        entry = (at_s, self._num_scheduled, process, life, channel, action, args)
         heappush(self._due, entry)
 
     def run(self, until_s: float, after_event: Action, is_done: Callable[[], bool] | None = None) -> None:

@@ -17,6 +17,8 @@ _KINDS = (
     ("part", 5),
     ("crash worker", 2),
     ("crash service", 1),
+    ("restart worker", 1),
+    ("restart service", 1),
     ("pause service", 2),
     ("pause worker", 3),
     ("leap", 1),
@@ -72,20 +74,27 @@ class Faults:
                     worker.holder.interrupt()
             case "part":
                 self._part(worker.process.name, duration_s)
-            case "crash worker":
-                if worker.process.is_up:
-                    worker.crash()
-                    self._simulator.after(duration_s / 2, None, None, self._restart_worker, worker)
-            case "crash service":
-                if self._service.process.is_up:
-                    self._service.crash()
-                    self._simulator.after(duration_s / 2, None, None, self._restart_service)
             case "pause service":
                 self._pause(self._service.process, duration_s)
             case "pause worker":
                 self._pause(worker.process, duration_s)
             case "leap":
                 self._service.skew_s += duration_s
+            case _:
+                self._end(kind, worker, duration_s)
+
+    def _end(self, kind: str, worker: SimulatedWorker, duration_s: float) -> None:
+        """Kill a process or send it away, and start it again."""
+        is_worker = kind.endswith("worker")
+        target: SimulatedWorker | SimulatedService = worker if is_worker else self._service
+        if not target.process.is_up:
+            return
+        if kind.startswith("crash") or target.process.is_paused:
+            target.crash()
+        else:
+            target.stop()
+        restart, arguments = (self._restart_worker, (worker,)) if is_worker else (self._restart_service, ())
+        self._simulator.after(duration_s / 2, None, None, restart, *arguments)
 
     def _break(self, silent_s: float) -> None:
         live = [connection for connection in self._network.connections if not connection.is_broken]

@@ -105,8 +105,7 @@ class Connection:
         at_s = max(last_s, self.network.arrival_s(sender.process, receiver.process))
         parcel = _Parcel(message, at_s)
         receiver.under_way.append(parcel)
-        delay_s = at_s - simulator.now_s
-        simulator.after(delay_s, receiver.process, (self.number, receiver.process.name), self._arrive, receiver, parcel)
+        simulator.at(at_s, receiver.process, (self.number, receiver.process.name), self._arrive, receiver, parcel)
 
     def _arrive(self, receiver: End, parcel: _Parcel) -> None:
         if parcel in receiver.under_way:
@@ -137,8 +136,7 @@ class Connection:
         simulator = self.network.simulator
         last_s = end.under_way[-1].at_s if end.under_way else 0.0
         at_s = max(last_s, self.network.arrival_s(end.peer.process, end.process) + silent_s)
-        delay_s = at_s - simulator.now_s
-        simulator.after(delay_s, end.process, (self.number, end.process.name), self._ended, end, error)
+        simulator.at(at_s, end.process, (self.number, end.process.name), self._ended, end, error)
 
     def _ended(self, end: End, error: RadixKVError) -> None:
         if end.is_open:

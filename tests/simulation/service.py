@@ -72,8 +72,13 @@ class _Stream:
         elif self._holding.is_over:
             self._over(UnavailableError("the service has ended the stream"))
 
+    def stop(self) -> None:
+        """End the stream as a service does that is stopping."""
+        self._over(UnavailableError("the service is stopping"))
+
     def lost(self) -> None:
         """The connection is gone."""
+        self._service.streams.pop(self.number, None)
         self._holding.lost()
         self._service.book.left(self.number)
 
@@ -120,10 +125,17 @@ class SimulatedService:
         """Begin a life, with nothing."""
         self.process.start()
         self.has_acted = False
+        self.streams: dict[int, _Stream] = {}
         self.pools = PoolTable(self.config, self.clock, lambda: 1e9 + self.simulator.now_s)
         self.book = LeaseBook(self.config.lease_ttl_s)
         self._servicer = PrefixCacheServicer(self.pools, Followers(self.config.max_event_subscribers))
         self._plan_sweep()
+
+    def stop(self) -> None:
+        """Send holders away, then end."""
+        for stream in list(self.streams.values()):
+            stream.stop()
+        self.crash()
 
     def crash(self) -> None:
         """Lose everything."""
@@ -175,6 +187,7 @@ class SimulatedService:
                 return
             if not stream:
                 stream.append(_Stream(self, end))
+                self.streams[stream[0].number] = stream[0]
             stream[0].receive(workers.AttachRequest.FromString(message))
 
         def ended(_error: RadixKVError) -> None:

@@ -45,6 +45,8 @@ HAPPENS = (
     "pause service",
     "pause worker",
     "preempted",
+    "restart service",
+    "restart worker",
     "resumed",
     "step StaleIncarnationError",
     "step sent again",

@@ -89,6 +89,12 @@ class SimulatedWorker:
         self.is_leaving = True
         self._simulator.after(0.2, self.process, None, self.crash)
 
+    def stop(self) -> None:
+        """Say goodbye and end, to be started again."""
+        if self.holder is not None:
+            self.holder.say_goodbye()
+        self.crash()
+
     # -- the life of the memory
 
     def _begin_memory(self) -> None:
