@@ -16,9 +16,9 @@ _KINDS = (
     ("interrupt", 4),
     ("part", 5),
     ("crash worker", 2),
-    ("crash service", 1),
+    ("crash service", 3),
     ("restart worker", 1),
-    ("restart service", 1),
+    ("restart service", 2),
     ("pause service", 2),
     ("pause worker", 3),
     ("leap", 1),
@@ -94,7 +94,7 @@ class Faults:
         else:
             target.stop()
         restart, arguments = (self._restart_worker, (worker,)) if is_worker else (self._restart_service, ())
-        self._simulator.after(duration_s / 2, None, None, restart, *arguments)
+        self._simulator.after(duration_s / 4, None, None, restart, *arguments)
 
     def _break(self, silent_s: float) -> None:
         live = [connection for connection in self._network.connections if not connection.is_broken]

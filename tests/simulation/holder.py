@@ -23,6 +23,7 @@ class SimulatedHolder:
         process: whose holder it is.
         session: what is said on the streams.
         timeout_s: how long the first attachment may take.
+        patience_s: how long to try to reach a service that is gone; None: for the lease's TTL.
         lost: called once, with why, when the lease is lost for good.
     """
 
@@ -33,6 +34,7 @@ class SimulatedHolder:
         process: Process,
         session: HolderSession,
         timeout_s: float,
+        patience_s: float | None,
         lost: Callable[[RadixKVError], None],
     ) -> None:
         self.session = session
@@ -41,6 +43,7 @@ class SimulatedHolder:
         self._network = network
         self._process = process
         self._timeout_s = timeout_s
+        self._given_patience_s = patience_s
         self._lost = lost
         self._backoff_s = _FIRST_BACKOFF_S
         self._heard_at_s = self._heard_before_s = simulator.now_s
@@ -64,8 +67,12 @@ class SimulatedHolder:
         self.is_over = True
 
     @property
-    def _patience_s(self) -> float:
+    def _silence_s(self) -> float:
         return self.session.lease_ttl_s or self._timeout_s
+
+    @property
+    def _patience_s(self) -> float:
+        return self._silence_s if self._given_patience_s is None else max(self._silence_s, self._given_patience_s)
 
     def _open(self) -> None:
         if self.is_over:
@@ -130,13 +137,13 @@ class SimulatedHolder:
             self._fail(UnavailableError(f"the service did not answer within {self._timeout_s:g} s"))
 
     def _plan_pulse(self) -> None:
-        self._simulator.after(self._patience_s / 3, self._process, None, self._beat)
+        self._simulator.after(self._silence_s / 3, self._process, None, self._beat)
 
     def _beat(self) -> None:
         """Three heartbeats per TTL; a stream on which nothing is heard for a TTL is given up."""
         if self.is_over:
             return
         self.session.heartbeat()
-        if self._end is not None and self._simulator.now_s > self._heard_at_s + self._patience_s:
+        if self._end is not None and self._simulator.now_s > self._heard_at_s + self._silence_s:
             self._cancel()
         self._plan_pulse()

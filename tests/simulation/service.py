@@ -165,6 +165,8 @@ class SimulatedService:
         simulator.count(f"{kind} {name}")
         if kind == "hello" and error is None and sent[0].attached.resumed:
             simulator.count("resumed")
+        elif kind == "hello" and error is None and sent[0].attached.next_step > 1:
+            simulator.count("adopted")
         if was_repeated and error is None:
             simulator.count("step sent again")
         number = request.step.number if kind == "step" else ""

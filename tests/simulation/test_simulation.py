@@ -17,6 +17,7 @@ NUM_SEEDS = 2000
 SEEDS_PER_TEST = 200
 
 HAPPENS = (
+    "adopted",
     "AcquireOp OutOfBlocksError",
     "AcquireOp QuotaError",
     "ExtendOp OutOfBlocksError",

@@ -29,8 +29,6 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import OutOfBlocksError, PoolHeldError, QuotaError, RadixKVError
 from radixkv.core.tokens import pack_tokens
-from radixkv.service.conversion import shape_to_proto
-from radixkv.v1 import workers_pb2 as workers
 
 from .branches import Branch, Job, Memory, Request, State
 from .clock import Process, Simulator, ViolationError
@@ -57,7 +55,9 @@ class SimulatedWorker:
         is_leaving: it takes no more part; its pool is somebody else's.
     """
 
-    def __init__(self, simulator: Simulator, network: Network, name: str, shape: PoolShape, chunk: int) -> None:
+    def __init__(
+        self, simulator: Simulator, network: Network, name: str, shape: PoolShape, chunk: int, patience_s: float | None
+    ) -> None:
         self.process = Process(name)
         self.shape = shape
         self.incarnation = 0
@@ -67,6 +67,7 @@ class SimulatedWorker:
         self._simulator = simulator
         self._network = network
         self._chunk = chunk
+        self._patience_s = patience_s
         network.listen(self)
 
     def start(self) -> None:
@@ -114,14 +115,14 @@ class SimulatedWorker:
                     branch.forget_place()
                     branch.state = State.QUEUED
         self._notices = NoticeBox(None)
-        hello = workers.Hello(pool=shape_to_proto(self.shape), incarnation=self.incarnation)
         self._simulator.note(f"{self.process.name}: begins a life of its memory")
         self.holder = SimulatedHolder(
             self._simulator,
             self._network,
             self.process,
-            HolderSession(hello, self._notices),
+            HolderSession(self.shape, self.incarnation, self._notices),
             _ATTACH_TIMEOUT_S,
+            self._patience_s,
             self._lost,
         )
 

@@ -69,11 +69,14 @@ class _World:
         shapes = [
             PoolShape(rng.randint(5, 12), rng.randint(2, 4), f"pool{index}") for index in range(rng.choice((1, 1, 2)))
         ]
-        chunk = rng.randint(1, 4)
+        chunk, patience_s = rng.randint(1, 4), rng.choice((None, 1.0))
         self._workers = [
-            SimulatedWorker(simulator, network, f"worker{index}", shape, chunk) for index, shape in enumerate(shapes)
+            SimulatedWorker(simulator, network, f"worker{index}", shape, chunk, patience_s)
+            for index, shape in enumerate(shapes)
         ]
-        self._rival = SimulatedWorker(simulator, network, "rival", shapes[0], chunk) if rng.random() < 0.25 else None
+        self._rival = (
+            SimulatedWorker(simulator, network, "rival", shapes[0], chunk, patience_s) if rng.random() < 0.25 else None
+        )
         longest = min(MAX_HISTORY, *(shape.num_blocks * shape.block_size for shape in shapes))
         histories = Histories(simulator, longest)
         everyone = [*self._workers, *([self._rival] if self._rival is not None else [])]
