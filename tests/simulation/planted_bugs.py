@@ -164,4 +164,58 @@ PLANTED_BUGS = (
         "            if message.number != self._num_received + 1:",
         "            if message.number > self._num_received + 1:",
     ),
+    PlantedBug(
+        "a live sequence's block left in the free list of a restarted service",
+        "core/blocks.py",
+        "        for block_id in block_ids:\n            self._unclaimed[block_id] = 0\n",
+        "        for block_id in block_ids[1:]:\n            self._unclaimed[block_id] = 0\n",
+    ),
+    PlantedBug(
+        "a block handed out since told as cached",
+        "client/ledger.py",
+        "            filled[block_id] = serials[block_id] = 0\n",
+        "            pass\n",
+    ),
+    PlantedBug(
+        "more of a block told than is left of it, where another sequence writes behind it",
+        "client/ledger.py",
+        "self._filled[block_id] = min(self._filled[block_id], num_bytes)",
+        "self._filled[block_id] = max(self._filled[block_id], num_bytes)",
+    ),
+    PlantedBug(
+        "a block told behind one that was written anew",
+        "client/ledger.py",
+        "serials[above] == self._before_serials[block_id] and filled[above]",
+        "filled[above]",
+    ),
+    PlantedBug(
+        "an append right given back to the wrong sequence",
+        "client/ledger.py",
+        "return -opened.num_computed, -num_readers, -opened.room, opened.seq_id",
+        "return opened.num_computed, num_readers, opened.room, opened.seq_id",
+    ),
+    PlantedBug(
+        "a holder that tells nothing where its first Hello was answered in vain",
+        "service/pools.py",
+        "resumed=pool.next_step > pool.first_step",
+        "resumed=True",
+    ),
+    PlantedBug(
+        "unanswered Steps lost with the service that knew them",
+        "client/session.py",
+        "        self._pending += unanswered\n",
+        "",
+    ),
+    PlantedBug(
+        "unanswered Steps sent before what the pool holds",
+        "client/session.py",
+        "        self._pending = deque(self._adoption_steps(ledger))\n        self._pending += unanswered\n",
+        "        self._pending = deque(unanswered)\n        self._pending += self._adoption_steps(ledger)\n",
+    ),
+    PlantedBug(
+        "who waits told nothing by a service that forgot it",
+        "client/session.py",
+        "        self._notices.lost()\n",
+        "",
+    ),
 )
