@@ -19,7 +19,7 @@ class PlantedBug(NamedTuple):
 PLANTED_BUGS = (
     PlantedBug(
         "a missed unlock: the tail left behind stays locked",
-        "core/cache.py",
+        "core/opening.py",
         "for node in (*seq.left_tails, seq.node):",
         "for node in (seq.node,):",
     ),
@@ -136,14 +136,14 @@ PLANTED_BUGS = (
     PlantedBug(
         "unanswered Steps sent again in the wrong order",
         "client/session.py",
-        "request = self._pending[self._num_sent].request",
-        "request = self._pending[-1 - self._num_sent].request",
+        "request = unanswered[self._num_sent].request",
+        "request = unanswered[-1 - self._num_sent].request",
     ),
     PlantedBug(
         "an answer acknowledged before it has come",
         "client/session.py",
         "            step.acknowledged_through = self._num_answered\n",
-        "            step.acknowledged_through = self._next_number - 1\n",
+        "            step.acknowledged_through = step.number - 1\n",
     ),
     PlantedBug(
         "answers taken from a stream that is over",
@@ -185,14 +185,14 @@ PLANTED_BUGS = (
     PlantedBug(
         "a block told behind one that was written anew",
         "client/ledger.py",
-        "serials[above] == self._before_serials[block_id] and filled[above]",
-        "filled[above]",
+        "serials[above] == above_serial and filled[above] == full",
+        "filled[above] == full",
     ),
     PlantedBug(
         "an append right given back to the wrong sequence",
         "client/ledger.py",
-        "return -opened.num_computed, -num_readers, -opened.room, opened.seq_id",
-        "return opened.num_computed, num_readers, opened.room, opened.seq_id",
+        "return -opened.num_computed, -num_readers, opened.shares_last, -opened.room, opened.seq_id",
+        "return opened.num_computed, num_readers, opened.shares_last, opened.room, opened.seq_id",
     ),
     PlantedBug(
         "a holder that tells nothing where its first Hello was answered in vain",
@@ -203,14 +203,14 @@ PLANTED_BUGS = (
     PlantedBug(
         "unanswered Steps lost with the service that knew them",
         "client/session.py",
-        "        self._pending += unanswered\n",
-        "",
+        "        self._adoption = self._adoption_steps(ledger)\n",
+        "        self._adoption = self._adoption_steps(ledger)\n        self._pending.clear()\n",
     ),
     PlantedBug(
-        "unanswered Steps sent before what the pool holds",
+        "a restarted service that is told nothing of what the pool holds",
         "client/session.py",
-        "        self._pending = deque(self._adoption_steps(ledger))\n        self._pending += unanswered\n",
-        "        self._pending = deque(unanswered)\n        self._pending += self._adoption_steps(ledger)\n",
+        "        self._adoption = self._adoption_steps(ledger)\n",
+        "        self._adoption = None\n",
     ),
     PlantedBug(
         "who waits told nothing by a service that forgot it",
