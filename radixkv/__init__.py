@@ -48,11 +48,13 @@ from radixkv.core.errors import (
     LeaseError,
     LimitError,
     OutOfBlocksError,
+    PermissionDeniedError,
     PinBudgetError,
     PoolHeldError,
     QuotaError,
     RadixKVError,
     StaleIncarnationError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownPoolError,
     UnknownSequenceError,
@@ -63,7 +65,7 @@ from radixkv.core.eviction import EvictionPolicy, LRUPolicy
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 if TYPE_CHECKING:
-    from radixkv.client import connect
+    from radixkv.client import Credentials, connect
 
 __all__ = [
     "AbortedError",
@@ -76,6 +78,7 @@ __all__ = [
     "CacheStats",
     "Copy",
     "CorruptionError",
+    "Credentials",
     "DeadlineExceededError",
     "EventStats",
     "EventSubscription",
@@ -98,6 +101,7 @@ __all__ = [
     "Notice",
     "OutOfBlocksError",
     "Pending",
+    "PermissionDeniedError",
     "PinBudgetError",
     "PinInfo",
     "PinOp",
@@ -111,6 +115,7 @@ __all__ = [
     "Retention",
     "StaleIncarnationError",
     "TimeHistogram",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnknownPoolError",
     "UnknownSequenceError",
@@ -122,9 +127,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `connect`, and grpc with it, at its first use."""
-    if name == "connect":
-        from radixkv.client import connect
+    """Import `connect` and `Credentials`, and grpc with them, at their first use."""
+    if name in ("connect", "Credentials"):
+        from radixkv import client
 
-        return connect
+        return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

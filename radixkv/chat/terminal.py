@@ -33,7 +33,7 @@ class ChatOptions:
 
     sampling: SamplingParams
     system_prompt: str | None = None
-    namespace: str = "default"
+    namespace: str | None = None
 
 
 class LineReader(Protocol):

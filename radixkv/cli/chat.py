@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import add_command, say
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
+from radixkv.cli.security_flags import add_client_flags, client_credentials
 
 if TYPE_CHECKING:
     from radixkv.chat.terminal import ChatOptions
@@ -20,6 +21,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     chat = add_command(commands, "chat", _run, "chat in this terminal, with a model in this process or with a worker")
     chat.add_argument("--worker", metavar="ADDRESS", help="a running worker; without it the model is loaded here")
+    add_client_flags(chat)
     add_model_flags(chat)
     add_chat_flags(chat)
 
@@ -40,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.worker:
         from radixkv.worker.generation_client import GenerationClient
 
-        with GenerationClient(options.worker) as client:
+        with GenerationClient(options.worker, credentials=client_credentials(options)) as client:
             run_chat(client, options)
         return 0
     config = worker_config(options, None, None)

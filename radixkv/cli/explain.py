@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
+from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def add(commands: Any) -> None:
         help=f"a worker of that model, which tells the text of tokens (with a text or messages, default "
         f"{DEFAULT_WORKER_ADDRESS}; else their ids are shown)",
     )
+    add_client_flags(explain)
     explain.add_argument("--json", action="store_true", help="print a line of JSON for each pool instead")
 
 
@@ -76,15 +78,19 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.cli.explain_view import as_dict, lines
     from radixkv.client import connect
 
-    prompt = _read_prompt(options)
+    prompt, credentials = _read_prompt(options), client_credentials(options)
     with ExitStack() as stack:
         worker = None
         if options.worker is not None or not _are_ids(prompt):
             from radixkv.worker.generation_client import GenerationClient
 
-            worker = stack.enter_context(GenerationClient(options.worker or DEFAULT_WORKER_ADDRESS))
+            worker = stack.enter_context(
+                GenerationClient(options.worker or DEFAULT_WORKER_ADDRESS, credentials=credentials)
+            )
         tokens = prompt if worker is None else _encode(prompt, worker)
-        reader = stack.enter_context(connect(options.service, pool_name=options.pool or "default"))
+        reader = stack.enter_context(
+            connect(options.service, pool_name=options.pool or "default", credentials=credentials)
+        )
         if options.pool is None:
             pools = reader.explain_all(tokens, options.namespace, options.also)
         else:

@@ -8,13 +8,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
+from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of, server_tls
 
 if TYPE_CHECKING:
+    from radixkv.client import Credentials
     from radixkv.gateway.config import GatewayConfig
     from radixkv.gateway.server import GatewayServer
     from radixkv.worker.request import Generator
@@ -46,6 +49,16 @@ def add(commands: Any) -> None:
         default=DEFAULT_HTTP_ADDRESS,
         help="host:port (default %(default)s)",
     )
+    add_server_flags(gateway, asks_certificates=False)
+    add_client_flags(gateway)
+    gateway.add_argument(
+        "--worker-wait",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a request waits for a worker that cannot be reached or is stopping; streams that have begun go on "
+        "when it is back (default %(default)s)",
+    )
     add_gateway_flags(gateway)
 
 
@@ -53,12 +66,11 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
     """Who may call and how much, what is kept, how it ends."""
     flags = command.add_argument_group("HTTP")
     flags.add_argument(
-        "--keys", type=Path, metavar="FILE", help="TOML of API keys and their tenants; without it anybody may call"
-    )
-    flags.add_argument(
-        "--allow-anonymous",
-        action="store_true",
-        help="without --keys, listen where other machines can reach it too",
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="without --keys, also answer requests that know this machine by that name; may be given several times",
     )
     flags.add_argument(
         "--model-name", metavar="NAME", help="what the model is called (default: as the worker calls it)"
@@ -96,14 +108,19 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long streams, responses in the background and replies of conversations may go on once it is told to stop "
-        "(default %(default)s)",
+        help="how long generations, responses in the background and replies of conversations may go on once it is told to "
+        "stop by SIGTERM or Ctrl-C; what is new is refused meanwhile, a second signal ends it at once (default %(default)s)",
     )
     flags.add_argument("--log-requests", action="store_true", help="one line per request on standard error")
 
 
-def make_gateway(generator: Generator, options: argparse.Namespace, service: str | None) -> GatewayServer:
-    """The gateway that the flags ask for, to be entered. `service`: address of the cache service, where it is known.
+def make_gateway(
+    generator: Generator, options: argparse.Namespace, service: str | None, credentials: Credentials | None
+) -> GatewayServer:
+    """The gateway that the flags ask for, to be entered.
+
+    Args:
+        service: address of the cache service, where it is known. credentials: what is shown to it.
 
     Raises:
         InvalidArgumentError: a flag is outside its bound, or the keys file cannot be read.
@@ -116,7 +133,7 @@ def make_gateway(generator: Generator, options: argparse.Namespace, service: str
         log = logging.getLogger("radixkv.gateway")
         log.addHandler(handler)
         log.setLevel(logging.INFO)
-    return GatewayServer(generator, _gateway_config(options, service))
+    return GatewayServer(generator, _gateway_config(options, service, credentials))
 
 
 class Front:
@@ -124,15 +141,23 @@ class Front:
 
     Args:
         options: the flags.
-        service: address of the worker's cache service.
+        service: address of the worker's cache service. credentials: what is shown to it.
         is_optional: without the packages that it needs, go on and say so.
 
     Raises:
         UnavailableError: its address is in use; told here, before the long work of loading a model.
     """
 
-    def __init__(self, options: argparse.Namespace, service: str, *, is_optional: bool = False) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        service: str,
+        credentials: Credentials | None,
+        *,
+        is_optional: bool = False,
+    ) -> None:
         self._options = options
+        self._credentials = credentials
         self._service = service
         self._server: GatewayServer | None = None
         self._is_served = bool(options.http)
@@ -143,7 +168,9 @@ class Front:
             import radixkv.gateway.server  # noqa: F401  # so that a missing package is told at once
             from radixkv.service.addresses import parse_address
 
-            parse_address(options.http).require_free()
+            address = parse_address(options.http)
+            replace(security_of(options), tls=server_tls(options)).check_address(address)
+            address.require_free()
 
     @contextmanager
     def beside(self, worker: Worker) -> Iterator[None]:
@@ -151,7 +178,7 @@ class Front:
         if not self._is_served:
             yield
             return
-        with make_gateway(worker.engine, self._options, self._service) as server:
+        with make_gateway(worker.engine, self._options, self._service, self._credentials) as server:
             self._server = server
             yield
 
@@ -186,13 +213,16 @@ def _state_file(chosen: str | None) -> Path | None:
     return None
 
 
-def _gateway_config(options: argparse.Namespace, service: str | None) -> GatewayConfig:
+def _gateway_config(options: argparse.Namespace, service: str | None, credentials: Credentials | None) -> GatewayConfig:
     from radixkv.gateway.config import GatewayConfig, TenantLimits
 
     return GatewayConfig(
         listen=options.http,
         keys_file=options.keys,
         allow_anonymous=options.allow_anonymous,
+        tls=server_tls(options),
+        allow_plaintext=options.allow_plaintext,
+        allow_hosts=tuple(options.allow_host),
         model_name=options.model_name,
         max_tokens=options.reply_tokens,
         limits=TenantLimits(
@@ -203,21 +233,25 @@ def _gateway_config(options: argparse.Namespace, service: str | None) -> Gateway
         max_body_bytes=int(options.max_body_mib * 2**20),
         cors_origins=tuple(options.cors),
         drain_s=options.drain,
+        worker_wait_s=getattr(options, "worker_wait", 0.0),  # beside a worker of this process there is none
         log_requests=options.log_requests,
         state_file=_state_file(options.state),
         service=service,
+        service_credentials=credentials,
         pool_name=options.pool,
     )
 
 
 def _run(options: argparse.Namespace) -> int:
-    from radixkv.cli.waiting import until_stopped
+    from radixkv.service.stopping import StopSignals
     from radixkv.worker.generation_client import GenerationClient
 
-    with GenerationClient(options.worker) as client:
+    credentials = client_credentials(options)
+    with StopSignals() as signals, GenerationClient(options.worker, retries=False, credentials=credentials) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve
-        with make_gateway(client, options, options.service) as server:
+        with make_gateway(client, options, options.service, credentials) as server:
+            signals.listen()
             say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
             say(f"Chat page on {server.page_url}")
-            until_stopped()
+            signals.wait()
     return 0

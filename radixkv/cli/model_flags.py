@@ -202,7 +202,9 @@ def _adapters(pairs: list[tuple[str, Path]]) -> dict[str, Path]:
     return adapters
 
 
-def worker_config(options: argparse.Namespace, service: str | None, listen: str | None) -> WorkerConfig:
+def worker_config(
+    options: argparse.Namespace, service: str | None, listen: str | None, drain_s: float = 0.0
+) -> WorkerConfig:
     """What the flags ask of a worker. Call it before anything imports torch: it sets how torch's threads wait."""
     from radixkv.worker.threads import configure_threads
 
@@ -228,6 +230,7 @@ def worker_config(options: argparse.Namespace, service: str | None, listen: str 
         cuda_graphs=not options.no_cuda_graphs,
         max_model_len=options.max_model_len,
         pool_name=options.pool,
+        drain_s=drain_s,
         limits=_limits(options),
         share_prefixes=not options.no_prefix_sharing,
         unshared_namespaces=frozenset(options.no_prefix_sharing_for),

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from radixkv.cli import chat, explain, gateway, plan, quota, replay, serve, stats, top, tree, up, worker
+from radixkv.cli import chat, explain, gateway, key, plan, quota, replay, serve, stats, top, tree, up, worker
 from radixkv.core.errors import RadixKVError
 
 __all__ = ["main"]
@@ -16,7 +16,7 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-COMMANDS = (up, serve, worker, gateway, chat, top, stats, tree, explain, quota, plan, replay)
+COMMANDS = (up, serve, worker, gateway, chat, top, stats, tree, explain, quota, key, plan, replay)
 """In the order in which the help lists them."""
 
 EXTRAS = {
@@ -38,8 +38,13 @@ examples:
   radixkv tree --worker 127.0.0.1:50052          what the cache holds, drawn as the tree that it is
   radixkv explain --text "Once upon a time"      why a prompt is cached or is not, and since when
   radixkv quota tenant --blocks 25%              a quarter of the pool for one namespace, whatever the others do
+  radixkv key team-a --keys keys.toml --token-file team-a.key
+                                                 a new key, and its digest in the file that servers take with --keys
   radixkv plan llama-3-8b --memory 24GiB         where the memory would go, and how many sequences fit
   radixkv replay trace.jsonl --capacity 1%,5%    what a cache of that size would have found of a recorded load
+
+exit status: 0 when done, also of a server that was stopped by SIGTERM or Ctrl-C; 1 after an error, which is told in a line;
+2 for wrong arguments; 130 for Ctrl-C before a server serves, or in a command that is none.
 """
 
 

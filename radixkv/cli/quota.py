@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import add_command, add_service_flag, read_blocks, say
+from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def add(commands: Any) -> None:
     quota.add_argument("--remove", action="store_true", help="drop both bounds")
     add_service_flag(quota)
     quota.add_argument("--pool", default="default", help="of the pools of that service (default %(default)s)")
+    add_client_flags(quota)
     quota.add_argument("--json", action="store_true", help="print every namespace as a line of JSON instead")
 
 
@@ -64,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InvalidArgumentError("NAMESPACE", None, "given along with --blocks, --sequences and --remove")
     if is_set and options.remove:
         raise InvalidArgumentError("--remove", True, "given without --blocks and --sequences")
-    with connect(options.service, pool_name=options.pool) as reader:
+    with connect(options.service, pool_name=options.pool, credentials=client_credentials(options)) as reader:
         stats = reader.stats()
         if is_set or options.remove:
             _set(reader, options, stats.num_blocks)

@@ -7,6 +7,7 @@ from typing import Any
 
 from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_cache_flags, add_command, cache_settings, say
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
+from radixkv.cli.security_flags import add_server_flags, security_of
 
 __all__ = ["add"]
 
@@ -30,6 +31,15 @@ def add(commands: Any) -> None:
     serve.add_argument(
         "--max-message-mib", type=float, default=16.0, metavar="MIB", help="largest message read (default %(default)s)"
     )
+    add_server_flags(serve)
+    serve.add_argument(
+        "--drain",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="how long calls may go on once it is told to stop by SIGTERM or Ctrl-C; a second signal ends it at once "
+        "(default %(default)s)",
+    )
     add_cache_flags(serve)
     add_kv_event_flags(serve)
 
@@ -41,6 +51,8 @@ def _run(options: argparse.Namespace) -> int:
         addresses=tuple(options.listen or [DEFAULT_SERVICE_ADDRESS]),
         lease_ttl_s=options.lease_ttl,
         max_message_bytes=int(options.max_message_mib * 2**20),
+        security=security_of(options),
+        drain_s=options.drain,
         **cache_settings(options),
         **kv_event_settings(options),
     )

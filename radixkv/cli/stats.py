@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from radixkv.cli.flags import add_command, add_service_flag, say
+from radixkv.cli.security_flags import add_client_flags, client_credentials
 
 __all__ = ["add"]
 
@@ -14,12 +15,13 @@ def add(commands: Any) -> None:
     """Add the command."""
     stats = add_command(commands, "stats", _run, "print what the pools of a service hold and have saved")
     add_service_flag(stats)
+    add_client_flags(stats)
 
 
 def _run(options: argparse.Namespace) -> int:
     from radixkv.client import connect
 
-    with connect(options.service) as reader:
+    with connect(options.service, credentials=client_credentials(options)) as reader:
         pools, followed = reader.stats_all(), reader.event_stats_all()
     for name, stats in pools.items():
         say(f"pool {name}")

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
+from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def add(commands: Any) -> None:
         "--interval", type=float, default=1.0, metavar="SECONDS", help="between two readings (default %(default)s)"
     )
     top.add_argument("--once", action="store_true", help="print one reading as text, as also where this is no terminal")
+    add_client_flags(top)
     top.add_argument("--json", action="store_true", help="print one reading as JSON")
 
 
@@ -36,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
 
     if not 0.05 <= options.interval <= 3600:
         raise InvalidArgumentError("--interval", options.interval, "from 0.05 to 3600 seconds")
-    with GenerationClient(options.worker) as client:
+    with GenerationClient(options.worker, credentials=client_credentials(options)) as client:
         watch = _Watch(client)
         if options.json or options.once or not sys.stdout.isatty():
             watch.read()

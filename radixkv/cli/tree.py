@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import add_command, add_service_flag, say
+from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def add(commands: Any) -> None:
     tree.add_argument(
         "--children", type=int, default=8, metavar="N", help="drawn of each node, the largest (default %(default)s)"
     )
+    add_client_flags(tree)
     tree.add_argument("--json", action="store_true", help="print every node as a line of JSON instead")
 
 
@@ -41,8 +43,9 @@ def _run(options: argparse.Namespace) -> int:
     for flag in ("depth", "children"):
         if getattr(options, flag) < 1:
             raise InvalidArgumentError(f"--{flag}", getattr(options, flag), "at least 1")
+    credentials = client_credentials(options)
     with ExitStack() as stack:
-        reader = stack.enter_context(connect(options.service, pool_name=options.pool))
+        reader = stack.enter_context(connect(options.service, pool_name=options.pool, credentials=credentials))
         stats = reader.stats()
         now_s, nodes = reader.dump_at(options.namespace)
         if options.json:
@@ -56,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.worker is not None:
             from radixkv.worker.generation_client import GenerationClient
 
-            to_text = stack.enter_context(GenerationClient(options.worker)).detokenize
+            to_text = stack.enter_context(GenerationClient(options.worker, credentials=credentials)).detokenize
         _draw(nodes, now_s, to_text, options)
     return 0
 

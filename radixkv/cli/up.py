@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import secrets
+import signal
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.chat import add_chat_flags, run_chat
@@ -18,10 +23,11 @@ from radixkv.cli.flags import (
 from radixkv.cli.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.model_flags import add_model_flags, worker_config
+from radixkv.cli.security_flags import add_server_flags, security_of
 from radixkv.cli.worker import describe_addresses
 
 if TYPE_CHECKING:
-    from radixkv.worker.run import Worker
+    from radixkv.worker.run import Worker, WorkerConfig
 
 __all__ = ["add"]
 
@@ -50,6 +56,7 @@ def add(commands: Any) -> None:
         help="where the OpenAI and Anthropic APIs are served (default %(default)s)",
     )
     add_cache_flags(up)
+    add_server_flags(up)
     up.add_argument("--no-http", dest="http", action="store_const", const=None, help="serve no HTTP")
     add_gateway_flags(up)
     add_kv_event_flags(up)
@@ -57,27 +64,50 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from radixkv.client import Credentials
     from radixkv.service import ServiceConfig, ServiceThread
 
-    settings = ServiceConfig(
-        addresses=(options.service_listen,),
-        **cache_settings(options),
-        **kv_event_settings(options),
-    )
-    with ServiceThread(settings) as service:
-        config = worker_config(options, service.addresses[0], options.listen)
-        from radixkv.worker.run import Worker, run_worker
-
-        front = Front(options, service.addresses[0], is_optional=True)
-        if options.no_chat or not sys.stdin.isatty():
-
-            def on_ready(worker: Worker) -> None:
-                say(describe_addresses(worker, service.addresses[0]) + describe_kv_events(options) + front.line)
-                say(f"Chat from another terminal: radixkv chat --worker {worker.address}\nCtrl-C stops it.")
-
-            run_worker(config, on_ready, front.beside)
-        else:
-            with Worker(config) as worker, front.beside(worker):
-                say(describe_addresses(worker, service.addresses[0]) + describe_kv_events(options) + front.line)
-                run_chat(worker.engine, options)
+    own_key = secrets.token_urlsafe()
+    credentials = Credentials(token=own_key) if options.keys is not None else None
+    security = security_of(options)
+    with ExitStack() as stack:
+        settings = ServiceConfig(
+            addresses=(options.service_listen, *_way_in(options, stack)),
+            security=replace(security, own_key=own_key),
+            **cache_settings(options),
+            **kv_event_settings(options),
+        )
+        service = stack.enter_context(ServiceThread(settings))
+        front = Front(options, service.addresses[-1], credentials, is_optional=True)
+        config = worker_config(options, service.addresses[-1], options.listen, options.drain)
+        _serve(replace(config, security=security, credentials=credentials), front, service.addresses[0], options)
     return 0
+
+
+def _way_in(options: argparse.Namespace, stack: ExitStack) -> tuple[str, ...]:
+    """Where a service that others reach by key or TLS is reached from this process: a socket that nobody else may open."""
+    if options.keys is None and options.tls_cert is None:
+        return ()
+    folder = stack.enter_context(TemporaryDirectory(prefix="radixkv-"))
+    return (f"unix:{folder}/service",)
+
+
+def _serve(config: WorkerConfig, front: Front, service_address: str, options: argparse.Namespace) -> None:
+    """Until the person leaves the chat, or, where there is none, until a signal."""
+    from radixkv.worker.run import Worker, run_worker
+
+    def describe(worker: Worker) -> str:
+        return describe_addresses(worker, service_address) + describe_kv_events(options) + front.line
+
+    if options.no_chat or not sys.stdin.isatty():
+
+        def on_ready(worker: Worker) -> None:
+            say(describe(worker))
+            say(f"Chat from another terminal: radixkv chat --worker {worker.address}\nCtrl-C stops it.")
+
+        run_worker(config, on_ready, front.beside)
+    else:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+        with Worker(config) as worker, front.beside(worker):
+            say(describe(worker))
+            run_chat(worker.engine, options)

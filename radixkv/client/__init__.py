@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import overload
 
+from radixkv.client.credentials import Credentials
 from radixkv.client.holder import RemoteHolder
 from radixkv.client.reader import RemoteReader
 from radixkv.core.api import PoolShape
 
-__all__ = ["RemoteHolder", "RemoteReader", "connect"]
+__all__ = ["Credentials", "RemoteHolder", "RemoteReader", "connect"]
 
 
 @overload
-def connect(address: str, pool: None = None, *, pool_name: str = ..., timeout_s: float = ...) -> RemoteReader: ...
+def connect(
+    address: str,
+    pool: None = None,
+    *,
+    pool_name: str = ...,
+    timeout_s: float = ...,
+    credentials: Credentials | None = ...,
+) -> RemoteReader: ...
 
 
 @overload
@@ -25,6 +33,8 @@ def connect(
     holder_name: str = ...,
     timeout_s: float = ...,
     on_notices: Callable[[], None] | None = ...,
+    patience_s: float | None = ...,
+    credentials: Credentials | None = ...,
 ) -> RemoteHolder: ...
 
 
@@ -37,6 +47,8 @@ def connect(
     holder_name: str = "",
     timeout_s: float = 10.0,
     on_notices: Callable[[], None] | None = None,
+    patience_s: float | None = None,
+    credentials: Credentials | None = None,
 ) -> RemoteHolder | RemoteReader:
     """Connect to a cache service.
 
@@ -50,18 +62,30 @@ def connect(
         timeout_s: how long to wait for the attachment, and for each answer to a reader's call.
         on_notices: called when a holder's `take_notices` has something new, on any thread; must be short and must neither
             raise nor wait for an answer.
+        patience_s: how long a holder tries to reach a service that has gone away before it gives its lease up. One that comes
+            back within it, restarted, is told what the pool holds, and the holder's sequences go on. None: the lease's TTL.
+        credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
 
     Returns:
         A `CacheHolder` where a pool is given, else a `CacheReader`; a context manager either way.
 
     Raises:
-        InvalidArgumentError: an address that cannot be read, a shape out of bounds.
+        InvalidArgumentError: an address that cannot be read, a shape out of bounds, credentials that cannot be used there.
+        UnauthenticatedError, PermissionDeniedError: the service does not know who calls, or they may not hold that pool. (A
+            reader finds out at its first call.)
         PoolHeldError: another worker holds the pool.
         StaleIncarnationError: the life of that incarnation has ended.
         UnavailableError: no service could be reached in time. (A reader finds out at its first call.)
     """
     if pool is None:
-        return RemoteReader(address, pool_name, timeout_s=timeout_s)
+        return RemoteReader(address, pool_name, timeout_s=timeout_s, credentials=credentials)
     return RemoteHolder(
-        address, pool, incarnation=incarnation, holder_name=holder_name, timeout_s=timeout_s, on_notices=on_notices
+        address,
+        pool,
+        incarnation=incarnation,
+        holder_name=holder_name,
+        timeout_s=timeout_s,
+        on_notices=on_notices,
+        patience_s=patience_s,
+        credentials=credentials,
     )

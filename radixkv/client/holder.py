@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, overload
 
+from radixkv.client.credentials import Credentials
 from radixkv.client.notices import NoticeBox
 from radixkv.client.reader import RemoteReader
+from radixkv.client.session import HolderSession
 from radixkv.client.stream import StepStream
 from radixkv.core import validation
 from radixkv.core.api import (
@@ -29,8 +31,6 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import TokensLike, pack_tokens
-from radixkv.service.conversion import shape_to_proto
-from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["RemoteHolder"]
 
@@ -39,11 +39,12 @@ class RemoteHolder(RemoteReader):
     """A `CacheHolder` of one pool of a service, a context manager. Calls may come from any thread.
 
     It keeps the lease alive while it lives, reattaches by itself after a broken stream, and sends again what was not
-    answered; each Step is applied exactly once. When the lease is lost for good, every outstanding call and every later one
+    answered; each Step is applied exactly once. A service that was restarted it tells what the pool holds, and its sequences go
+    on; pins, and quotas set meanwhile, are lost. When the lease is lost for good, every outstanding call and every later one
     raises the error that tells why (`LeaseError`, `UnavailableError`): the pool's sequences are gone then.
 
     Args:
-        address, pool, incarnation, holder_name, timeout_s, on_notices: see `connect`.
+        address, pool, incarnation, holder_name, timeout_s, on_notices, patience_s, credentials: see `connect`.
 
     Beyond what `PrefixCache` raises, calls raise `LimitError` for a Step that is larger than the service takes.
     """
@@ -57,17 +58,19 @@ class RemoteHolder(RemoteReader):
         holder_name: str = "",
         timeout_s: float = 10.0,
         on_notices: Callable[[], None] | None = None,
+        patience_s: float | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         if incarnation is None:
             incarnation = secrets.randbits(64) or 1
         validation.check_int("incarnation", incarnation, 1, 2**64 - 1)
-        super().__init__(address, pool.name, timeout_s=timeout_s)
+        super().__init__(address, pool.name, timeout_s=timeout_s, credentials=credentials)
         self.pool = pool
         self.incarnation = incarnation
         self._notices = NoticeBox(on_notices)
         try:
-            hello = workers.Hello(pool=shape_to_proto(pool), incarnation=incarnation, holder_name=holder_name)
-            self._steps = StepStream(self._channel, address, hello, timeout_s, self._notices)
+            session = HolderSession(pool, incarnation, self._notices, holder_name)
+            self._steps = StepStream(self._channel, address, session, timeout_s, patience_s)
         except BaseException:
             super().close()
             raise

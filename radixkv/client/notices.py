@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from radixkv.core.api import Notice
+from radixkv.core.api import Notice, Pending, StepResult
 from radixkv.core.errors import LeaseError
 from radixkv.service.conversion import notices_from_proto
 from radixkv.v1 import workers_pb2 as workers
@@ -32,6 +32,7 @@ class NoticeBox:
         self._num_answered = 0
         self._held: deque[tuple[int, list[Notice]]] = deque()
         self._ready: list[Notice] = []
+        self._awaited: dict[Pending, None] = {}  # what was answered and not told of yet
 
     @property
     def num_received(self) -> int:
@@ -53,12 +54,23 @@ class NoticeBox:
             self._num_received = message.number
         self._release()
 
-    def answered(self, step: int) -> None:
-        """The answers to Steps up to this number are complete."""
+    def answered(self, step: int, results: Sequence[StepResult] = ()) -> None:
+        """The answers to Steps up to this number are complete; `results`: those of the last."""
         with self._lock:
             self._num_answered = step
+            self._awaited.update((result, None) for result in results if isinstance(result, Pending))
         if self._held:
             self._release()
+
+    def lost(self) -> None:
+        """The service knows nothing any more: whoever was computing for others, to them it is gone."""
+        with self._lock:
+            self._held.clear()  # they belong to answers that never came
+            gone = [Notice("gone", seq_id, num_tokens) for seq_id, num_tokens in self._awaited]
+            self._awaited.clear()
+            self._ready += gone
+        if gone and self._on_notices is not None:
+            self._on_notices()
 
     def take(self) -> list[Notice]:
         """Those that are ready, oldest first."""
@@ -72,7 +84,10 @@ class NoticeBox:
         with self._lock:
             num_before = len(self._ready)
             while self._held and self._held[0][0] <= self._num_answered:
-                self._ready += self._held.popleft()[1]
+                notices = self._held.popleft()[1]
+                self._ready += notices
+                for _, seq_id, num_tokens in notices:
+                    self._awaited.pop(Pending(seq_id, num_tokens), None)
             has_new = len(self._ready) > num_before
         if has_new and self._on_notices is not None:
             self._on_notices()

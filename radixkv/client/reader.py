@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
+from radixkv.client.credentials import Credentials, make_channel
+from radixkv.client.retrying import retry_policy
 from radixkv.core import validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
@@ -24,8 +27,6 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
-from radixkv.service.addresses import parse_address
-from radixkv.service.conversion import retention_to_proto
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
@@ -38,6 +39,7 @@ from radixkv.service.reader_conversion import (
     usage_from_proto,
 )
 from radixkv.service.status import error_from_rpc
+from radixkv.service.value_conversion import retention_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 
@@ -51,16 +53,17 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+    retry_policy(readers.DESCRIPTOR.services_by_name["PrefixCache"]),
 )
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.Channel:
     """A channel to a service; nothing is sent yet.
 
     Raises:
-        InvalidArgumentError: an address that cannot be read.
+        InvalidArgumentError: an address that cannot be read, or credentials that cannot be used there.
     """
-    return grpc.insecure_channel(str(parse_address(address)), options=_CHANNEL_OPTIONS)
+    return make_channel(address, credentials, _CHANNEL_OPTIONS)
 
 
 class RemoteReader:
@@ -70,18 +73,27 @@ class RemoteReader:
         address: ``host:port`` or ``unix:path``.
         pool_name: the pool asked about.
         timeout_s: how long each call waits for its answer.
+        credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
 
     Every call raises `UnavailableError` when the service cannot be reached or does not answer in time, `UnknownPoolError`
-    when the pool is not attached, and otherwise what `PrefixCache` raises.
+    when the pool is not attached, and otherwise what `PrefixCache` raises. One that finds the service out of reach is tried
+    again for about a second and a half, within its timeout; a change that was tried twice is made once.
     """
 
-    def __init__(self, address: str, pool_name: str = "default", *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        pool_name: str = "default",
+        *,
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
+    ) -> None:
         if not timeout_s > 0:
             raise InvalidArgumentError("timeout_s", timeout_s, "above 0")
         self.address = address
         self.pool_name = pool_name
         self._timeout_s = timeout_s
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, credentials)
         self._stub = prefix_cache_pb2_grpc.PrefixCacheStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
@@ -127,19 +139,24 @@ class RemoteReader:
     def evict(self, num_blocks: int) -> int:
         """See `PrefixCache.evict`."""
         validation.check_int("num_blocks", num_blocks, 0, validation.MAX_SEQ_ID)
-        request = readers.EvictRequest(pool=self.pool_name, num_blocks=num_blocks)
+        request = readers.EvictRequest(pool=self.pool_name, num_blocks=num_blocks, request_id=_new_request_id())
         return int(self._only(self._call(self._stub.Evict, request)).num_blocks)
 
     def evict_branch(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> int:
         """See `PrefixCache.evict_branch`."""
         request = readers.EvictBranchRequest(
-            pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens)
+            pool=self.pool_name,
+            namespace=validation.check_namespace(namespace),
+            tokens=pack_tokens(tokens),
+            request_id=_new_request_id(),
         )
         return int(self._only(self._call(self._stub.EvictBranch, request)).num_blocks)
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """See `PrefixCache.clear`."""
-        request = readers.ClearRequest(pool=self.pool_name, namespace=validation.check_namespace(namespace))
+        request = readers.ClearRequest(
+            pool=self.pool_name, namespace=validation.check_namespace(namespace), request_id=_new_request_id()
+        )
         return int(self._only(self._call(self._stub.Clear, request)).num_blocks)
 
     def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
@@ -298,6 +315,11 @@ class RemoteReader:
         if len(response.pools) != 1:
             raise UnknownPoolError(f"{len(response.pools)} pools answer to {self.pool_name!r}; name one")
         return response.pools[0]
+
+
+def _new_request_id() -> str:
+    """By it the service knows a change that is tried again, and makes it once."""
+    return uuid.uuid4().hex
 
 
 def _optional_namespace(namespace: str | None) -> str | None:

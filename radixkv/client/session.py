@@ -3,35 +3,43 @@
     submit ──> _pending: [ sent on this stream | waiting for the window ] ──> answered, in order
 
 A Step stays in `_pending` until its answer has arrived; after a broken stream the sent ones are sent again under their
-numbers. It opens no connection, starts no thread and reads no clock: see `stream` for who does.
+numbers. To a service that was restarted it says first what the pool holds, from its ledger; then what was not answered, under
+new numbers. It opens no connection, starts no thread and reads no clock: see `stream` for who does.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, cast
 
+from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
-from radixkv.core.api import ForkOp, StepOp, StepResult
-from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError
+from radixkv.core.api import AdoptionOp, AdoptSequenceOp, ForkOp, PoolShape, StepOp, StepResult
+from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, PermissionDeniedError, RadixKVError
 from radixkv.service.conversion import op_to_proto, result_from_proto
+from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 
-FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError)
+FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError, PermissionDeniedError)
 """Ends of a stream that no new stream can mend: the lease is lost with them."""
 
 MAX_PENDING_STEPS = 65_536
+_MAX_ADOPTION_OPS, _MAX_ADOPTION_BYTES, _ADOPTION_WINDOW = 256, 1 << 20, 8
 _ACKNOWLEDGEMENT_BYTES = 32  # a Step that is sent again may grow by its acknowledgements
 
 
 class _Pending(NamedTuple):
+    """A Step without an answer. `future` is None where the session itself asks, to adopt."""
+
     request: workers.AttachRequest
-    future: Future[list[StepResult]]
+    ops: Sequence[StepOp | AdoptionOp]
+    future: Future[list[StepResult]] | None
 
 
 class _Limits(NamedTuple):
@@ -51,25 +59,33 @@ class HolderSession:
     """Numbered Steps to one pool, each applied exactly once. Calls may come from any thread.
 
     Args:
-        hello: who attaches, to what.
+        pool: the pool's shape.
+        incarnation: names this life of the pool's memory.
         notices: where notices go.
+        holder_name: who holds.
 
     Attributes:
         error: why the lease is lost for good; None while it is not.
         lease_ttl_s: how long the service waits for a message, once it has said so; before, 0.
     """
 
-    def __init__(self, hello: workers.Hello, notices: NoticeBox) -> None:
+    def __init__(self, pool: PoolShape, incarnation: int, notices: NoticeBox, holder_name: str = "") -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
-        self._hello = hello
+        self._hello = workers.Hello(
+            pool=shape_to_proto(pool), incarnation=incarnation, holder_name=holder_name, can_adopt=True
+        )
         self._notices = notices
+        self._pool = pool
+        self._ledger: Ledger | None = None  # once the service has taken the pool
+        self._cleared: deque[tuple[int, Sequence[str]]] = deque()  # behind which Step, and what namespaces
         # Never held while a call is opened or cancelled: `receive` takes it inside gRPC's own.
         self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
         self._num_sent = 0
-        self._next_number = 1
         self._num_answered = 0
+        self._adoption: Iterator[_Pending] | None = None  # what a restarted service is still to be told
+        self._telling: deque[_Pending] = deque()  # the Steps of it that are being told
         self._limits = _Limits.of(workers.Attached())
         self._spare_future = _new_future()
         self._opened_send: Callable[[bytes], None] | None = None  # of the stream that is open
@@ -99,15 +115,18 @@ class HolderSession:
             num_pending = len(self._pending)
             if num_pending >= MAX_PENDING_STEPS:
                 raise LimitError(f"{num_pending} Steps wait for an answer; no more are taken")
-            step.number = self._next_number
+            step.number = self._num_answered + num_pending + 1
             step.acknowledged_through = self._num_answered
             step.notices_acknowledged_through = self._notices.num_received
             message = request.SerializeToString()
             self._check_size(len(message))
-            self._next_number += 1
             future = self._spare_future
-            self._pending.append(_Pending(request, future))
-            if self._send is not None and num_pending == self._num_sent < self._limits.max_unacknowledged_steps:
+            self._pending.append(_Pending(request, tuple(ops), future))
+            if (
+                self._send is not None
+                and num_pending == self._num_sent < self._limits.max_unacknowledged_steps
+                and self._adoption is None
+            ):
                 self._send(message)
                 self._num_sent += 1
             self._spare_future = _new_future()  # made while the message travels, not before it
@@ -120,12 +139,24 @@ class HolderSession:
                 f"a Step of {size_bytes} bytes; the service takes at most {limit_bytes} bytes in one message"
             )
 
+    @property
+    def _unanswered(self) -> deque[_Pending]:
+        """The Steps of which the first are on the stream: first those that adopt, then all others. The lock is held."""
+        return self._pending if self._adoption is None else self._telling
+
     def _send_what_fits(self) -> None:
         """Put Steps that wait on the stream while the window of unacknowledged ones allows. The lock is held."""
         send = self._send
         window = self._limits.max_unacknowledged_steps
-        while send is not None and self._num_sent < min(len(self._pending), window):
-            request = self._pending[self._num_sent].request
+        if send is not None and self._adoption is not None:
+            window = min(window, _ADOPTION_WINDOW)
+            self._telling.extend(islice(self._adoption, window - len(self._telling)))
+            if not self._telling:
+                self._adoption = None
+        unanswered = self._unanswered
+        while send is not None and self._num_sent < min(len(unanswered), window):
+            request = unanswered[self._num_sent].request
+            request.step.number = self._num_answered + self._num_sent + 1
             request.step.acknowledged_through = self._num_answered
             request.step.notices_acknowledged_through = self._notices.num_received
             send(request.SerializeToString())
@@ -159,7 +190,7 @@ class HolderSession:
         if response.HasField("step_answer"):
             self._take_answer(response.step_answer, send)
         elif response.HasField("notices"):
-            self._notices.receive(response.notices)
+            self._take_notices(response.notices)
         elif response.HasField("attached"):
             self._take_attached(response.attached, send)
 
@@ -202,8 +233,11 @@ class HolderSession:
         self.refuse(error)
         with self._lock:
             outstanding, self._pending = self._pending, deque()
+            self._telling.clear()
+            self._adoption = None
             self._num_sent = 0
         for pending in outstanding:
+            assert pending.future is not None, "who submits a Step awaits its answer"
             pending.future.set_exception(again(error))
 
     def _take_attached(self, attached: workers.Attached, send: Callable[[bytes], None] | None) -> None:
@@ -212,6 +246,10 @@ class HolderSession:
                 return
             self._limits = _Limits.of(attached)
             self.lease_ttl_s = attached.lease_ttl_ms / 1000
+            if self._ledger is None:
+                self._ledger = Ledger(self._pool)
+            elif not attached.resumed:
+                self._begin_again(self._ledger)
             self._send = self._opened_send
             self._num_sent = 0
             self._send_what_fits()
@@ -220,6 +258,33 @@ class HolderSession:
         """Whether that stream is not the open one. The lock is held."""
         return self._opened_send is None or (send is not None and send is not self._opened_send)
 
+    def _begin_again(self, ledger: Ledger) -> None:
+        """The service was restarted: tell what the pool holds, and only then what is pending. The lock is held."""
+        self._notices.lost()
+        while self._cleared:
+            self._clear(self._cleared.popleft()[1])
+        self._telling.clear()
+        self._adoption = self._adoption_steps(ledger)
+
+    def _adoption_steps(self, ledger: Ledger) -> Iterator[_Pending]:
+        """Steps short enough for others to come in between."""
+        limits = self._limits
+        max_bytes = min(_MAX_ADOPTION_BYTES, limits.max_message_bytes // 2)
+        max_ops = min(_MAX_ADOPTION_OPS, limits.max_ops_per_step)
+        ops: list[AdoptionOp] = []
+        request, size_bytes = workers.AttachRequest(), 0
+        for op in ledger.adoption():
+            proto = workers.Op()
+            op_to_proto(op, proto)
+            if ops and (size_bytes + proto.ByteSize() > max_bytes or len(ops) >= max_ops):
+                yield _Pending(request, ops, None)
+                request, size_bytes, ops = workers.AttachRequest(), 0, []
+            request.step.ops.append(proto)
+            size_bytes += proto.ByteSize()
+            ops.append(op)
+        if ops:
+            yield _Pending(request, ops, None)
+
     def _take_answer(self, answer: workers.StepAnswer, send: Callable[[bytes], None] | None) -> None:
         results = [result_from_proto(result) for result in answer.results]
         with self._lock:
@@ -227,13 +292,41 @@ class HolderSession:
                 return
             if answer.number != self._num_answered + 1 or not self._num_sent:
                 raise LeaseError(f"the service answered Step {answer.number} in place of {self._num_answered + 1}")
+            pending = self._unanswered.popleft()
             self._num_answered = answer.number
             self._num_sent -= 1
-            future = self._pending.popleft().future
-            if self._num_sent < len(self._pending):
+            if pending.future is None:
+                _require_adopted(pending.ops, results)
+            elif self._ledger is not None:
+                self._ledger.answered(cast("Sequence[StepOp]", pending.ops), results)
+                while self._cleared and self._cleared[0][0] <= answer.number:
+                    self._clear(self._cleared.popleft()[1])
+            if self._adoption is not None or self._num_sent < len(self._pending):
                 self._send_what_fits()
-        future.set_result(results)
-        self._notices.answered(answer.number)
+        if pending.future is not None:
+            pending.future.set_result(results)
+        self._notices.answered(answer.number, results)
+
+    def _take_notices(self, notices: workers.Notices) -> None:
+        with self._lock:
+            if notices.cleared and notices.number > self._notices.num_received:
+                if notices.after_step <= self._num_answered:
+                    self._clear(notices.cleared)
+                else:
+                    self._cleared.append((notices.after_step, list(notices.cleared)))
+        self._notices.receive(notices)
+
+    def _clear(self, namespaces: Sequence[str]) -> None:
+        if self._ledger is not None:
+            for namespace in namespaces:
+                self._ledger.cleared(namespace)
+
+
+def _require_adopted(ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
+    """A history that was refused is computed again when it is asked for; an open sequence that was is lost, and all with it."""
+    for op, result in zip(ops, results, strict=True):
+        if isinstance(op, AdoptSequenceOp) and isinstance(result, RadixKVError):
+            raise LeaseError(f"the service was restarted and could not take sequence {op.seq_id} on: {result}")
 
 
 def _new_future() -> Future[list[StepResult]]:

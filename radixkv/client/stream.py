@@ -15,10 +15,9 @@ from typing import Any
 
 import grpc
 
-from radixkv.client.notices import NoticeBox
 from radixkv.client.session import FINAL_ERRORS, HolderSession, again
 from radixkv.core.api import StepOp, StepResult
-from radixkv.core.errors import LeaseError, RadixKVError, UnavailableError
+from radixkv.core.errors import LeaseError, RadixKVError, UnauthenticatedError, UnavailableError
 from radixkv.service.status import error_from_rpc
 from radixkv.v1 import workers_pb2 as workers
 
@@ -35,27 +34,33 @@ class StepStream:
     Args:
         channel: to the service; the caller closes it after this.
         address: of the service, for messages.
-        hello: who attaches, to what.
+        session: says what is said.
         timeout_s: how long the first attachment may take; the constructor waits for it.
-        notices: where notices go.
+        patience_s: how long to try to reach a service that is gone, before the lease is given up; None: for its TTL.
 
     Raises:
         UnavailableError: the service could not be reached in time.
-        LeaseError, InvalidArgumentError, LimitError: it refused.
+        LeaseError, InvalidArgumentError, LimitError, UnauthenticatedError, PermissionDeniedError: it refused.
     """
 
     def __init__(
-        self, channel: grpc.Channel, address: str, hello: workers.Hello, timeout_s: float, notices: NoticeBox
+        self,
+        channel: grpc.Channel,
+        address: str,
+        session: HolderSession,
+        timeout_s: float,
+        patience_s: float | None = None,
     ) -> None:
         self._channel = channel
         self._address = address
-        self._session = HolderSession(hello, notices)
+        self._session = session
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()  # of the stream that is open
         self._call: Any = None
         self._closing = threading.Event()  # a goodbye is due, or was said
         self._abandoned = threading.Event()  # no more streams
         self._opened: Future[None] = Future()
         self._timeout_s = timeout_s
+        self._given_patience_s = patience_s
         self._heard_at_s = time.monotonic()
         self._reader = threading.Thread(target=self._run, name="radixkv-holder", daemon=True)
         self._pulse = threading.Thread(target=self._keep_alive, name="radixkv-heartbeat", daemon=True)
@@ -75,9 +80,14 @@ class StepStream:
         return self._session.submit(ops)
 
     @property
-    def _patience_s(self) -> float:
-        """How long nothing may be heard of the service."""
+    def _silence_s(self) -> float:
+        """How long nothing may be heard on a stream."""
         return self._session.lease_ttl_s or self._timeout_s
+
+    @property
+    def _patience_s(self) -> float:
+        """How long no stream may come about."""
+        return self._silence_s if self._given_patience_s is None else max(self._silence_s, self._given_patience_s)
 
     # -- the reading thread -------------------------------------------------------------------------------------------
 
@@ -94,7 +104,10 @@ class StepStream:
         while not self._abandoned.is_set():
             heard_at_s = self._heard_at_s
             error = self._converse()
-            if isinstance(error, FINAL_ERRORS):
+            is_unknown = (
+                isinstance(error, UnauthenticatedError) and not self._opened.done()
+            )  # later its token may be replaced
+            if isinstance(error, FINAL_ERRORS) or is_unknown:
                 self._fail(error)
                 return
             if self._heard_at_s != heard_at_s:  # a stream that worked is opened anew without delay
@@ -161,10 +174,10 @@ class StepStream:
 
     def _keep_alive(self) -> None:
         """Three heartbeats per TTL; a stream on which nothing is heard for a TTL is given up."""
-        while not self._closing.wait(self._patience_s / 3) and self._session.error is None:
+        while not self._closing.wait(self._silence_s / 3) and self._session.error is None:
             call = self._call
             self._session.heartbeat()
-            if call is not None and time.monotonic() > self._heard_at_s + self._patience_s:
+            if call is not None and time.monotonic() > self._heard_at_s + self._silence_s:
                 call.cancel()
 
     # -- ending -------------------------------------------------------------------------------------------------------

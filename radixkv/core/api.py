@@ -41,6 +41,10 @@ __all__ = [
     "MAX_PRIORITY",
     "AcquireOp",
     "AcquireResult",
+    "AdoptOp",
+    "AdoptResult",
+    "AdoptSequenceOp",
+    "AdoptionOp",
     "BlockTimes",
     "CacheEvent",
     "CacheEventKind",
@@ -164,6 +168,12 @@ class ExtendResult(NamedTuple):
     ops: tuple[Copy, ...]
 
 
+class AdoptResult(NamedTuple):
+    """`num_tokens`: leading tokens of an adopted history that match now, in its own blocks or in others."""
+
+    num_tokens: int
+
+
 class Retention(NamedTuple):
     """How long a range of a history is worth keeping: positions in [`start`, `end`), to its end if None.
 
@@ -244,12 +254,51 @@ class ReleaseOp:
     keep: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class AdoptOp:
+    """Tell what blocks hold, after the cache was lost; see `PrefixCache.adopt`."""
+
+    tokens: bytes
+    block_ids: array[int]
+    num_kept: int = 0
+    namespace: str = DEFAULT_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptSequenceOp:
+    """Tell of an open sequence, after the cache was lost; see `PrefixCache.adopt_sequence`."""
+
+    seq_id: int
+    tokens: bytes
+    block_table: array[int]
+    num_computed: int
+    room: int
+    reserve: int = 0
+    namespace: str = DEFAULT_NAMESPACE
+    shares: bool = True
+    beside: int | None = None
+    retention: tuple[Retention, ...] = ()
+
+
 StepOp = AcquireOp | MatchOp | PinOp | ExtendOp | InsertOp | ForkOp | ReleaseOp
 
+AdoptionOp = AdoptOp | AdoptSequenceOp
+"""What a holder says first to a cache that was lost."""
+
 StepResult = (
-    AcquireResult | Pending | MatchResult | PinResult | ExtendResult | list[AcquireResult] | None | RadixKVError
+    AcquireResult
+    | Pending
+    | MatchResult
+    | PinResult
+    | ExtendResult
+    | AdoptResult
+    | list[AcquireResult]
+    | None
+    | RadixKVError
 )
-"""Answer to one op, by its kind: acquire has two; None for insert and release; an error for an op that failed."""
+"""Answer to one op, by its kind: acquire has two; None for insert, release and an adopted sequence; an error for an op that
+failed.
+"""
 
 
 class CacheReader(Protocol):

@@ -8,18 +8,54 @@ __all__ = ["BlockPool"]
 
 
 class BlockPool:
-    """Free list over block ids 0 .. num_blocks - 1. Who owns a block that is not free is not its business."""
+    """Free list over block ids 0 .. num_blocks - 1. Who owns a block that is not free is not its business.
 
-    __slots__ = ("_free", "_shrunk_at", "num_blocks")
+    `can_claim`: no block was taken yet, so that those may be named that somebody owns already.
+    """
+
+    __slots__ = ("_free", "_num_unclaimed", "_shrunk_at", "_unclaimed", "can_claim", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.can_claim = True
         self._free = array("i", range(num_blocks - 1, -1, -1))
         self._shrunk_at = num_blocks // 2
+        self._unclaimed: bytearray | None = None  # in place of the free list while blocks are claimed: 1 for a free one
+        self._num_unclaimed = 0
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) if self._unclaimed is None else self._num_unclaimed
+
+    def num_claimable(self, block_ids: array[int]) -> int:
+        """How many of these, from the first on, are free and named once. O(len(block_ids))."""
+        unclaimed = self._unclaimed
+        seen: set[int] = set()
+        for index, block_id in enumerate(block_ids):
+            is_free = 0 <= block_id < self.num_blocks and (unclaimed is None or unclaimed[block_id])
+            if not is_free or block_id in seen:
+                return index
+            seen.add(block_id)
+        return len(block_ids)
+
+    def claim(self, block_ids: array[int]) -> None:
+        """Take just these, which are claimable; before anything else is taken. O(len(block_ids)), the first O(num_blocks)."""
+        assert self.can_claim, "blocks are claimed before others are taken"
+        if self._unclaimed is None:
+            self._unclaimed = bytearray(b"\1") * self.num_blocks
+            self._num_unclaimed = self.num_blocks
+            self._free = array("i")
+        for block_id in block_ids:
+            self._unclaimed[block_id] = 0
+        self._num_unclaimed -= len(block_ids)
+
+    def _end_claims(self) -> None:
+        unclaimed, self._unclaimed = self._unclaimed, None
+        self.can_claim = False
+        if unclaimed is not None:
+            self._free = array(
+                "i", (block_id for block_id in range(self.num_blocks - 1, -1, -1) if unclaimed[block_id])
+            )
 
     def take(self, num_blocks: int) -> array[int]:
         """Take `num_blocks` free blocks, the most recently freed first. O(num_blocks). The caller has made sure of them.
@@ -27,6 +63,8 @@ class BlockPool:
         Ids that were freed in a row come back in that order, so that a fresh table mostly ascends: kernels read such a run
         where it lies.
         """
+        if self.can_claim and num_blocks:
+            self._end_claims()
         assert num_blocks <= len(self._free), (num_blocks, len(self._free))
         start = len(self._free) - num_blocks
         taken = self._free[start:]
@@ -39,9 +77,16 @@ class BlockPool:
 
     def give_back(self, block_ids: array[int]) -> None:
         """Free blocks that nobody owns any more. O(len(block_ids))."""
+        if self._unclaimed is not None:
+            for block_id in block_ids:
+                self._unclaimed[block_id] = 1
+            self._num_unclaimed += len(block_ids)
+            return
         self._free.extend(block_ids[::-1])
         self._shrunk_at = max(self._shrunk_at, len(self._free) // 4)
 
     def free_block_ids(self) -> list[int]:
         """A copy of the free list, for checks."""
+        if self._unclaimed is not None:
+            return [block_id for block_id, is_free in enumerate(self._unclaimed) if is_free]
         return self._free.tolist()

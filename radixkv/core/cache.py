@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import Literal, overload
 
-from radixkv.core import room, surgery, validation
+from radixkv.core import room, validation
+from radixkv.core.adopting import LocalAdopter
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     AcquireResult,
+    AdoptionOp,
     Copy,
     ExtendResult,
     Notice,
@@ -19,21 +22,17 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
-from radixkv.core.errors import UnknownSequenceError
+from radixkv.core.errors import RadixKVError, UnknownSequenceError
 from radixkv.core.explaining import count_missed
-from radixkv.core.management import LocalManager
 from radixkv.core.node import RootNode
-from radixkv.core.opening import open_child, open_sequence, promise
+from radixkv.core.opening import close_sequence, open_child, open_sequence, promise
 from radixkv.core.planning import plan_acquire, shared_node
 from radixkv.core.publishing import (
     fragment_cover,
     publish,
-    publish_for_good,
     right_is_free,
     take_right_or_copy,
-    withdraw,
 )
-from radixkv.core.retaining import retain_path
 from radixkv.core.sequences import Sequence
 from radixkv.core.shares import Account
 from radixkv.core.steps import apply_step
@@ -42,7 +41,7 @@ from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 __all__ = ["PrefixCache"]
 
 
-class PrefixCache(LocalManager):
+class PrefixCache(LocalAdopter):
     """A radix tree of token prefixes over a pool of KV blocks.
 
     It keeps the books and moves no bytes: its caller holds the K and V tensors, reads and writes them through the block
@@ -284,25 +283,8 @@ class PrefixCache(LocalManager):
         """
         self._enter()
         seq = self._sequence(seq_id)
-        forest, account = self._forest, seq.root.account
-        if keep:
-            publish_for_good(forest, seq)
-            if seq.retention and not seq.root.is_hidden:
-                retain_path(forest, seq.root, seq.node, seq.retention, is_used=True)
         del self._sequences[seq_id]
-        promise(forest, seq, 0, 0)
-        private = seq.private_blocks()
-        forest.no_longer_in_use(account, len(private))
-        forest.give_back(account, private)
-        account.num_sequences -= 1
-        for node in (*seq.left_tails, seq.node):
-            if node.writer is seq:
-                node.writer = None
-            left = forest.unlock(seq.root, node)
-            if not keep:
-                withdraw(forest, seq.root, left)
-            surgery.merge_down(forest, left)
-        forest.forget_if_empty(seq.root)
+        close_sequence(self._forest, seq, keep=keep)
         if self._intents.is_active:
             self._intents.ended(seq)
 
@@ -316,12 +298,16 @@ class PrefixCache(LocalManager):
         self._enter()
         return self._intents.take_notices()
 
-    def step(self, ops: SequenceOf[StepOp]) -> list[StepResult]:
+    def step(
+        self, ops: SequenceOf[StepOp | AdoptionOp], refused: Mapping[int, RadixKVError] | None = None
+    ) -> list[StepResult]:
         """Apply ops in order. Each succeeds or fails alone: a failed op's error stands in its place, and later ops of this
         Step on the same sequence, or on one that it would have opened, are answered by `AbortedError`.
+
+        `refused`: ops, by their index, that are not to be tried, and the errors that they fail with.
         """
         self._enter()
-        return apply_step(self, ops)
+        return apply_step(self, ops, refused or {})
 
     def submit(self, ops: SequenceOf[StepOp]) -> Future[list[StepResult]]:
         """`step`, answered as a future that is done already: in process nothing is waited for."""

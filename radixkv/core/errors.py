@@ -14,6 +14,8 @@
     ├── UnknownPoolError         no pool of that name is attached
     ├── LimitError               a message or a queue is larger than its configured limit
     ├── DeadlineExceededError    the time that the caller gave is over
+    ├── UnauthenticatedError     who calls is not known
+    ├── PermissionDeniedError    who calls may not do this, or not there
     ├── CorruptionError          an invariant is broken: a bug of ours, found by `check`
     └── UnavailableError         the service cannot be reached, is stopping, or its answer was lost for good
 
@@ -35,11 +37,13 @@ __all__ = [
     "LeaseError",
     "LimitError",
     "OutOfBlocksError",
+    "PermissionDeniedError",
     "PinBudgetError",
     "PoolHeldError",
     "QuotaError",
     "RadixKVError",
     "StaleIncarnationError",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnknownPoolError",
     "UnknownSequenceError",
@@ -178,6 +182,14 @@ class DeadlineExceededError(RadixKVError):
 
 class UnavailableError(RadixKVError):
     """The service cannot be reached or is stopping; trying again later may succeed."""
+
+
+class UnauthenticatedError(RadixKVError):
+    """Who calls is not known: the credential is missing, or nobody's. Which of both is not told."""
+
+
+class PermissionDeniedError(RadixKVError):
+    """Who calls is known and may not do this, or not there. Says nothing of what is there."""
 
 
 class CorruptionError(RadixKVError):

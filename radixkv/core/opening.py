@@ -1,4 +1,4 @@
-"""Opening sequences as planned: on what is cached of a prompt, or at a position of another sequence.
+"""Opening sequences as planned, on what is cached of a prompt or at a position of another sequence; and ending them.
 
 Nothing here fails: whoever calls has checked the arguments and what the pool can give.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from array import array
 
+from radixkv.core import surgery
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node, RootNode
 from radixkv.core.planning import AcquirePlan, stand_node
+from radixkv.core.publishing import publish_for_good, withdraw
+from radixkv.core.retaining import retain_path
 from radixkv.core.room import take
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
-__all__ = ["open_child", "open_sequence", "promise"]
+__all__ = ["close_sequence", "open_child", "open_sequence", "promise"]
 
 
 def open_sequence(
@@ -66,3 +69,25 @@ def promise(forest: Forest, seq: Sequence, table_length: int, num_promised: int)
     account.num_in_use += num_more
     account.share.num_in_use += num_more
     seq.promised_table_length, seq.num_promised = table_length, num_promised
+
+
+def close_sequence(forest: Forest, seq: Sequence, *, keep: bool) -> None:
+    """End a sequence that is no longer listed; see `PrefixCache.release`. O(path)."""
+    account = seq.root.account
+    if keep:
+        publish_for_good(forest, seq)
+        if seq.retention and not seq.root.is_hidden:
+            retain_path(forest, seq.root, seq.node, seq.retention, is_used=True)
+    promise(forest, seq, 0, 0)
+    private = seq.private_blocks()
+    forest.no_longer_in_use(account, len(private))
+    forest.give_back(account, private)
+    account.num_sequences -= 1
+    for node in (*seq.left_tails, seq.node):
+        if node.writer is seq:
+            node.writer = None
+        left = forest.unlock(seq.root, node)
+        if not keep:
+            withdraw(forest, seq.root, left)
+        surgery.merge_down(forest, left)
+    forest.forget_if_empty(seq.root)

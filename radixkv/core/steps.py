@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from radixkv.core.api import (
+    DEFAULT_NAMESPACE,
     AcquireOp,
+    AdoptionOp,
+    AdoptOp,
+    AdoptResult,
+    AdoptSequenceOp,
     CacheHolder,
     ExtendOp,
     ForkOp,
@@ -15,24 +21,52 @@ from radixkv.core.api import (
     PinOp,
     PinResult,
     ReleaseOp,
+    Retention,
     StepOp,
     StepResult,
 )
 from radixkv.core.errors import AbortedError, InvalidArgumentError, RadixKVError
+from radixkv.core.tokens import TokensLike
 
 __all__ = ["apply_step"]
 
 
-def apply_step(cache: CacheHolder, ops: Sequence[StepOp]) -> list[StepResult]:
-    """Apply ops in order; a failed op's error stands in its place.
+class Adopter(CacheHolder, Protocol):
+    """A `CacheHolder` that takes over what blocks hold."""
+
+    def adopt(
+        self, tokens: TokensLike, block_ids: Sequence[int], num_kept: int = 0, namespace: str = DEFAULT_NAMESPACE
+    ) -> int: ...
+
+    def adopt_sequence(
+        self,
+        seq_id: int,
+        tokens: TokensLike,
+        block_table: Sequence[int],
+        num_computed: int,
+        room: int,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        shares: bool = True,
+        beside: int | None = None,
+        retention: Sequence[Retention] = (),
+    ) -> None: ...
+
+
+def apply_step(
+    cache: Adopter, ops: Sequence[StepOp | AdoptionOp], refused: Mapping[int, RadixKVError]
+) -> list[StepResult]:
+    """Apply ops in order; a failed op's error stands in its place. Those of `refused`, by index, fail with that error.
 
     Later ops on a sequence on which one failed, or on one that the failed op would have opened, are not tried and are
     answered by `AbortedError`; the same after an acquire that waits.
     """
     results: list[StepResult] = []
     failed: set[int] = set()
-    for op in ops:
+    for index, op in enumerate(ops):
         try:
+            if index in refused:
+                raise refused[index]
             if failed and not failed.isdisjoint(_named_ids(op)):
                 raise AbortedError("an earlier op of this Step failed on this sequence, or waits")
             result = _apply(cache, op)
@@ -45,7 +79,7 @@ def apply_step(cache: CacheHolder, ops: Sequence[StepOp]) -> list[StepResult]:
     return results
 
 
-def _apply(cache: CacheHolder, op: StepOp) -> StepResult:
+def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
     match op:
         case InsertOp():
             cache.insert(op.seq_id, op.num_computed, op.new_tokens)
@@ -63,15 +97,31 @@ def _apply(cache: CacheHolder, op: StepOp) -> StepResult:
         case ReleaseOp():
             cache.release(op.seq_id, op.keep)
             return None
+        case AdoptOp():
+            return AdoptResult(cache.adopt(op.tokens, op.block_ids, op.num_kept, op.namespace))
+        case AdoptSequenceOp():
+            cache.adopt_sequence(
+                op.seq_id,
+                op.tokens,
+                op.block_table,
+                op.num_computed,
+                op.room,
+                op.reserve,
+                op.namespace,
+                op.shares,
+                op.beside,
+                op.retention,
+            )
+            return None
         case _:
-            raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork or release op")
+            raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork, release or adopt op")
 
 
-def _named_ids(op: StepOp) -> tuple[int, ...]:
+def _named_ids(op: StepOp | AdoptionOp) -> tuple[int, ...]:
     """The sequences that an op stands or falls with: its own, and those that it opens."""
     if isinstance(op, AcquireOp):
         return () if op.seq_id is None else (op.seq_id,)
-    if isinstance(op, MatchOp | PinOp):
+    if isinstance(op, MatchOp | PinOp | AdoptOp):
         return ()
     if isinstance(op, ForkOp):
         return (op.seq_id, *(op.seq_ids or ()))

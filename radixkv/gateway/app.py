@@ -53,7 +53,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     state.limiter = Limiter()
     state.metrics = Metrics()
     state.recording = Recording()
-    state.backend = Backend(generator)
+    state.backend = Backend(generator, patience_s=config.worker_wait_s)
     state.cache_observer, state.node_texts = _cache_view(config, state.backend)
     state.gate = Gate(config.max_requests)
     state.started = int(time.time())
@@ -93,7 +93,7 @@ def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheObserver 
     """What the tree page looks through, where the cache service is known."""
     if config.service is None:
         return None, None
-    observer = CacheObserver(config.service, config.pool_name, backend)
+    observer = CacheObserver(config.service, config.pool_name, backend, credentials=config.service_credentials)
     return observer, NodeTexts(backend, observer.run)
 
 

@@ -11,14 +11,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from radixkv.core.errors import LimitError, RadixKVError
+from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
+from radixkv.gateway.lasting import Lasting
 from radixkv.worker.request import (
     MAX_UNREAD_EVENTS,
     EventQueue,
@@ -40,6 +41,9 @@ MODEL_TTL_S = 30.0
 _NUM_THREADS = 8
 """For calls that encode text or cross a network; they are short."""
 
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 0.5
+_HEALTH_S = 5.0
+
 _Result = TypeVar("_Result")
 
 Watch = Callable[[Sequence[GenerationEvent]], None]
@@ -54,15 +58,31 @@ class EventStream(AsyncIterator[GenerationEvent]):
 
     Iterating raises the `RadixKVError` that ended the generation, if one did. Leaving the context, `aclose`, or dropping the
     stream cancels what still runs.
+
+    Args:
+        stream: of the worker.
+        bell: wakes the coroutine.
+        watch: see `Watch`.
+        go_on: gives the stream that goes on where the worker was lost, or raises why there is none.
     """
 
-    def __init__(self, stream: GenerationStream, bell: _Doorbell, watch: Watch | None = None) -> None:
+    def __init__(
+        self, stream: GenerationStream, bell: _Doorbell, watch: Watch | None = None, go_on: _GoOn | None = None
+    ) -> None:
         self._stream = stream
+        self._bell = bell
         self._watch = watch
+        self._go_on = go_on
+        self._is_closed = False
         self._failure: Exception | None = None
         self._events: deque[GenerationEvent] = deque()
         self._news = asyncio.Event()
         stream.listen(partial(bell.ring, self._news))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody wants its events any more."""
+        return self._is_closed
 
     @property
     def generation_id(self) -> str:
@@ -82,7 +102,7 @@ class EventStream(AsyncIterator[GenerationEvent]):
             return events
         while not self._stream.has_ended:
             self._news.clear()
-            taken = self._stream.take()
+            taken = await self._take_now()
             if taken:
                 if self._watch is not None:
                     self._watch(taken)
@@ -95,6 +115,21 @@ class EventStream(AsyncIterator[GenerationEvent]):
             raise failure
         return []
 
+    async def _take_now(self) -> list[GenerationEvent]:
+        try:
+            taken = self._stream.take()
+        except UnavailableError as error:
+            if self._go_on is None or self._is_closed:
+                raise
+            stream = await self._go_on.resume(self, error)
+            if self._is_closed:
+                stream.close()
+            else:
+                stream.listen(partial(self._bell.ring, self._news))
+            self._stream = stream
+            return []
+        return taken if self._go_on is None else self._go_on.lasting.fresh(taken)
+
     async def __anext__(self) -> GenerationEvent:
         if not self._events:
             self._events.extend(await self.take())
@@ -104,6 +139,7 @@ class EventStream(AsyncIterator[GenerationEvent]):
 
     def close(self) -> None:
         """Cancel what still runs; harmless when repeated."""
+        self._is_closed = True
         self._stream.close()
         self._news.set()
 
@@ -133,11 +169,17 @@ class Backend:
 
     Args:
         generator: what answers.
+        patience_s: how long a request waits for a generator in another process that cannot be reached, or is stopping. One that
+            has begun goes on then, see `lasting`. 0: such a request fails at once.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, generator: Generator, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, generator: Generator, *, patience_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.generator = generator
+        self._patience_s = 0.0 if hasattr(generator, "is_alive") else patience_s
+        self._is_failing = False
         self._clock = clock
         self._info: ModelInfo | None = None
         self._asked_s = 0.0
@@ -150,7 +192,7 @@ class Backend:
         """What is served; asked for again now and then, since a worker may be replaced by one with another model."""
         now_s = self._clock()
         if self._info is None or now_s - self._asked_s > MODEL_TTL_S:
-            info = await self._call(self.generator.model)
+            info = await self._patiently(partial(self._call, self.generator.model))
             if info != self._info:
                 self._spelled.clear()
             self._info, self._asked_s = info, now_s
@@ -158,7 +200,10 @@ class Backend:
 
     async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
         """Continue a prompt. Returns once it was accepted."""
-        return self._listen(await self._start(partial(self.generator.generate, params)), watch)
+        if not self._patience_s:
+            return self._listen(await self._start(partial(self.generator.generate, params)), watch)
+        go_on = _GoOn(self, params)
+        return self._listen(await go_on.start(go_on.lasting.params), watch, go_on)
 
     async def fork(self, params: ForkParams, watch: Watch | None = None) -> EventStream:
         """Continue a running or remembered generation. Returns once it was accepted."""
@@ -166,17 +211,17 @@ class Backend:
 
     async def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
         """Packed token ids of `history` with the prompt appended."""
-        return await self._call(partial(self.generator.tokenize, prompt, history))
+        return await self._patiently(partial(self._call, partial(self.generator.tokenize, prompt, history)))
 
     async def detokenize(self, token_ids: TokensLike) -> str:
         """Text of token ids, special tokens left out."""
-        return await self._call(partial(self.generator.detokenize, token_ids))
+        return await self._patiently(partial(self._call, partial(self.generator.detokenize, token_ids)))
 
     async def spell(self, token_ids: Collection[int]) -> dict[int, bytes]:
         """The bytes of text that each token stands for; special tokens by name. Each is asked for once."""
         missing = [token_id for token_id in token_ids if token_id not in self._spelled]
         if missing:
-            spelled = await self._call(partial(self.generator.spell, missing))
+            spelled = await self._patiently(partial(self._call, partial(self.generator.spell, missing)))
             self._spelled.update(zip(missing, spelled, strict=True))
         return {token_id: self._spelled[token_id] for token_id in token_ids}
 
@@ -186,8 +231,8 @@ class Backend:
         if alive is not None:
             return alive
         try:
-            await self._call(self.generator.model)
-        except RadixKVError:
+            await asyncio.wait_for(self._call(self.generator.model), _HEALTH_S)
+        except (RadixKVError, TimeoutError):
             return False
         return True
 
@@ -200,7 +245,8 @@ class Backend:
             return None
 
     def fail_all(self, error: Exception) -> None:
-        """End every stream that runs; its consumer sees `error`. On the loop."""
+        """End every stream that runs; its consumer sees `error`. Nobody waits for the worker any longer. On the loop."""
+        self._is_failing = True
         for stream in list(self._streams):
             stream.fail(error)
 
@@ -220,15 +266,70 @@ class Backend:
             future.add_done_callback(_close_unwanted)
             raise
 
-    def _listen(self, stream: GenerationStream, watch: Watch | None) -> EventStream:
+    async def _patiently(
+        self,
+        ask: Callable[[], Awaitable[_Result]],
+        timeout_s: float | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> _Result:
+        """What `ask` answers; asked again while the worker cannot be reached, within `timeout_s` and this one's patience."""
+        now = asyncio.get_running_loop().time
+        until_s = now() + min(self._patience_s, self._patience_s if timeout_s is None else timeout_s)
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return await ask()
+            except UnavailableError:
+                if self._is_failing or not is_wanted() or now() + wait_s > until_s:
+                    raise
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _listen(self, stream: GenerationStream, watch: Watch | None, go_on: _GoOn | None = None) -> EventStream:
         loop = asyncio.get_running_loop()
         if self._bell is None or self._bell.loop is not loop:
             self._bell = _Doorbell(loop)
-        if not stream.listen(_ignore):
-            stream = _pumped(stream)
-        events = EventStream(stream, self._bell, watch)
+        events = EventStream(_listenable(stream), self._bell, watch, go_on)
         self._streams.add(events)
         return events
+
+
+class _GoOn:
+    """How a generation is begun, and begun again where its worker was lost."""
+
+    def __init__(self, backend: Backend, params: GenerateParams) -> None:
+        self.lasting = Lasting(params)
+        self._backend = backend
+        self._begun_s = asyncio.get_running_loop().time()
+
+    async def start(self, params: GenerateParams, is_wanted: Callable[[], bool] = lambda: True) -> GenerationStream:
+        """The stream of a request, as soon as a worker takes it."""
+        backend = self._backend
+        ask = partial(backend._start, partial(backend.generator.generate, params))
+        return await backend._patiently(ask, params.timeout_s, is_wanted)
+
+    async def resume(self, events: EventStream, error: UnavailableError) -> GenerationStream:
+        """The stream that goes on behind what was told.
+
+        Raises:
+            UnavailableError: no worker could be reached in time.
+        """
+        left_s = self.lasting.params.timeout_s
+        if left_s is not None:
+            left_s -= asyncio.get_running_loop().time() - self._begun_s
+            if left_s <= 0:
+                raise error
+        is_wanted = partial(_is_wanted, weakref.ref(events))
+        return _listenable(await self.start(self.lasting.again(left_s), is_wanted))
+
+
+def _is_wanted(events: weakref.ref[EventStream]) -> bool:
+    stream = events()
+    return stream is not None and not stream.is_closed
+
+
+def _listenable(stream: GenerationStream) -> GenerationStream:
+    return stream if stream.listen(_ignore) else _pumped(stream)
 
 
 class _Doorbell:

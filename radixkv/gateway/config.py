@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from radixkv.client import Credentials
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.service.addresses import parse_address
+from radixkv.service.credentials import TenantLimits
+from radixkv.service.security import Security, ServerTls
 
 __all__ = ["GatewayConfig", "TenantLimits"]
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantLimits:
-    """What one tenant may ask of the server; None: as much as there is.
-
-    Attributes:
-        requests_per_minute: requests begun. tokens_per_minute: tokens read (but those found in the cache) and written.
-        max_concurrent: requests under way at once.
-    """
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    max_concurrent: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgumentError(name, value, "at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +22,13 @@ class GatewayConfig:
 
     Attributes:
         listen: ``host:port``; port 0 takes a free one.
-        keys_file: TOML of API keys and whose they are, see `auth`; None: every caller is the tenant "default".
+        keys_file: TOML of keys and whose they are, see `credentials`; None: every caller is the tenant "default".
         allow_anonymous: without a keys file, listen on other addresses than this machine's own.
+        tls: what is shown to callers; None: plaintext, HTTP. No certificate is asked of them.
+        allow_plaintext: with a keys file and without TLS, listen on other addresses than this machine's own: something in front
+            does TLS.
+        allow_hosts: further names that callers may know this server by. Without keys, on an address of this machine alone, a
+            request that names it otherwise is refused: a page of somebody else's has sent it.
         model_name: what the model is called here; None: as the worker calls it.
         max_tokens: longest reply of a chat that names no length, in tokens.
         limits: of a tenant that the keys file gives none.
@@ -50,6 +38,8 @@ class GatewayConfig:
         cors_origins: origins whose pages may call; ``("*",)`` for any.
         drain_s: how long streams, responses in the background and replies of conversations may go on once the server is told
             to stop, in seconds.
+        worker_wait_s: how long a request waits for a worker of another process that cannot be reached or is stopping, in
+            seconds.
         log_requests: one line per request in the log: who, what, how long, how many tokens; never contents.
         state_file: SQLite file of stored responses, conversations and transcripts; None: they are kept in memory and end with
             the process.
@@ -57,12 +47,16 @@ class GatewayConfig:
         max_responses: stored responses per tenant, the oldest forgotten first. max_response_bytes: the same, in bytes.
         max_conversations: conversations kept per tenant, further ones are refused. max_conversation_bytes: the same, in bytes.
         service: address of the cache service behind the worker, whose tree is shown; None: the tree page says how to name it.
+        service_credentials: what is shown to that service; None: nothing.
         pool_name: of the worker's pool there.
     """
 
     listen: str = DEFAULT_LISTEN
     keys_file: Path | None = None
     allow_anonymous: bool = False
+    tls: ServerTls | None = None
+    allow_plaintext: bool = False
+    allow_hosts: tuple[str, ...] = ()
     model_name: str | None = None
     max_tokens: int = 4096
     limits: TenantLimits = field(default_factory=TenantLimits)
@@ -70,6 +64,7 @@ class GatewayConfig:
     max_requests: int = 1024
     cors_origins: tuple[str, ...] = ()
     drain_s: float = 30.0
+    worker_wait_s: float = 30.0
     log_requests: bool = False
     state_file: Path | None = None
     response_ttl_s: float = 30 * 24 * 3600.0
@@ -78,6 +73,7 @@ class GatewayConfig:
     max_conversations: int = 10_000
     max_conversation_bytes: int = 1024 * 1024 * 1024
     service: str | None = None
+    service_credentials: Credentials | None = None
     pool_name: str = "default"
 
     def __post_init__(self) -> None:
@@ -96,5 +92,17 @@ class GatewayConfig:
             parse_address(self.service)
         if self.drain_s < 0:
             raise InvalidArgumentError("drain_s", self.drain_s, "at least 0")
+        if self.worker_wait_s < 0:
+            raise InvalidArgumentError("worker_wait_s", self.worker_wait_s, "at least 0")
         if not self.response_ttl_s > 0:
             raise InvalidArgumentError("response_ttl_s", self.response_ttl_s, "above 0")
+
+    @property
+    def security(self) -> Security:
+        """Who may call, and what protects the way here."""
+        return Security(
+            keys_file=self.keys_file,
+            tls=self.tls and replace(self.tls, client_ca_file=None),  # HTTP asks nobody for a certificate
+            allow_anonymous=self.allow_anonymous,
+            allow_plaintext=self.allow_plaintext,
+        )

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 from radixkv.core.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
+    LeaseError,
     LimitError,
     OutOfBlocksError,
+    PermissionDeniedError,
     QuotaError,
     RadixKVError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from radixkv.worker.request import UnknownGenerationError
@@ -65,6 +68,9 @@ class ApiError(Exception):
             return error
         if isinstance(error, InvalidArgumentError):
             return _of_invalid_argument(error)
+        if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            message = f"the worker or the cache service refuses this gateway, whatever the caller's key: {error}"
+            return cls(502, message, type="server_error", code="gateway_refused")
         for row in _TABLE:
             if isinstance(error, row.error):
                 headers = {"Retry-After": str(_retry_after(error))} if row.status in (429, 503) else None
@@ -91,6 +97,7 @@ _TABLE = (
     _Row(QuotaError, 429, "rate_limit_error", "quota_exceeded"),
     _Row(LimitError, 429, "rate_limit_error", "rate_limit_exceeded"),
     _Row(DeadlineExceededError, 504, "timeout_error", "deadline_exceeded"),
+    _Row(LeaseError, 503, "server_error", "unavailable"),
     _Row(UnavailableError, 503, "server_error", "unavailable"),
 )
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.auth import CurrentTenant, Tenant
 from radixkv.gateway.backend import Backend, EventStream
@@ -154,7 +155,7 @@ class _Meter:
                 exchange.charge(self._num_prompt)
                 self._metrics.prompted(self._num_prompt)
                 self._recorded = self._recording.begin(
-                    self._params.namespace,
+                    self._params.namespace or DEFAULT_NAMESPACE,
                     self._params.adapter,
                     exchange.started_s,
                     self._params.sampling.max_tokens,

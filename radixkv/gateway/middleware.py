@@ -17,11 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv.core.pace import Pace
 from radixkv.gateway.anthropic_errors import speaks_anthropic
-from radixkv.gateway.auth import TENANT, KeyRing, authenticate
+from radixkv.gateway.auth import TENANT, KeyRing, authenticate, sent_key
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.errors import RETRY_AFTER_S, ApiError
 from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.metrics import Metrics
+from radixkv.gateway.origins import WhileKnown, check_origin
 from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import error_response
 
@@ -111,7 +112,7 @@ class GatewayMiddleware:
             return
         self._gate.enter()
         try:
-            await self._serve(scope, _Bounded(receive, self._config.max_body_bytes).receive, answer)
+            await self._serve_while_known(scope, receive, answer)
         finally:
             self._gate.leave()
             self._end(scope, exchange, answer.status)
@@ -131,9 +132,23 @@ class GatewayMiddleware:
         exchange.tenant = scope.get(TENANT)
         exchange.end(scope["method"], path, status, log=self._config.log_requests)
 
+    async def _serve_while_known(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """Let the application answer; to it, a caller whose key is taken back meanwhile has hung up."""
+        tenant, max_bytes = scope.get(TENANT), self._config.max_body_bytes
+        if self._keys.is_open or tenant is None:
+            await self._serve(scope, _Bounded(receive, max_bytes).receive, answer)
+            return
+        key = sent_key(scope)
+        known = WhileKnown(receive, lambda: self._keys.find(key) == tenant)
+        await self._serve(scope, _Bounded(known.receive, max_bytes).receive, answer)
+        if known.is_over and answer.has_begun and not answer.has_ended:
+            await answer.send({"type": "http.response.body", "body": b"", "more_body": False})
+
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is answered without a look at its body; None if it is not."""
         try:
+            if self._keys.is_open:
+                check_origin(scope, self._config)
             if scope["path"].startswith(API_PREFIX):
                 authenticate(scope, self._keys)
         except ApiError as error:
@@ -187,7 +202,7 @@ class _Answer:
         self._exchange = exchange
         self._id_headers = id_headers
         self.status = 499  # the caller was gone before an answer began
-        self.has_begun = False
+        self.has_begun = self.has_ended = False
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -197,4 +212,6 @@ class _Answer:
             own = dict.fromkeys(self._id_headers, self._exchange.request_id) | self._exchange.headers
             extra = [(k.encode(), v.encode()) for k, v in own.items() if k.encode() not in names]
             message = {**message, "headers": [*message["headers"], *extra]}
+        else:
+            self.has_ended = not message.get("more_body", False)
         await self._send(message)

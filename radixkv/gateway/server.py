@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import threading
@@ -17,6 +16,8 @@ from fastapi import FastAPI
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.app import create_app
 from radixkv.gateway.config import GatewayConfig
+from radixkv.service.addresses import Address
+from radixkv.service.security import ServerTls, TlsWatch
 from radixkv.worker.request import Generator
 
 __all__ = ["GatewayServer"]
@@ -24,6 +25,9 @@ __all__ = ["GatewayServer"]
 _START_S = 60.0
 _GRACE_S = 2.0
 """For what is left once every stream has been ended."""
+
+_TICKS_PER_LOOK = 10
+"""uvicorn ticks ten times a second."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +45,7 @@ class GatewayServer:
         app: the application.
 
     Raises on entering:
-        InvalidArgumentError: an address that cannot be read, or that others can reach while no key is asked for.
+        InvalidArgumentError: an address that cannot be read, or that is not safe to listen on.
         UnavailableError: the address is in use, or this process may not listen there.
         DatabaseError: the state file cannot be opened.
     """
@@ -58,12 +62,16 @@ class GatewayServer:
     @property
     def url(self) -> str:
         """Where the API begins: ``http://host:port/v1``."""
-        return f"http://{self.address}/v1"
+        return f"{self._scheme}://{self.address}/v1"
 
     @property
     def page_url(self) -> str:
         """The chat page: ``http://host:port/``."""
-        return f"http://{self.address}/"
+        return f"{self._scheme}://{self.address}/"
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self.config.tls is None else "https"
 
     @property
     def is_alive(self) -> bool:
@@ -71,6 +79,9 @@ class GatewayServer:
         return self._thread is not None and self._thread.is_alive()
 
     def __enter__(self) -> GatewayServer:
+        tls = self.config.tls
+        if tls is not None:
+            tls.check()
         sock = _listen(self.config)
         host, port = sock.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -82,10 +93,12 @@ class GatewayServer:
             server_header=False,
             lifespan="on",
             ws="none",
+            ssl_certfile=tls.certificate_file if tls is not None else None,
+            ssl_keyfile=tls.key_file if tls is not None else None,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(_GRACE_S),
         )
-        self._server = _Server(uvicorn_config, started)
+        self._server = _Server(uvicorn_config, started, tls)
         self._thread = threading.Thread(target=self._run, args=(sock, started), name="radixkv-gateway", daemon=True)
         self._thread.start()
         if not started.wait(_START_S) or self._failure is not None:
@@ -151,16 +164,25 @@ class GatewayServer:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it has started."""
+    """Tells when it has started, and reads its certificate again when that changes."""
 
-    def __init__(self, config: uvicorn.Config, started: threading.Event) -> None:
+    def __init__(self, config: uvicorn.Config, started: threading.Event, tls: ServerTls | None) -> None:
         super().__init__(config)
         self._has_started = started
+        self._tls = tls
+        self._watch = TlsWatch(tls) if tls is not None else None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._has_started.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._watch is not None and counter % _TICKS_PER_LOOK == 0 and self._watch.has_changed():
+            assert self._tls is not None
+            assert self.config.ssl is not None
+            self.config.ssl.load_cert_chain(self._tls.certificate_file, self._tls.key_file)
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -173,9 +195,7 @@ def _listen(config: GatewayConfig) -> socket.socket:
     host = host.strip("[]")
     if not host or not port_text.isdecimal() or int(port_text) > 65535:
         raise InvalidArgumentError("listen", config.listen, "host:port, such as 127.0.0.1:8000")
-    if config.keys_file is None and not config.allow_anonymous and not _is_own(host):
-        bound = "an address of this machine alone, unless there is a keys file or anonymous callers are allowed"
-        raise InvalidArgumentError("listen", config.listen, bound)
+    config.security.check_address(Address(host, int(port_text), ""))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -186,10 +206,3 @@ def _listen(config: GatewayConfig) -> socket.socket:
         sock.close()
         raise UnavailableError(f"cannot listen on {config.listen}: {error}") from None
     return sock
-
-
-def _is_own(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

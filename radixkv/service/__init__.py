@@ -1,4 +1,4 @@
-"""The gRPC service: conversion, leases, readers' calls, health and reflection.
+"""The gRPC service: conversion, leases, readers' calls, who may call, health and reflection.
 
 `CacheService` serves, `ServiceThread` serves from a background thread, `run_service` serves until a signal.
 """
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from radixkv.service.config import ServiceConfig
     from radixkv.service.quotas import Quota
+    from radixkv.service.security import Security, ServerTls
     from radixkv.service.server import CacheService, ServiceThread, run_service
 
 # gRPC tells the terminal of every connection that a peer closes; what matters reaches the caller as an exception. It reads
 # this once, at its first use; whoever wants its log sets the variable.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-__all__ = ["CacheService", "Quota", "ServiceConfig", "ServiceThread", "run_service"]
+__all__ = ["CacheService", "Quota", "Security", "ServerTls", "ServiceConfig", "ServiceThread", "run_service"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from radixkv.service.quotas import Quota
 
         return Quota
+    if name in ("Security", "ServerTls"):
+        from radixkv.service import security
+
+        return getattr(security, name)
     if name in __all__:
         from radixkv.service import server
 

@@ -6,6 +6,7 @@ gRPC alone would share a TCP port that is in use, or take over a unix socket tha
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["Address", "parse_address"]
+__all__ = ["Address", "is_own_host", "parse_address"]
 
 MAX_UNIX_PATH_BYTES = 107
 _CONNECT_TIMEOUT_S = 1.0
@@ -28,6 +29,11 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it can be reached from this machine alone."""
+        return bool(self.path) or is_own_host(self.host)
 
     def require_free(self) -> None:
         """Make sure that nobody serves this address.
@@ -58,6 +64,14 @@ def parse_address(text: str) -> Address:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InvalidArgumentError("address", text, "host:port, with a port from 0 to 65535, or unix:path")
     return Address(host, int(port), "")
+
+
+def is_own_host(host: str) -> bool:
+    """Whether a host's name or IP address means this machine itself, whichever it is."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _require_free_port(host: str, port: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
+from radixkv.service.callers import current_caller
 from radixkv.service.holding import Holding
 from radixkv.service.pools import PoolTable
 from radixkv.service.status import message_of, status_of, trailing_metadata
@@ -61,7 +62,7 @@ class _AttachStream:
 
     def __init__(self, context: Any, pools: PoolTable) -> None:
         self.ending: RadixKVError | None = None
-        self.holding = Holding(pools, self._post, self.end)
+        self.holding = Holding(pools, self._post, self.end, current_caller())
         self._task = asyncio.current_task()
         self._context = context
         self._outbox: deque[workers.AttachResponse] = deque()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction import DEFAULT_POLICY, check_policy_name
 from radixkv.service.quotas import Quota, check_quotas
+from radixkv.service.security import Security
 
 __all__ = ["DEFAULT_ADDRESS", "MAX_NAME_CHARACTERS", "ServiceConfig"]
 
@@ -40,6 +41,7 @@ class ServiceConfig:
         max_event_subscribers: how many streams may follow events at a time.
         max_kept_events: how many events are kept per pool for subscribers that come back or are slow, and how many changes
             may wait to be read.
+        security: who may call, and what protects the way here.
         kv_events_endpoint: a ZMQ endpoint to publish KV events on in vLLM's format, such as ``tcp://127.0.0.1:5557``; None: no
             such publisher. Whoever reaches it sees the token ids of every namespace.
         kv_events_replay_endpoint: one more, where routers ask for what they missed; None: they cannot.
@@ -67,6 +69,7 @@ class ServiceConfig:
     max_quotas_per_pool: int = 1024
     max_event_subscribers: int = 32
     max_kept_events: int = 16_384
+    security: Security = field(default_factory=Security)
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""

@@ -6,17 +6,17 @@ gives the same error in process and over the wire; only an argument that no mess
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any
 
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
-    DEFAULT_PRIORITY,
     AcquireOp,
     AcquireResult,
+    AdoptionOp,
+    AdoptOp,
+    AdoptResult,
+    AdoptSequenceOp,
     Copy,
     ExtendOp,
     ExtendResult,
@@ -29,16 +29,21 @@ from radixkv.core.api import (
     Pending,
     PinOp,
     PinResult,
-    PoolShape,
     ReleaseOp,
-    Retention,
     StepOp,
     StepResult,
 )
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.core.tokens import pack_tokens
-from radixkv.core.validation import MAX_RETENTION_RANGES
+from radixkv.service.adoption_conversion import adoption_from_proto, adoption_to_proto
 from radixkv.service.status import error_from_proto, error_to_proto
+from radixkv.service.value_conversion import (
+    pack_blocks,
+    refuse_unfit,
+    retention_from_proto,
+    retention_to_proto,
+    unpack_blocks,
+)
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 
@@ -47,17 +52,10 @@ __all__ = [
     "notices_to_proto",
     "op_from_proto",
     "op_to_proto",
-    "pack_blocks",
     "result_from_proto",
     "result_to_proto",
-    "retention_from_proto",
-    "retention_to_proto",
-    "shape_from_proto",
-    "shape_to_proto",
-    "unpack_blocks",
 ]
 
-_NEEDS_SWAP = sys.byteorder == "big"
 _NOTICE_KINDS: dict[NoticeKind, workers.NoticeKind] = {
     "published": workers.NOTICE_KIND_PUBLISHED,
     "gone": workers.NOTICE_KIND_GONE,
@@ -65,93 +63,7 @@ _NOTICE_KINDS: dict[NoticeKind, workers.NoticeKind] = {
 _NOTICE_KIND_NAMES = {kind: name for name, kind in _NOTICE_KINDS.items()}
 
 
-def pack_blocks(block_ids: Iterable[int]) -> bytes:
-    """Block ids as packed little-endian int32."""
-    packed = block_ids if isinstance(block_ids, array) and block_ids.typecode == "i" else array("i", block_ids)
-    if _NEEDS_SWAP:
-        packed = array("i", packed)
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_blocks(packed: bytes) -> array[int]:
-    """Packed little-endian int32 as block ids.
-
-    Raises:
-        InvalidArgumentError: they are not a whole number of ids.
-    """
-    block_ids = array("i")
-    if len(packed) % block_ids.itemsize:
-        raise InvalidArgumentError("block_ids", f"{len(packed)} bytes", "a whole number of 4-byte block ids")
-    block_ids.frombytes(packed)
-    if _NEEDS_SWAP:
-        block_ids.byteswap()
-    return block_ids
-
-
-def shape_to_proto(shape: PoolShape) -> types.PoolShape:
-    """A pool's shape for the wire."""
-    fields = {"name": shape.name, "num_blocks": shape.num_blocks, "block_size": shape.block_size}
-    _refuse_unfit(fields, types.PoolShape)
-    return types.PoolShape(name=shape.name, num_blocks=shape.num_blocks, block_size=shape.block_size)
-
-
-def shape_from_proto(proto: types.PoolShape) -> PoolShape:
-    """A pool's shape from the wire; its bounds are not checked here."""
-    return PoolShape(proto.num_blocks, proto.block_size, proto.name)
-
-
-def _refuse_unfit(fields: dict[str, Any], kind: Any, within: str = "") -> None:
-    """Name the first value that its field cannot hold, behind what it lies `within`."""
-    for name, value in fields.items():
-        try:
-            kind(**{name: value})
-        except (TypeError, ValueError):
-            raise InvalidArgumentError(within + name, value, _WIRE_BOUNDS.get(name, _WIRE_BOUND)) from None
-
-
-_WIRE_BOUND = "integers in [-2**63, 2**63)"
-_WIRE_BOUNDS = {
-    "namespace": "a string of Unicode characters",
-    "name": "a string of Unicode characters",
-    "priority": "an integer in [-2**31, 2**31)",
-    "duration_s": "a number of seconds, or None",
-    "ttl_s": "a number of seconds",
-}
-
-
-def retention_to_proto(ranges: Iterable[Retention], protos: Any) -> None:
-    """Write ranges of a history into a field of a wire message.
-
-    Raises:
-        InvalidArgumentError: a value that no message can hold, or something that is no range.
-    """
-    for index, wanted in enumerate(ranges):
-        name = f"retention[{index}]"
-        if not isinstance(wanted, Retention):
-            raise InvalidArgumentError(name, wanted, "a `Retention`")
-        fields = wanted._asdict()
-        try:
-            protos.add(**fields)
-        except (TypeError, ValueError):
-            _refuse_unfit(fields, types.Retention, f"{name}.")
-            raise
-
-
-def retention_from_proto(protos: Iterable[types.Retention]) -> tuple[Retention, ...]:
-    """Ranges of a history from the wire; of too many no more than it takes to refuse them."""
-    return tuple(
-        Retention(
-            proto.start,
-            proto.end if proto.HasField("end") else None,
-            proto.priority if proto.HasField("priority") else DEFAULT_PRIORITY,
-            proto.duration_s if proto.HasField("duration_s") else None,
-        )
-        for proto in islice(protos, MAX_RETENTION_RANGES + 1)
-    )
-
-
-def op_to_proto(op: StepOp, proto: workers.Op) -> None:
+def op_to_proto(op: StepOp | AdoptionOp, proto: workers.Op) -> None:
     """Write one op into a wire message. O(size).
 
     Raises:
@@ -165,12 +77,12 @@ def op_to_proto(op: StepOp, proto: workers.Op) -> None:
             names = [
                 field.name for field in kind.DESCRIPTOR.fields if not field.message_type and hasattr(op, field.name)
             ]
-            _refuse_unfit({name: getattr(op, name) for name in names}, kind)
-            _refuse_unfit({"values": getattr(op, "seq_ids", None)}, workers.SeqIds)
+            refuse_unfit({name: getattr(op, name) for name in names}, kind)
+            refuse_unfit({"values": getattr(op, "seq_ids", None)}, workers.SeqIds)
         raise
 
 
-def _write_op(op: StepOp, proto: workers.Op) -> None:
+def _write_op(op: StepOp | AdoptionOp, proto: workers.Op) -> None:
     match op:
         case AcquireOp():
             _write_acquire(op, proto.acquire)
@@ -213,8 +125,10 @@ def _write_op(op: StepOp, proto: workers.Op) -> None:
             release.SetInParent()
             release.seq_id = op.seq_id
             release.keep = bool(op.keep)
+        case AdoptOp() | AdoptSequenceOp():
+            adoption_to_proto(op, proto)
         case _:
-            raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork or release op")
+            raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork, release or adopt op")
 
 
 def _write_acquire(op: AcquireOp, acquire: workers.Acquire) -> None:
@@ -238,10 +152,12 @@ _OP_MESSAGES: dict[type, Any] = {
     InsertOp: workers.Insert,
     ForkOp: workers.Fork,
     ReleaseOp: workers.Release,
+    AdoptOp: workers.Adopt,
+    AdoptSequenceOp: workers.AdoptSequence,
 }
 
 
-def op_from_proto(proto: workers.Op) -> StepOp:
+def op_from_proto(proto: workers.Op) -> StepOp | AdoptionOp:
     """One op from the wire.
 
     Raises:
@@ -276,10 +192,12 @@ def op_from_proto(proto: workers.Op) -> StepOp:
         return ForkOp(fork.seq_id, fork.position, fork.n, fork.reserve, seq_ids)
     if kind == "release":
         return ReleaseOp(proto.release.seq_id, proto.release.keep)
-    raise InvalidArgumentError("op", kind, "one of acquire, match, pin, extend, insert, fork, release")
+    if kind in ("adopt", "adopt_sequence"):
+        return adoption_from_proto(proto)
+    raise InvalidArgumentError("op", kind, "one of " + ", ".join(field.name for field in workers.Op.DESCRIPTOR.fields))
 
 
-def result_to_proto(op: StepOp, result: StepResult, proto: workers.OpResult) -> None:
+def result_to_proto(op: StepOp | AdoptionOp, result: StepResult, proto: workers.OpResult) -> None:
     """Write the answer to one op into a wire message. O(size)."""
     if isinstance(result, AcquireResult):
         _opened_to_proto(result, proto.acquire, pack_blocks(result.block_table))
@@ -301,8 +219,13 @@ def result_to_proto(op: StepOp, result: StepResult, proto: workers.OpResult) -> 
     elif isinstance(result, PinResult):
         proto.pin.SetInParent()
         proto.pin.num_tokens = result.num_tokens
+    elif isinstance(result, AdoptResult):
+        proto.adopt.SetInParent()
+        proto.adopt.num_tokens = result.num_tokens
     elif isinstance(op, InsertOp):
         proto.insert.SetInParent()
+    elif isinstance(op, AdoptSequenceOp):
+        proto.adopt_sequence.SetInParent()
     else:
         proto.release.SetInParent()
 
@@ -352,8 +275,10 @@ def result_from_proto(proto: workers.OpResult) -> StepResult:
     if kind == "extend":
         extend = proto.extend
         return ExtendResult(extend.first_changed, unpack_blocks(extend.block_ids), _copies_from_proto(extend.ops))
-    if kind in ("insert", "release"):
+    if kind in ("insert", "release", "adopt_sequence"):
         return None
+    if kind == "adopt":
+        return AdoptResult(proto.adopt.num_tokens)
     if kind == "pending":
         return Pending(proto.pending.seq_id, proto.pending.num_tokens)
     if kind == "match":

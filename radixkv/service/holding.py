@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 from radixkv.core.errors import InvalidArgumentError, LeaseError, RadixKVError
+from radixkv.service.callers import Caller
 from radixkv.service.pools import Attachment, Pool, PoolTable
 from radixkv.v1 import workers_pb2 as workers
 
@@ -24,6 +25,7 @@ class Holding:
         pools: the pool table; whoever owns it calls this.
         send: takes what is to be sent to the holder, in order. Never raises, never waits.
         end: takes the error that ends this stream, where something else than its own messages does. Never raises.
+        caller: whose rights the holder has; None: every right.
 
     `is_over`: the holder has said goodbye; nothing more is to be read.
     """
@@ -33,11 +35,13 @@ class Holding:
         pools: PoolTable,
         send: Callable[[workers.AttachResponse], None],
         end: Callable[[RadixKVError], None],
+        caller: Caller | None = None,
     ) -> None:
         self.is_over = False
         self._pools = pools
         self._send = send
         self._end = end
+        self._caller = caller
         self._pool: Pool | None = None
 
     def receive(self, request: workers.AttachRequest) -> None:
@@ -46,6 +50,8 @@ class Holding:
         Raises:
             RadixKVError: the stream is to be ended with it. The lease runs on, unless the error says that it has ended.
         """
+        if self._caller is not None:
+            self._caller.check_alive()
         kind = request.WhichOneof("message")
         pool = self._pool
         if pool is None:
@@ -87,7 +93,9 @@ class Holding:
             self._send(notices)
 
     def _attach(self, hello: workers.Hello) -> None:
-        attachment = self._pools.attach(hello, self)
+        if self._caller is not None:
+            self._caller.check_pool(hello.pool.name)
+        attachment = self._pools.attach(hello, self, self._caller.identity if self._caller is not None else None)
         self._pool = attachment.pool
         self._send(workers.AttachResponse(attached=self._describe(attachment)))
         for unacknowledged in attachment.pool.notices:
@@ -109,7 +117,7 @@ class Holding:
     def _apply(self, pool: Pool, step: workers.Step) -> workers.AttachResponse:
         """Apply a Step; a pool on which the service itself failed is dropped, never served on."""
         try:
-            return pool.apply(step)
+            return pool.apply(step, self._caller)
         except RadixKVError:
             raise
         except Exception:

@@ -19,12 +19,13 @@ from radixkv.core import validation
 from radixkv.core.api import CacheEvent
 from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError, UnavailableError
 from radixkv.service.attaching import abort, write_all
+from radixkv.service.callers import current_caller
 from radixkv.service.followers import Followers, PoolEvents
 from radixkv.service.kv_event_conversion import change_to_proto, snapshot_to_protos
 from radixkv.service.pools import PoolTable
 from radixkv.v1 import kv_events_pb2 as kv
 
-__all__ = ["NAMESPACE_METADATA", "POOL_METADATA", "KvEventsServicer"]
+__all__ = ["NAMESPACE_METADATA", "POOL_METADATA", "SERVICE_NAMES", "KvEventsServicer", "narrowed"]
 
 SERVICE_NAMES = (
     "sglang.grpc.scheduler.SglangScheduler",
@@ -75,7 +76,7 @@ class KvEventsServicer:
         """Batches for one subscriber, on the event loop's thread; what cannot be served ends the call with its status."""
         try:
             with self._followers.admit():
-                pool, namespace = _narrowed(context.invocation_metadata())
+                pool, namespace = narrowed(context.invocation_metadata())
                 last = request.start_sequence_number
                 events = PoolEvents(self._pools, pool, namespace, last + 1 if last else 0)
                 try:
@@ -91,7 +92,10 @@ class KvEventsServicer:
     ) -> AsyncGenerator[kv.KvEventBatch, None]:
         await context.send_initial_metadata(())  # a subscriber learns by it that it is served, before anything happens
         snapshot: list[CacheEvent] | None = None
+        caller = current_caller()
         while not self._followers.is_stopping:
+            if caller is not None:
+                caller.check_alive()
             change = self._followers.next_change
             if events.has_fallen_behind:
                 message = "this subscriber reads too slowly: what comes next is not kept any more; subscribe again"
@@ -116,8 +120,8 @@ class KvEventsServicer:
         raise UnavailableError("the service is stopping")
 
 
-def _narrowed(metadata: Any) -> tuple[str, str | None]:
-    """The pool, empty for the only one, and the namespace, None for all, that a call's metadata name."""
+def narrowed(metadata: Any) -> tuple[str, str | None]:
+    """What a call's metadata ask for: the pool, empty for the only one, and the namespace, None for all."""
     named = dict(metadata or ())
     namespace = named.get(NAMESPACE_METADATA)
     if NAMESPACE_METADATA + "-bin" in named:

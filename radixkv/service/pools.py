@@ -7,7 +7,8 @@ A pool lives exactly as long as its lease:
              Goodbye              nothing received for the TTL
                 └──────────> ended: sequences and tree dropped, incarnation retired
 
-Quotas outlive it: see `quotas`.
+Quotas outlive it: see `quotas`. A service that was restarted knows no pool: a holder that can adopt begins an empty one under
+its old incarnation, at the Step number that it has come to, and tells by its first Steps what the pool holds.
 
 Nothing here knows of gRPC or of time other than the clock it is given. One thread owns a table and all its pools.
 """
@@ -19,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from radixkv.core.api import ForkOp, PoolShape, StepOp
+from radixkv.core.api import AdoptionOp, ForkOp, PoolShape, StepOp
 from radixkv.core.cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -30,12 +31,18 @@ from radixkv.core.errors import (
     StaleIncarnationError,
     UnknownPoolError,
 )
+from radixkv.service.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
-from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto, shape_from_proto
+from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto
 from radixkv.service.quotas import QuotaBook
+from radixkv.service.value_conversion import shape_from_proto
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
+
+
+MAX_NUMBER = (1 << 63) - 1
+"""Of a Step or of Notices; far from the end of their fields."""
 
 
 class HolderStream(Protocol):
@@ -51,7 +58,7 @@ class HolderStream(Protocol):
 
 
 class Attachment(NamedTuple):
-    """A pool that was attached to: the pool, and whether an earlier life goes on."""
+    """A pool that was attached to: the pool, and whether its tree is as the holder left it."""
 
     pool: Pool
     resumed: bool
@@ -65,10 +72,13 @@ class Pool:
     """
 
     __slots__ = (
+        "_cleared",
         "answers",
         "cache",
         "config",
         "expires_at_s",
+        "first_step",
+        "identity",
         "incarnation",
         "next_notices",
         "next_step",
@@ -78,16 +88,18 @@ class Pool:
         "stream",
     )
 
-    def __init__(self, shape: PoolShape, incarnation: int, config: ServiceConfig, cache: PrefixCache) -> None:
+    def __init__(self, hello: workers.Hello, shape: PoolShape, config: ServiceConfig, cache: PrefixCache) -> None:
         self.shape = shape
-        self.incarnation = incarnation
+        self.incarnation = hello.incarnation
         self.config = config
         self.cache = cache
         self.stream: HolderStream | None = None
+        self.identity: tuple[str, str] | None = None  # whose credential it was attached with
         self.expires_at_s = 0.0
-        self.next_step = 1
+        self.first_step = self.next_step = hello.acknowledged_through + 1
         self.answers: deque[workers.AttachResponse] = deque()
-        self.next_notices = 1
+        self.next_notices = hello.notices_acknowledged_through + 1
+        self._cleared: dict[str, None] = {}
         self.notices: deque[workers.AttachResponse] = deque()
         self.num_kept_notices = 0
 
@@ -105,7 +117,22 @@ class Pool:
         while self.answers and self.next_step - len(self.answers) <= through:
             self.answers.popleft()
         while self.notices and self.next_notices - len(self.notices) <= notices_through:
-            self.num_kept_notices -= len(self.notices.popleft().notices.notices)
+            notices = self.notices.popleft().notices
+            self.num_kept_notices -= len(notices.notices) + len(notices.cleared)
+
+    def clear(self, namespace: str) -> int:
+        """Forget a namespace and tell the holder, who must not bring it back; how many blocks were freed. See `PrefixCache`.
+
+        Raises:
+            LimitError: the holder has taken none of too many that were cleared before.
+        """
+        if len(self._cleared) >= self.config.max_unacknowledged_notices:
+            raise LimitError(f"the holder was not told of {len(self._cleared)} cleared namespaces yet; try again later")
+        num_blocks = self.cache.clear(namespace)
+        self._cleared[namespace] = None
+        if self.stream is not None:
+            self.stream.send_notices()
+        return num_blocks
 
     def collect_notices(self) -> workers.AttachResponse | None:
         """The notices that have arisen since the last call, as a message kept until it is acknowledged. O(notices).
@@ -115,19 +142,23 @@ class Pool:
         if self.num_kept_notices >= self.config.max_unacknowledged_notices:
             return None
         taken = self.cache.take_notices()
-        if not taken:
+        cleared, self._cleared = self._cleared, {}
+        if not taken and not cleared:
             return None
         response = workers.AttachResponse()
+        response.notices.cleared.extend(cleared)
         response.notices.number = self.next_notices
         response.notices.after_step = self.next_step - 1
         notices_to_proto(taken, response.notices)
         self.notices.append(response)
-        self.num_kept_notices += len(taken)
+        self.num_kept_notices += len(taken) + len(cleared)
         self.next_notices += 1
         return response
 
-    def apply(self, step: workers.Step) -> workers.AttachResponse:
+    def apply(self, step: workers.Step, caller: Caller | None = None) -> workers.AttachResponse:
         """Apply a Step, or find its stored answer if it was applied before. O(ops) beside the ops themselves.
+
+        Of a caller with rights, an op that names a namespace beyond them fails alone, by `PermissionDeniedError`.
 
         Raises:
             InvalidArgumentError: a number left out or acknowledged before, or an op that is not known.
@@ -139,7 +170,8 @@ class Pool:
             raise InvalidArgumentError("step.number", step.number, f"{self.next_step}: no number is left out")
         self.acknowledge(step.acknowledged_through, step.notices_acknowledged_through)
         ops = self._read_ops(step)
-        results = self.cache.step(ops)
+        refused = {} if caller is None else _denied(ops, caller)
+        results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
         answer = response.step_answer
         answer.number = step.number
@@ -149,7 +181,7 @@ class Pool:
         self.next_step += 1
         return response
 
-    def _read_ops(self, step: workers.Step) -> list[StepOp]:
+    def _read_ops(self, step: workers.Step) -> list[StepOp | AdoptionOp]:
         config = self.config
         if len(self.answers) >= config.max_unacknowledged_steps:
             raise LimitError(
@@ -168,6 +200,13 @@ class Pool:
         if number < first:
             raise InvalidArgumentError("step.number", number, f"at least {first}: earlier ones were acknowledged")
         return self.answers[number - first]
+
+
+def _denied(ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
+    """The ops that name a namespace which is not the caller's, by their index."""
+    named = ((index, getattr(op, "namespace", None)) for index, op in enumerate(ops))
+    denials = ((index, caller.denial(namespace)) for index, namespace in named if namespace is not None)
+    return {index: denial for index, denial in denials if denial is not None}
 
 
 class PoolTable:
@@ -192,8 +231,10 @@ class PoolTable:
         self._pools: dict[str, Pool] = {}
         self._retired: OrderedDict[int, None] = OrderedDict()
 
-    def attach(self, hello: workers.Hello, stream: HolderStream) -> Attachment:
+    def attach(self, hello: workers.Hello, stream: HolderStream, identity: tuple[str, str] | None = None) -> Attachment:
         """Give the pool to a holder: a new life, or the one that its incarnation names. O(1) beside making the pool.
+
+        `identity`: whose credential the holder has; a life goes on for the same one alone.
 
         Raises:
             InvalidArgumentError: a shape, name or incarnation out of bounds, or not the shape that the pool has.
@@ -208,14 +249,14 @@ class PoolTable:
             raise StaleIncarnationError(
                 f"this life of pool {shape.name!r} has ended and its sequences are gone; attach with a new incarnation"
             )
-        if pool is not None and pool.incarnation == hello.incarnation:
+        if pool is not None and (pool.incarnation, pool.identity) == (hello.incarnation, identity):
             return self._resume(pool, shape, hello, stream)
         if pool is not None:
             raise PoolHeldError(
                 f"pool {shape.name!r} is held by another worker; it is free once that one detaches "
                 f"or is silent for {self.config.lease_ttl_s:g} s"
             )
-        if hello.acknowledged_through or hello.notices_acknowledged_through:
+        if (hello.acknowledged_through or hello.notices_acknowledged_through) and not hello.can_adopt:
             raise StaleIncarnationError(
                 f"this service does not know this life of pool {shape.name!r} (it was restarted); "
                 "attach with a new incarnation"
@@ -232,8 +273,8 @@ class PoolTable:
             first_event_number=self._first_event_number(),
         )
         self.quotas.furnish(shape.name, cache)
-        pool = self._pools[shape.name] = Pool(shape, hello.incarnation, self.config, cache)
-        pool.stream = stream
+        pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache)
+        pool.stream, pool.identity = stream, identity
         self._renew(pool)
         return Attachment(pool, resumed=False)
 
@@ -248,6 +289,9 @@ class PoolTable:
         if len(hello.holder_name) > MAX_NAME_CHARACTERS:
             bound = f"of at most {MAX_NAME_CHARACTERS} characters"
             raise InvalidArgumentError("holder_name", hello.holder_name[:256], bound)
+        for name in ("acknowledged_through", "notices_acknowledged_through"):
+            if getattr(hello, name) > MAX_NUMBER:
+                raise InvalidArgumentError(name, getattr(hello, name), f"at most {MAX_NUMBER}")
         if not hello.incarnation:
             raise InvalidArgumentError("incarnation", 0, "a random number that is not 0")
         if shape.num_blocks > self.config.max_blocks_per_pool:
@@ -263,7 +307,8 @@ class PoolTable:
         if older is not None:
             older.end(LeaseError(f"a newer stream of the holder of pool {shape.name!r} took over"))
         self._renew(pool)
-        return Attachment(pool, resumed=True)
+        # Before its first Step nothing was told to this life of the service, though it may have answered a Hello before.
+        return Attachment(pool, resumed=pool.next_step > pool.first_step)
 
     def renew(self, pool: Pool, stream: HolderStream) -> None:
         """Note that a message of the pool's holder has arrived. Call it before the message is acted upon.

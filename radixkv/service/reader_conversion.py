@@ -24,7 +24,7 @@ from radixkv.core.api import (
     TimeHistogram,
 )
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.conversion import pack_blocks, unpack_blocks
+from radixkv.service.value_conversion import pack_blocks, unpack_blocks
 from radixkv.v1 import prefix_cache_pb2 as readers
 
 __all__ = [

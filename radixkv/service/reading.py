@@ -12,8 +12,8 @@ from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.event_subscription import EventSubscription
 from radixkv.service.attaching import abort, write_all
+from radixkv.service.callers import current_caller
 from radixkv.service.config import MAX_NAME_CHARACTERS
-from radixkv.service.conversion import retention_from_proto
 from radixkv.service.followers import Followers
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reader_conversion import (
@@ -25,6 +25,7 @@ from radixkv.service.reader_conversion import (
     stats_to_proto,
     usage_to_proto,
 )
+from radixkv.service.value_conversion import retention_from_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 
@@ -71,7 +72,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     def __init__(self, pools: PoolTable, followers: Followers) -> None:
         self._pools = pools
         self._followers = followers
-        self._stored: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._stored: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     @_unary
     def Match(self, request: readers.MatchRequest) -> readers.MatchResponse:  # noqa: N802 the proto's name
@@ -127,10 +128,8 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         def clear() -> readers.ClearResponse:
             answers = []
             for pool in self._pools.select(request.pool):
-                num_blocks = pool.cache.clear(_namespace(request))
+                num_blocks = pool.clear(_namespace(request))
                 answers.append(readers.PoolCleared(pool=pool.shape.name, num_blocks=num_blocks))
-                if pool.stream is not None:
-                    pool.stream.send_notices()
             return readers.ClearResponse(pools=answers)
 
         return self._once("clear", request.request_id, clear)
@@ -201,11 +200,12 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         )
 
     def _once(self, call: str, request_id: str, change: Callable[[], _Answer]) -> _Answer:
-        """Change state, unless a request of that id did so before: then the answer is the one stored."""
+        """Change state, unless a request of that id by the same caller did so before: then the answer is the one stored."""
         if len(request_id) > MAX_NAME_CHARACTERS:
             bound = f"of at most {MAX_NAME_CHARACTERS} characters"
             raise InvalidArgumentError("request_id", request_id[:256], bound)
-        key = (call, request_id)
+        caller = current_caller()
+        key = (caller.identity if caller else None, call, request_id)
         if request_id and key in self._stored:
             stored: _Answer = self._stored[key]
             return stored
@@ -252,10 +252,13 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     async def Events(self, request: readers.EventsRequest) -> AsyncGenerator[readers.EventsResponse, None]:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
+        caller = current_caller()
         subscriptions: dict[int, EventSubscription] = {}
         try:
             with self._followers.admit():
                 while not self._followers.is_stopping:
+                    if caller is not None:
+                        caller.check_alive()
                     change = self._followers.next_change
                     pools = self._pools.select(request.pool)
                     for gone in subscriptions.keys() - {pool.incarnation for pool in pools}:

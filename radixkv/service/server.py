@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -23,10 +22,13 @@ from radixkv.service.attaching import WorkersServicer
 from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
+from radixkv.service.guards import AsyncGuard
 from radixkv.service.kv_events import KvEventsServicer
 from radixkv.service.malformed import AsyncMalformedRefuser
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
+from radixkv.service.security import bind
+from radixkv.service.stopping import STOP_SIGNALS, let_the_next_kill
 from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class CacheService:
         """Listen. `addresses` then tells where, with the ports that were taken for port 0.
 
         Raises:
-            InvalidArgumentError: an address that cannot be read, or is none of this machine's.
+            InvalidArgumentError: an address that cannot be read, is none of this machine's, or is not safe to listen on; a keys
+                file or TLS files that cannot be read.
             UnavailableError: an address in use, or one that this process may not listen on. Nothing listens then.
             ModuleNotFoundError: KV events are to be published over ZMQ and pyzmq or msgspec is not installed.
         """
@@ -81,8 +84,10 @@ class CacheService:
         self._followers = Followers(self.config.max_event_subscribers)
         self._workers = WorkersServicer(self._pools, self._followers.changed)
         self._health = health.aio.HealthServicer()
+        ring = self.config.security.ring()
+        guards = [] if ring.is_open else [AsyncGuard(ring)]
         server = grpc.aio.server(
-            interceptors=(AsyncMalformedRefuser(),),
+            interceptors=[AsyncMalformedRefuser(), *guards],
             options=_server_options(self.config),
             maximum_concurrent_rpcs=self.config.max_calls,
         )
@@ -116,9 +121,8 @@ class CacheService:
         return ZmqPublisher(self.config, self._pools, self._followers)
 
     def _listen(self, server: grpc.aio.Server, address: Address) -> str:
-        address.require_free()
         try:
-            port = server.add_insecure_port(str(address))
+            port = bind(server, address, self.config.security)
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {address}: {error}") from None
         if address.path:
@@ -200,7 +204,8 @@ async def _let_calls_end() -> None:
 
 
 def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], None] | None = None) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. Prints nothing. Call it from the main thread.
+    """Serve until SIGINT or SIGTERM, then drain; a second one ends the process at once. Prints nothing. Call it from the main
+    thread.
 
     The process is the service's own: its garbage collection follows the schedule of `service.collector`.
 
@@ -215,8 +220,13 @@ def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], Non
     async def serve() -> None:
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, stopping.set)
+
+        def stop() -> None:
+            stopping.set()
+            let_the_next_kill()
+
+        for signal_number in STOP_SIGNALS:
+            loop.add_signal_handler(signal_number, stop)
         await _serve(config, time.monotonic, stopping, on_ready or (lambda _addresses: None), collector)
 
     collector = Collector()

@@ -28,6 +28,7 @@ from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers, PoolEvents
 from radixkv.service.kv_event_conversion import CHUNK_BLOCKS, event_batches
 from radixkv.service.pools import PoolTable
+from radixkv.service.security import owner_only
 
 __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "ZmqPublisher"]
 
@@ -82,7 +83,7 @@ class ZmqPublisher:
         wall_clock: seconds since 1970; the numbers of a later publisher are higher by it.
 
     Raises:
-        InvalidArgumentError: an endpoint that ZMQ cannot read.
+        InvalidArgumentError: an endpoint that ZMQ cannot read, or that other machines can reach.
         UnavailableError: an endpoint in use.
     """
 
@@ -93,6 +94,8 @@ class ZmqPublisher:
         followers: Followers,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+            config.security.check_endpoint(name, getattr(config, name) or "")
         self._pools = pools
         self._followers = followers
         self._wall_clock = wall_clock
@@ -224,7 +227,8 @@ class ZmqPublisher:
 def _bind(socket: Any, name: str, endpoint: str | None) -> None:
     socket.set_hwm(HIGH_WATER_MARK)
     try:
-        socket.bind(endpoint)
+        with owner_only():
+            socket.bind(endpoint)
     except zmq.ZMQError as error:
         if error.errno in (zmq.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO):
             bound = "an endpoint to bind, such as tcp://127.0.0.1:5557 or ipc:///path"

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationStub:
-    """What a decode worker offers to frontends and batch jobs.
+    """What a decode worker offers to frontends and batch jobs. Where callers need a credential every call may end with
+    UNAUTHENTICATED or PERMISSION_DENIED, and the generations of namespaces that the caller may not name are as unknown ones.
     """
 
     def __init__(self, channel):
@@ -73,7 +74,8 @@ class GenerationStub:
 
 
 class GenerationServicer:
-    """What a decode worker offers to frontends and batch jobs.
+    """What a decode worker offers to frontends and batch jobs. Where callers need a credential every call may end with
+    UNAUTHENTICATED or PERMISSION_DENIED, and the generations of namespaces that the caller may not name are as unknown ones.
     """
 
     def Generate(self, request, context):
@@ -177,7 +179,8 @@ def add_GenerationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Generation:
-    """What a decode worker offers to frontends and batch jobs.
+    """What a decode worker offers to frontends and batch jobs. Where callers need a credential every call may end with
+    UNAUTHENTICATED or PERMISSION_DENIED, and the generations of namespaces that the caller may not name are as unknown ones.
     """
 
     @staticmethod

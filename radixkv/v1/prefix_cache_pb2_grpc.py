@@ -30,6 +30,9 @@ class PrefixCacheStub:
 
     Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that is
     not attached gives NOT_FOUND; without a name there may be no answer at all.
+
+    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; one that would tell of all
+    namespaces is denied to who may not see all.
     """
 
     def __init__(self, channel):
@@ -120,6 +123,9 @@ class PrefixCacheServicer:
 
     Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that is
     not attached gives NOT_FOUND; without a name there may be no answer at all.
+
+    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; one that would tell of all
+    namespaces is denied to who may not see all.
     """
 
     def Match(self, request, context):
@@ -328,6 +334,9 @@ class PrefixCache:
 
     Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that is
     not attached gives NOT_FOUND; without a name there may be no answer at all.
+
+    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; one that would tell of all
+    namespaces is denied to who may not see all.
     """
 
     @staticmethod

@@ -25,6 +25,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_DEADLINE_EXCEEDED: _ClassVar[ErrorCode]
     ERROR_CODE_PIN_BUDGET: _ClassVar[ErrorCode]
     ERROR_CODE_QUOTA: _ClassVar[ErrorCode]
+    ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
+    ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_UNKNOWN_SEQUENCE: ErrorCode
@@ -41,6 +43,8 @@ ERROR_CODE_CORRUPTION: ErrorCode
 ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode
 ERROR_CODE_PIN_BUDGET: ErrorCode
 ERROR_CODE_QUOTA: ErrorCode
+ERROR_CODE_UNAUTHENTICATED: ErrorCode
+ERROR_CODE_PERMISSION_DENIED: ErrorCode
 
 class PoolShape(_message.Message):
     __slots__ = ("name", "num_blocks", "block_size")

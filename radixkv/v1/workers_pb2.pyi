@@ -42,18 +42,20 @@ class AttachResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., step_answer: _Optional[_Union[StepAnswer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., notices: _Optional[_Union[Notices, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through")
+    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt")
     POOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     HOLDER_NAME_FIELD_NUMBER: _ClassVar[int]
     NOTICES_ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    CAN_ADOPT_FIELD_NUMBER: _ClassVar[int]
     pool: _types_pb2.PoolShape
     incarnation: int
     acknowledged_through: int
     holder_name: str
     notices_acknowledged_through: int
-    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
+    can_adopt: bool
+    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("acknowledged_through", "notices_acknowledged_through")
@@ -102,7 +104,7 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin")
+    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin", "adopt", "adopt_sequence")
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     INSERT_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,8 @@ class Op(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     acquire: Acquire
     extend: Extend
     insert: Insert
@@ -117,7 +121,9 @@ class Op(_message.Message):
     release: Release
     match: Match
     pin: Pin
-    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ...) -> None: ...
+    adopt: Adopt
+    adopt_sequence: AdoptSequence
+    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequence, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
     __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared", "retention")
@@ -201,6 +207,42 @@ class Release(_message.Message):
     keep: bool
     def __init__(self, seq_id: _Optional[int] = ..., keep: _Optional[bool] = ...) -> None: ...
 
+class Adopt(_message.Message):
+    __slots__ = ("tokens", "num_kept", "block_ids", "namespace")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    num_kept: int
+    block_ids: bytes
+    namespace: str
+    def __init__(self, tokens: _Optional[bytes] = ..., num_kept: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class AdoptSequence(_message.Message):
+    __slots__ = ("seq_id", "tokens", "block_table", "num_computed", "room", "reserve", "namespace", "is_unshared", "beside_seq_id", "retention")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    IS_UNSHARED_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    seq_id: int
+    tokens: bytes
+    block_table: bytes
+    num_computed: int
+    room: int
+    reserve: int
+    namespace: str
+    is_unshared: bool
+    beside_seq_id: int
+    retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
+    def __init__(self, seq_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_computed: _Optional[int] = ..., room: _Optional[int] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., is_unshared: _Optional[bool] = ..., beside_seq_id: _Optional[int] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ...) -> None: ...
+
 class StepAnswer(_message.Message):
     __slots__ = ("number", "results")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -210,14 +252,16 @@ class StepAnswer(_message.Message):
     def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ...) -> None: ...
 
 class Notices(_message.Message):
-    __slots__ = ("number", "after_step", "notices")
+    __slots__ = ("number", "after_step", "notices", "cleared")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
     number: int
     after_step: int
     notices: _containers.RepeatedCompositeFieldContainer[Notice]
-    def __init__(self, number: _Optional[int] = ..., after_step: _Optional[int] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ...) -> None: ...
+    cleared: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., after_step: _Optional[int] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ..., cleared: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "seq_id", "num_tokens")
@@ -230,7 +274,7 @@ class Notice(_message.Message):
     def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., seq_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class OpResult(_message.Message):
-    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin")
+    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin", "adopt", "adopt_sequence")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +284,8 @@ class OpResult(_message.Message):
     PENDING_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     error: _types_pb2.Error
     acquire: AcquireResult
     extend: ExtendResult
@@ -249,7 +295,9 @@ class OpResult(_message.Message):
     pending: Pending
     match: MatchResult
     pin: PinResult
-    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ...) -> None: ...
+    adopt: AdoptResult
+    adopt_sequence: AdoptSequenceResult
+    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResult, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequenceResult, _Mapping]] = ...) -> None: ...
 
 class Pending(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -310,5 +358,15 @@ class ForkResult(_message.Message):
     def __init__(self, children: _Optional[_Iterable[_Union[AcquireResult, _Mapping]]] = ...) -> None: ...
 
 class ReleaseResult(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AdoptResult(_message.Message):
+    __slots__ = ("num_tokens",)
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    def __init__(self, num_tokens: _Optional[int] = ...) -> None: ...
+
+class AdoptSequenceResult(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -24,13 +24,13 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-from radixkv.core.api import BlockTimes, CacheHolder, CacheStats
+from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
+from radixkv.service.namespaces import adapter_namespace
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.namespaces import adapter_namespace
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import (
@@ -174,12 +174,13 @@ class Engine:
             UnavailableError: the engine is closed.
         """
         tokens = self._reader.read(params, params.history)
+        namespace = DEFAULT_NAMESPACE if params.namespace is None else params.namespace
         unshared = self._unshared_namespaces
-        shares_prefix = params.shares_prefix and unshared is not None and params.namespace not in unshared
+        shares_prefix = params.shares_prefix and unshared is not None and namespace not in unshared
         if params.adapter and params.adapter not in self._info.adapters:
             bound = f"one of {', '.join(self._info.adapters)}" if self._info.adapters else "left out: none is served"
             raise InvalidArgumentError("adapter", params.adapter, bound)
-        namespace = adapter_namespace(params.namespace, params.adapter)
+        namespace = adapter_namespace(namespace, params.adapter)
         history = History(tokens, namespace, shares_prefix, tuple(params.retention), params.adapter)
         for pin in params.pins:
             if not 1 <= pin.num_tokens <= num_tokens(tokens):
@@ -198,7 +199,7 @@ class Engine:
             InvalidArgumentError: no such branch or position, or as for `generate`.
             LimitError, UnavailableError: as for `generate`.
         """
-        history = self._ask(lambda: self._rounds.find_history(params.generation_id, params.branch))
+        history = self._ask(lambda: self._rounds.find_history(params.generation_id, params.branch, params.sees))
         length = num_tokens(history.tokens)
         position = length if params.position is None else params.position
         if not 0 <= position <= length:

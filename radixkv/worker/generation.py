@@ -330,6 +330,10 @@ class FinishedGenerations:
         while len(self._histories) > self._capacity:
             self._histories.popitem(last=False)
 
+    def peek(self, generation_id: str) -> tuple[History, ...]:
+        """The branches of a finished generation; none if it is not remembered. It is no use."""
+        return self._histories.get(generation_id, ())
+
     def recall(self, generation_id: str) -> tuple[History, ...] | None:
         """The branches of a finished generation, which counts as used now; None if it is not remembered."""
         histories = self._histories.get(generation_id)

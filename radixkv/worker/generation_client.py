@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 import grpc
 
-from radixkv.core.errors import RadixKVError
+from radixkv.client.credentials import Credentials, make_channel
+from radixkv.client.retrying import retry_policy, retry_waits_s
+from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.service.status import error_from_rpc
 from radixkv.v1 import generation_pb2 as pb
@@ -28,6 +33,13 @@ from radixkv.worker.stats import WorkerStats
 __all__ = ["GenerationClient"]
 
 DEFAULT_TIMEOUT_S = 30.0
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
 
 
 class GenerationClient:
@@ -36,17 +48,27 @@ class GenerationClient:
     Args:
         address: ``host:port`` or ``unix:path``.
         timeout_s: for calls other than generations, which take as long as they take.
+        credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
+        retries: whether a call that was told nothing yet is tried again for about a second and a half before it fails.
 
     Every call raises what the engine behind it would, and `UnavailableError` where the worker cannot be reached.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retries: bool = True,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(
-            address,
-            options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
-        )
+        self._retries = retries
+        service = pb.DESCRIPTOR.services_by_name["Generation"]
+        retrying = retry_policy(service) if retries else ("grpc.enable_retries", 0)
+        self._channel = make_channel(address, credentials, (*_CHANNEL_OPTIONS, retrying))
+        self._is_closed = threading.Event()
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def model(self) -> ModelInfo:
@@ -76,14 +98,17 @@ class GenerationClient:
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue a prompt; see `Engine.generate`. Returns once the worker has accepted it."""
-        return self._stream(self._stub.Generate(wire.generate_to_proto(params)))
+        request = wire.generate_to_proto(params)
+        return self._begin(lambda: self._stub.Generate(request), params.timeout_s)
 
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a generation from a token position; see `Engine.fork`. Returns once the worker has accepted it."""
-        return self._stream(self._stub.ForkGeneration(wire.fork_to_proto(params)))
+        request = wire.fork_to_proto(params)
+        return self._begin(lambda: self._stub.ForkGeneration(request), params.timeout_s)
 
     def close(self) -> None:
         """Close the connection; open streams end with `UnavailableError`."""
+        self._is_closed.set()
         self._channel.close()
 
     def __enter__(self) -> GenerationClient:
@@ -99,6 +124,18 @@ class GenerationClient:
             return method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.address) from None
+
+    def _begin(self, call: Callable[[], Any], timeout_s: float | None) -> GenerationStream:
+        """The stream of the first call that a worker takes."""
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        for wait_s in retry_waits_s() if self._retries else ():
+            try:
+                return self._stream(call())
+            except UnavailableError:
+                if self._is_closed.is_set() or time.monotonic() + wait_s > until_s:
+                    raise
+            self._is_closed.wait(wait_s)
+        return self._stream(call())
 
     def _stream(self, call: Any) -> GenerationStream:
         items = self._items(call)

@@ -31,7 +31,9 @@ def convert_gguf(file: GGUFFile, folder: Path) -> None:
     ):  # the reader draws a bar that nothing turns off
         model = _load(file)
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                file.path.parent, gguf_file=file.path.name, trust_remote_code=False
+            )
         except Exception as error:  # of many kinds, as for the model
             raise _not_converted(file, error) from error
         if splits_digits:
@@ -47,7 +49,11 @@ def _load(file: GGUFFile) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    where: dict[str, Any] = {"pretrained_model_name_or_path": file.path.parent, "gguf_file": file.path.name}
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": file.path.parent,
+        "gguf_file": file.path.name,
+        "trust_remote_code": False,
+    }
     try:
         config: Any = AutoConfig.from_pretrained(**where)
         file.complete(config)

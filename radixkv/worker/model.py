@@ -331,7 +331,10 @@ class ModelRunner:
 
 
 def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device) -> Any:
-    """The model in eval mode on `device`, its attention handed to the registered function."""
+    """The model in eval mode on `device`, its attention handed to the registered function.
+
+    Nothing that comes with a model is run: no code of its repository, no pickle. Its weights are safetensors.
+    """
     if not isinstance(model, str):
         given: Any = model
         given.set_attn_implementation(ATTENTION_NAME)
@@ -340,10 +343,12 @@ def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device
 
     with quiet_transformers():
         try:
-            config: Any = AutoConfig.from_pretrained(model)
+            config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
             if config.is_encoder_decoder:
                 raise ModelError(f"{model} has an encoder; only decoder-only models can be served")
-            loaded: Any = AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+            )
             loaded.set_attn_implementation(ATTENTION_NAME)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelError(f"the model {model} cannot be loaded: {_one_line(error)}") from error

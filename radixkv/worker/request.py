@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from radixkv.core.api import DEFAULT_NAMESPACE, Retention
+from radixkv.core.api import Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention
@@ -99,7 +99,8 @@ class GenerateParams(Prompt):
     Attributes:
         history: token ids of a conversation so far that `messages` (and only they) go on from.
         sampling: how to choose tokens and when to stop.
-        namespace: isolation domain of what is cached; nothing matches across two.
+        namespace: isolation domain of what is cached; nothing matches across two. None: the caller's own, where a
+            worker knows its callers, and else "default".
         adapter: name of the low-rank adapter to generate with; empty: the model alone. Nothing matches across two of them.
         priority: the higher, the earlier it is served, -100 to 100.
         timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
@@ -112,7 +113,7 @@ class GenerateParams(Prompt):
 
     history: TokensLike = b""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    namespace: str = DEFAULT_NAMESPACE
+    namespace: str | None = None
     adapter: str = ""
     priority: int = 0
     timeout_s: float | None = None
@@ -140,6 +141,8 @@ class ForkParams(Prompt):
         sampling: as for a generation of its own. Namespace and adapter are the other generation's.
         priority, timeout_s, request_id: as in `GenerateParams`.
         retention: the same; empty: that of the other generation.
+        sees: whether who asks may know of what is generated in a namespace; a generation of another one is unknown to it.
+            None: it may know of all.
 
     The prompt, if any, is appended behind the shared history.
     """
@@ -152,6 +155,7 @@ class ForkParams(Prompt):
     timeout_s: float | None = None
     request_id: str = ""
     retention: Sequence[Retention] = ()
+    sees: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)

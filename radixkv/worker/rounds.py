@@ -146,18 +146,20 @@ class Rounds:
         can_fork = parent.phase is Phase.RUNNING and 0 < origin.position <= parent.num_computed
         return parent if can_fork else None
 
-    def find_history(self, generation_id: str, branch: int) -> History:
-        """The tokens of a branch so far, of a running or a remembered generation.
+    def find_history(self, generation_id: str, branch: int, sees: Callable[[str], bool] | None = None) -> History:
+        """The tokens of a branch so far, of a running or a remembered generation in a namespace that `sees` allows.
 
         Raises:
             UnknownGenerationError, InvalidArgumentError: there is no such generation; it has no such branch.
         """
         running = self.generations.get(generation_id)
-        histories = running.histories() if running is not None else self.finished.recall(generation_id) or ()
-        if not histories:
+        histories = running.histories() if running is not None else self.finished.peek(generation_id)
+        if not histories or (sees is not None and not sees(histories[0].namespace)):
             raise UnknownGenerationError(generation_id)
         if not 0 <= branch < len(histories):
             raise InvalidArgumentError("branch", branch, f"between 0 and {len(histories) - 1}")
+        if running is None:
+            self.finished.recall(generation_id)
         return histories[branch]
 
     def stats(self) -> EngineStats:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
 from radixkv.core.cache import PrefixCache
-from radixkv.core.errors import InvalidArgumentError, PoolHeldError, RadixKVError, UnavailableError
+from radixkv.core.errors import (
+    InvalidArgumentError,
+    PoolHeldError,
+    RadixKVError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from radixkv.planner.plan import DEFAULT_UTILISATION
 from radixkv.service.addresses import parse_address
+from radixkv.service.security import Security
+from radixkv.service.stopping import StopSignals
 from radixkv.worker.arena import Arena
 from radixkv.worker.default_model import DEFAULT_MODEL, SMOLLM2_135M, resolve_model
 from radixkv.worker.engine import Engine
@@ -30,7 +38,7 @@ from radixkv.worker.text import ChatText
 from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
-    from radixkv.client import RemoteHolder
+    from radixkv.client import Credentials, RemoteHolder
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
@@ -48,7 +56,9 @@ class WorkerConfig:
     Attributes:
         model: a folder, a GGUF file, a Hugging Face id, or None for the default model.
         service: address of the cache service that keeps the tree; None: a tree in this process.
+        credentials: what is shown to that service, and how the connection is secured; None: nothing, in plaintext.
         listen: where to serve Generation: ``host:port`` (port 0 takes a free one) or ``unix:path``; None: nowhere.
+        security: who may call there, and what protects the way.
         pool_name: of the pool, among those of the service.
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: what the device's memory gives, see
             `pool_size`, which also says what `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes` are.
@@ -64,14 +74,19 @@ class WorkerConfig:
         share_prefixes: whether requests reuse the KV of prefixes that others have computed.
         unshared_namespaces: where they do not, although `share_prefixes`.
         num_remembered: finished generations that can still be forked.
-        connect_timeout_s: how long to wait for the cache service to take this holder.
-        reattach_s: how long to try for a new lease when the old one is lost.
+        connect_timeout_s: how long to wait for the cache service to take this holder, while it is out of reach or another
+            one holds the pool.
+        reattach_s: how long to wait for a cache service that has gone away, and how long to try for a new lease when the old
+            one is lost.
+        drain_s: how long generations over gRPC may go on once `run_worker` is told to stop.
         show_progress: whether fetching a model shows a bar.
     """
 
     model: str | None = None
     service: str | None = None
+    credentials: Credentials | None = None
     listen: str | None = DEFAULT_ADDRESS
+    security: Security = field(default_factory=Security)
     pool_name: str = "default"
     num_blocks: int | None = None
     block_size: int = 16
@@ -93,6 +108,7 @@ class WorkerConfig:
     num_remembered: int = 1024
     connect_timeout_s: float = 10.0
     reattach_s: float = 60.0
+    drain_s: float = 30.0
     show_progress: bool = True
 
 
@@ -123,6 +139,7 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         self._stack = ExitStack()
+        self._server: GenerationServer | None = None
 
     def __enter__(self) -> Worker:
         with ExitStack() as stack:
@@ -135,10 +152,21 @@ class Worker:
     ) -> None:
         self._stack.close()
 
+    def refuse(self) -> None:
+        """Take no further generation over gRPC; health says that it does not serve. What runs goes on. May be repeated."""
+        if self._server is not None:
+            self._server.refuse()
+
+    def drain(self, timeout_s: float) -> bool:
+        """`refuse`, and let what streams over gRPC come to its end; False where some still does after `timeout_s`."""
+        return self._server is None or self._server.drain(timeout_s)
+
     def _open(self, stack: ExitStack) -> None:
         config = self.config
         if config.listen:
-            parse_address(config.listen).require_free()  # before the long work of loading a model
+            address = parse_address(config.listen)  # looked at before the long work of loading a model
+            config.security.check_address(address)
+            address.require_free()
         model = str(resolve_model(config.model, progress=config.show_progress))
         self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
         _LOG.info("%s: %s", model, self.plan)
@@ -149,7 +177,7 @@ class Worker:
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
         self.engine = Engine(
             self.runner,
-            lease.attach() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
+            lease.attach_first() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
             text=text,
             model_name=SMOLLM2_135M.name if config.model in (None, DEFAULT_MODEL) else str(config.model),
             adapters=self.runner.adapter_names,
@@ -166,7 +194,8 @@ class Worker:
         stack.callback(lease.give_up)
         self.address = ""
         if config.listen:
-            self.address = stack.enter_context(GenerationServer(self.engine, config.listen)).address
+            self._server = stack.enter_context(GenerationServer(self.engine, config.listen, security=config.security))
+            self.address = self._server.address
 
 
 def run_worker(
@@ -174,7 +203,10 @@ def run_worker(
     on_ready: Callable[[Worker], None] | None = None,
     beside: Callable[[Worker], contextlib.AbstractContextManager[object]] | None = None,
 ) -> None:
-    """Run a worker until SIGINT or SIGTERM, then stop it cleanly. Prints nothing. Call it from the main thread.
+    """Run a worker until SIGINT or SIGTERM, then drain and stop it; a second one ends the process at once. Prints nothing.
+
+    Draining: what is new is refused with `UnavailableError`, generations may go on for `config.drain_s` and are then ended with
+    it. Before the worker serves, signals do what they did before. Call it from the main thread.
 
     Args:
         config: see `WorkerConfig`.
@@ -185,22 +217,18 @@ def run_worker(
         UnavailableError: the engine has stopped by itself; its log tells why.
         And as `Worker`.
     """
-    stopping = threading.Event()
-
-    def stop(_signal_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with Worker(config) as worker, beside(worker) if beside else contextlib.nullcontext():
+    with StopSignals() as signals, Worker(config) as worker:
+        with beside(worker) if beside else contextlib.nullcontext():
+            signals.listen()
             if on_ready is not None:
                 on_ready(worker)
-            while not stopping.wait(_WATCH_S):
+            while not signals.wait(_WATCH_S):
                 if not worker.engine.is_alive:
                     raise UnavailableError("the engine has stopped by a fault; see the log")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            until_s = time.monotonic() + config.drain_s
+            worker.refuse()
+        if not worker.drain(max(0.0, until_s - time.monotonic())):
+            _LOG.warning("what still runs after %g s is ended with an error", config.drain_s)
 
 
 def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPlan]:
@@ -270,8 +298,30 @@ class _Lease:
 
         config = self._config
         assert config.service is not None
-        self._holder = connect(config.service, self._pool, timeout_s=config.connect_timeout_s, on_notices=self._told)
+        self._holder = connect(
+            config.service,
+            self._pool,
+            timeout_s=config.connect_timeout_s,
+            on_notices=self._told,
+            patience_s=config.reattach_s,
+            credentials=config.credentials,
+        )
         return self._holder
+
+    def attach_first(self) -> CacheHolder:
+        """As `attach`; while another holds the pool, as one that was killed does for a lease's TTL, try for as long again.
+
+        Raises:
+            RadixKVError: as `connect`.
+        """
+        until_s = time.monotonic() + self._config.connect_timeout_s
+        while True:
+            try:
+                return self.attach()
+            except PoolHeldError:
+                if time.monotonic() + _WATCH_S > until_s:
+                    raise
+            time.sleep(_WATCH_S)
 
     def _told(self) -> None:
         self.wake()
@@ -298,7 +348,7 @@ class _Lease:
         for _ in range(num_tries - 1):
             try:
                 return self.attach()
-            except (UnavailableError, PoolHeldError) as error:
+            except (UnavailableError, PoolHeldError, UnauthenticatedError) as error:
                 _LOG.info("the cache service takes no holder yet: %s", error)
             if self._given_up.wait(_WATCH_S):
                 break

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -19,8 +19,10 @@ from grpc_reflection.v1alpha import reflection
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.pace import Pace
 from radixkv.service.addresses import parse_address
+from radixkv.service.callers import current_caller
+from radixkv.service.guards import ThreadGuard, abort_thread
 from radixkv.service.malformed import MalformedRefuser
-from radixkv.service.status import message_of, status_of, trailing_metadata
+from radixkv.service.security import Security, bind
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker import wire
@@ -38,6 +40,7 @@ UNREAD_S = 60.0
 _LOOK_S = 1.0
 _NUM_SPARE_THREADS = 8  # so that health and unary calls are answered while every stream is taken
 _GRACE_S = 2.0
+_STOPPING = "the worker is stopping; try again when it has been started anew"
 _MIN_TIMEOUT_S = 1e-3
 _MAX_TIMEOUT_S = 1e9  # grpc tells a number of centuries where a call has no deadline
 
@@ -49,18 +52,30 @@ class GenerationServer:
         generator: what answers.
         address: ``host:port`` (port 0 takes a free one) or ``unix:path``.
         max_streams: generations that may stream at once; each holds a thread. One more is refused.
+        security: who may call, and what protects the way here; None: whoever reaches the address may do everything.
         unread_s: a stream whose caller takes nothing for so long is cancelled.
+
+    Raises:
+        InvalidArgumentError: the keys file cannot be read.
     """
 
     def __init__(
-        self, generator: Generator, address: str, *, max_streams: int = MAX_STREAMS, unread_s: float = UNREAD_S
+        self,
+        generator: Generator,
+        address: str,
+        *,
+        max_streams: int = MAX_STREAMS,
+        security: Security | None = None,
+        unread_s: float = UNREAD_S,
     ) -> None:
+        self._security = security or Security()
+        ring = self._security.ring()
         self.address = address
         self._path = ""  # of the unix socket, to be unlinked
         self._executor = ThreadPoolExecutor(max_streams + _NUM_SPARE_THREADS, thread_name_prefix="radixkv-generation")
         self._server = grpc.server(
             self._executor,
-            interceptors=[MalformedRefuser()],
+            interceptors=[MalformedRefuser(), *([] if ring.is_open else [ThreadGuard(ring)])],
             maximum_concurrent_rpcs=max_streams + _NUM_SPARE_THREADS + MAX_QUEUED_CALLS,
             options=[
                 ("grpc.so_reuseport", 0),
@@ -79,13 +94,13 @@ class GenerationServer:
         """Listen; `address` then tells where, with the port that was taken for port 0.
 
         Raises:
-            InvalidArgumentError: the address cannot be read, or is none of this machine's.
+            InvalidArgumentError: the address cannot be read, is none of this machine's, or is not safe to listen on; TLS files
+                that cannot be read.
             UnavailableError: it is in use, or this process may not listen there.
         """
         address = parse_address(self.address)
         try:
-            address.require_free()
-            port = self._server.add_insecure_port(str(address))
+            port = bind(self._server, address, self._security)
         except RuntimeError as error:
             self.stop()
             raise UnavailableError(f"cannot listen on {address}: {error}") from None
@@ -100,9 +115,19 @@ class GenerationServer:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return self
 
+    def refuse(self) -> None:
+        """Take no further generation, and have health say so; other calls are still answered. May be repeated."""
+        self._health.enter_graceful_shutdown()
+        self._servicer.refuse()
+
+    def drain(self, timeout_s: float) -> bool:
+        """`refuse`, and wait until nothing streams any more; False where something still does after `timeout_s`."""
+        self.refuse()
+        return self._servicer.wait_empty(timeout_s)
+
     def stop(self) -> None:
         """Refuse what is new, cancel what still streams, stop listening. May be repeated."""
-        self._health.enter_graceful_shutdown()
+        self.refuse()
         self._servicer.stop()
         self._server.stop(_GRACE_S).wait()
         self._executor.shutdown()
@@ -139,8 +164,8 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         self._unread_s = unread_s
         self._max_streams = max_streams
         self._streams: set[GenerationStream] = set()
-        self._lock = threading.Lock()
-        self._is_stopping = False
+        self._changed = threading.Condition()
+        self._is_refusing = self._is_stopping = False
         self._pace = Pace()
         self._sending: dict[Any, float] = {}  # since when a call's message waits to be taken
         self._stopped = threading.Event()
@@ -148,8 +173,16 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
     def start(self) -> None:
         threading.Thread(target=self._look, name="radixkv-generation-watch", daemon=True).start()
 
+    def refuse(self) -> None:
+        with self._changed:
+            self._is_refusing = True
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._streams, timeout_s)
+
     def stop(self) -> None:
-        with self._lock:
+        with self._changed:
             self._is_stopping = True
             streams = list(self._streams)
         self._stopped.set()
@@ -165,16 +198,20 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:  # noqa: N802  # the wire's name
         try:
+            self._require_serving()
             stream = self._generator.generate(_within(context, wire.generate_from_proto(request)))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
         yield from self._events(stream, context, pb.GenerateResponse)
 
     def ForkGeneration(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.ForkGenerationResponse]:  # noqa: N802
         try:
-            stream = self._generator.fork(_within(context, wire.fork_from_proto(request)))
+            self._require_serving()
+            caller = current_caller()
+            params = replace(wire.fork_from_proto(request), sees=None if caller is None else caller.tenant.may_name)
+            stream = self._generator.fork(_within(context, params))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
         yield from self._events(stream, context, pb.ForkGenerationResponse)
 
     def GetModel(self, request: Any, context: grpc.ServicerContext) -> pb.GetModelResponse:  # noqa: ARG002, N802
@@ -185,25 +222,29 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
             prompt = wire.prompt_from_proto(request.prompt)
             return pb.TokenizeResponse(token_ids=self._generator.tokenize(prompt, request.history))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
 
     def Detokenize(self, request: Any, context: grpc.ServicerContext) -> pb.DetokenizeResponse:  # noqa: N802
         try:
             return pb.DetokenizeResponse(text=self._generator.detokenize(request.token_ids))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
 
     def SpellTokens(self, request: Any, context: grpc.ServicerContext) -> pb.SpellTokensResponse:  # noqa: N802
         try:
             return pb.SpellTokensResponse(spellings=self._generator.spell(request.token_ids))
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
 
     def GetStats(self, request: Any, context: grpc.ServicerContext) -> pb.GetStatsResponse:  # noqa: ARG002, N802
         try:
             return wire.stats_to_proto(self._generator.stats())
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
+
+    def _require_serving(self) -> None:
+        if self._is_refusing:
+            raise UnavailableError(_STOPPING)
 
     def _events(self, stream: GenerationStream, context: grpc.ServicerContext, response: Any) -> Iterator[Any]:
         try:
@@ -217,17 +258,17 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
                     yield message
                     self._sending.pop(context, None)
             if self._is_stopping and stream.usage is None:
-                raise UnavailableError("the worker is stopping")
+                raise UnavailableError(_STOPPING)
         except RadixKVError as error:
-            _abort(context, error)
+            abort_thread(context, error)
         finally:
             self._sending.pop(context, None)
 
     @contextlib.contextmanager
     def _counted(self, stream: GenerationStream) -> Iterator[None]:
-        with self._lock:
-            if self._is_stopping:
-                raise UnavailableError("the worker is stopping")
+        with self._changed:
+            if self._is_refusing:
+                raise UnavailableError(_STOPPING)
             if len(self._streams) >= self._max_streams:
                 message = f"{self._max_streams} generations stream already; try again later"
                 raise LimitError(message, retry_after_s=self._pace.wait_s())
@@ -235,12 +276,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 self._streams.discard(stream)
+                self._changed.notify_all()
                 self._pace.ended(time.monotonic())
-
-
-def _abort(context: grpc.ServicerContext, error: RadixKVError) -> NoReturn:
-    context.set_trailing_metadata(trailing_metadata(error))
-    context.abort(status_of(error), message_of(error))
-    raise AssertionError("abort raises")

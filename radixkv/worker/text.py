@@ -71,7 +71,7 @@ class ChatText:
 
         with quiet_transformers():
             try:
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+                self._tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             except (OSError, ValueError, KeyError, ImportError) as error:
                 raise ModelError(
                     f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())}"

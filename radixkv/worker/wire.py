@@ -9,13 +9,12 @@ import json
 from itertools import islice
 from typing import Any, TypeVar
 
-from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
-from radixkv.service.conversion import retention_from_proto, retention_to_proto
 from radixkv.service.reader_conversion import block_times_from_proto
 from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
 from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
+from radixkv.service.value_conversion import retention_from_proto, retention_to_proto
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker.pinning import MAX_PINS, PrefixPin
 from radixkv.worker.request import (
@@ -206,7 +205,7 @@ def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
         template_arguments=prompt.template_arguments,
         history=proto.history,
         sampling=_sampling_from_proto(proto.sampling),
-        namespace=proto.namespace if proto.HasField("namespace") else DEFAULT_NAMESPACE,
+        namespace=proto.namespace if proto.HasField("namespace") else None,
         priority=proto.priority,
         timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
         request_id=proto.request_id,

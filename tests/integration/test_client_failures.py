@@ -14,8 +14,10 @@ from live_service import TTL_S, Clock
 from radixkv import (
     AcquireOp,
     ExtendOp,
+    InsertOp,
     LeaseError,
     PoolShape,
+    ReleaseOp,
     StaleIncarnationError,
     UnavailableError,
     UnknownPoolError,
@@ -130,18 +132,21 @@ def test_a_killed_service_fails_the_holder_in_bounded_time_and_is_attached_anew(
         service.terminate()
 
 
-def test_a_service_that_is_restarted_within_the_ttl_refuses_the_old_life(tmp_path: Path) -> None:
-    service, address = start_service(f"unix:{tmp_path}/s", ttl_s=60.0)
-    with connect(address, PoolShape(64)) as holder:
-        holder.acquire(PROMPT, seq_id=1)
+def test_sequences_go_on_over_a_restart_of_the_service(tmp_path: Path) -> None:
+    service, address = start_service(f"unix:{tmp_path}/s", ttl_s=0.5)
+    with connect(address, PoolShape(64), patience_s=60.0) as holder:
+        other = pack_tokens(range(500, 540))
+        holder.step([AcquireOp(PROMPT, seq_id=1), InsertOp(1, 100), AcquireOp(other, seq_id=2)])
+        holder.step([InsertOp(2, 40), ReleaseOp(2)])
         with service:
             service.kill()
+        waiting = [holder.submit([ExtendOp(1, 101 + number)]) for number in range(3)]
         service, _ = start_service(address, ttl_s=60.0)
         with service:
-            with pytest.raises(StaleIncarnationError, match="restarted"):
-                holder.extend(1, 101)
-            with connect(address, PoolShape(64)) as anew:
-                anew.check()
+            assert [future.result(30)[0].first_changed for future in waiting] == [7, 7, 7]
+            assert holder.fork(1, 50)[0].num_stored_tokens == 50
+            assert holder.match(other).num_tokens == 40
+            holder.check()
             service.terminate()
 
 

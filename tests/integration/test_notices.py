@@ -14,7 +14,8 @@ from radixkv import AcquireOp, InsertOp, Notice, Pending, PoolShape, ReleaseOp, 
 from radixkv.client import RemoteHolder
 from radixkv.core.api import StepOp
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.service.conversion import notices_from_proto, op_to_proto, shape_to_proto
+from radixkv.service.conversion import notices_from_proto, op_to_proto
+from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc, workers_pb2_grpc
 from radixkv.v1 import workers_pb2 as workers

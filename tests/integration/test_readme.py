@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def test_the_python_example_does_what_its_asserts_say() -> None:
 @pytest.mark.usefixtures("default_model")
 def test_the_service_commands_work_together_and_stop_cleanly() -> None:
     servers: list[subprocess.Popen[str]] = []
+    shutil.rmtree("/tmp/radixkv-secure", ignore_errors=True)
     try:
         outputs: dict[str, str] = {}
         for command in commands():
@@ -77,9 +79,15 @@ def test_the_service_commands_work_together_and_stop_cleanly() -> None:
                 servers.append(start(command))
                 wait_until_it_serves(servers[-1])
             elif command.startswith("radixkv"):
-                outputs[command.split()[1]] = run_to_its_end(command)
-        assert re.search(r"prompt 37 tokens: 36 reused, 1 computed", outputs["chat"])
-        assert "pool default" in outputs["stats"]
+                outputs[command] = run_to_its_end(command)
+            elif command.startswith(("mkdir", "openssl")):
+                subprocess.run(command.split(), check=True, capture_output=True)
+        chats = [output for command, output in outputs.items() if command.startswith("radixkv chat")]
+        assert len(chats) == 2
+        assert all(re.search(r"prompt 37 tokens: 36 reused, 1 computed", chat) for chat in chats)
+        assert any("pool default" in output for command, output in outputs.items() if " stats " in command)
+        secured = [output for command, output in outputs.items() if " tree " in command and "--token-file" in command]
+        assert "team-a" in secured[0]
     finally:
         for server in reversed(servers):
             server.send_signal(signal.SIGINT)

@@ -20,8 +20,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from radixkv import AcquireOp, InvalidArgumentError, LimitError, PoolShape, UnavailableError, connect, pack_tokens
 from radixkv.core.errors import LeaseError, RadixKVError
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.service.conversion import op_to_proto, shape_to_proto
+from radixkv.service.conversion import op_to_proto
 from radixkv.service.status import error_from_rpc
+from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc, workers_pb2_grpc
 from radixkv.v1 import workers_pb2 as workers

@@ -19,7 +19,7 @@ class PlantedBug(NamedTuple):
 PLANTED_BUGS = (
     PlantedBug(
         "a missed unlock: the tail left behind stays locked",
-        "cache.py",
+        "opening.py",
         "for node in (*seq.left_tails, seq.node):",
         "for node in (seq.node,):",
     ),
@@ -110,8 +110,8 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a promise that outlives its sequence",
-        "cache.py",
-        "        promise(forest, seq, 0, 0)\n",
+        "opening.py",
+        "    promise(forest, seq, 0, 0)\n",
         "",
     ),
     PlantedBug(
@@ -195,8 +195,8 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "release without keep that keeps",
-        "cache.py",
-        "            if not keep:\n                withdraw(forest, seq.root, left)\n",
+        "opening.py",
+        "        if not keep:\n            withdraw(forest, seq.root, left)\n",
         "",
     ),
     PlantedBug(

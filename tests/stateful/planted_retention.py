@@ -15,9 +15,9 @@ PLANTED_RETENTION = (
     ),
     PlantedBug(
         "a release without keep that says what its history is worth all the same",
-        "cache.py",
-        "            publish_for_good(forest, seq)\n            if seq.retention and not seq.root.is_hidden:\n    ",
-        "            publish_for_good(forest, seq)\n        if seq.retention and not seq.root.is_hidden:\n",
+        "opening.py",
+        "        publish_for_good(forest, seq)\n        if seq.retention and not seq.root.is_hidden:\n    ",
+        "        publish_for_good(forest, seq)\n    if seq.retention and not seq.root.is_hidden:\n",
     ),
     PlantedBug(
         "forks that say nothing of what they are worth",

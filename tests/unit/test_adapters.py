@@ -17,9 +17,9 @@ from tiny_adapters import linear_paths, merged, save_adapter
 from tiny_models import VOCAB_SIZE, reference_logits, reference_model, save_model
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.service.namespaces import adapter_namespace
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.namespaces import adapter_namespace
 
 TOLERANCE = 1e-4
 

@@ -14,7 +14,7 @@ from radixkv.gateway.cache_view.gauges import KEPT_S, Gauges
 from radixkv.gateway.cache_view.nodes import Change, TreeState
 from radixkv.gateway.cache_view.observer import NUM_CHANGES, CacheObserver
 from radixkv.gateway.cache_view.viewer import ROWS_AT_ONCE, Viewer
-from radixkv.worker.namespaces import adapter_namespace, owner_of
+from radixkv.service.namespaces import adapter_namespace, owner_of
 
 SIZE = 4
 

@@ -14,8 +14,10 @@ from radixkv.core.errors import (
     InvalidArgumentError,
     LimitError,
     OutOfBlocksError,
+    PermissionDeniedError,
     QuotaError,
     RadixKVError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from radixkv.gateway.auth import KeyRing, Tenant
@@ -53,6 +55,8 @@ def digest(key: str) -> str:
         (LimitError("too many"), 429, "rate_limit_error"),
         (UnavailableError("gone"), 503, "server_error"),
         (DeadlineExceededError("late"), 504, "timeout_error"),
+        (UnauthenticatedError("who calls is not known"), 502, "server_error"),
+        (PermissionDeniedError("not there"), 502, "server_error"),
         (UnknownGenerationError("x"), 404, "invalid_request_error"),
         (RadixKVError("odd"), 500, "server_error"),
         (ValueError("a bug, with a secret in it"), 500, "server_error"),
@@ -95,6 +99,40 @@ def test_a_key_leads_to_its_tenant(tmp_path: Path) -> None:
     assert [ring.find(key) for key in ("", None, "four", digest("one"))] == [None] * 4
 
 
+def test_what_a_tenant_may_name_is_its_own_unless_the_file_says_more(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    rows = {
+        "own": "",
+        "some": 'namespaces = ["x", "y"]',
+        "all": 'namespaces = ["*"]',
+        "none": "namespaces = []",
+        "chief": 'roles = ["admin"]',
+    }
+    path.write_text(
+        "".join(f'[[tenant]]\nname = "{name}"\nkeys = ["{digest(name)}"]\n{row}\n' for name, row in rows.items())
+    )
+    ring = KeyRing(path)
+    named = ("own", "own#adapter=a", "x", "y#adapter=a", "z", "ownx", "")
+    allowed = {}
+    for name in rows:
+        tenant = ring.find(name)
+        assert tenant is not None
+        allowed[name] = [namespace for namespace in named if tenant.may_name(namespace)]
+    assert allowed == {
+        "own": ["own", "own#adapter=a"],
+        "some": ["x", "y#adapter=a"],
+        "all": list(named),
+        "none": [],
+        "chief": list(named),
+    }
+
+
+def test_a_key_that_is_no_text_of_this_world_is_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[tenant]]\nname = "a"\nkeys = ["{digest("one")}"]\n')
+    assert KeyRing(path).find("\udcff\ud800") is None
+
+
 def test_without_a_file_everybody_is_the_default_tenant() -> None:
     ring = KeyRing(None)
     assert ring.find(None) == ring.find("anything")
@@ -117,6 +155,12 @@ def test_without_a_file_everybody_is_the_default_tenant() -> None:
         f"[[tenant]]\nname = 'a'\nkeys = ['{'0' * 64}']\n[[tenant]]\nname = 'b'\nkeys = ['{'0' * 64}']",
         "[[tenant]]\nname = 'a'\nkeys = 'x'",
         "[[tenant]]\nname = 'a'\nkeys = []\noperator = 1",
+        "[[tenant]]\nname = 'a'\nroles = ['owner']",
+        "[[tenant]]\nname = 'a'\nroles = 'admin'",
+        "[[tenant]]\nname = 'a'\nnamespaces = [1]",
+        "[[tenant]]\nname = 'a'\nnamespace = 'b#adapter=c'",
+        "[[tenant]]\nname = 'a'\ncertificates = ['']",
+        "[[tenant]]\nname = 'a'\ncertificates = ['x']\n[[tenant]]\nname = 'b'\ncertificates = ['x']",
     ],
 )
 def test_a_keys_file_that_makes_no_sense_is_refused(text: str, tmp_path: Path) -> None:

@@ -50,8 +50,6 @@ from radixkv.service.conversion import (
     op_to_proto,
     result_from_proto,
     result_to_proto,
-    shape_from_proto,
-    shape_to_proto,
 )
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
@@ -69,6 +67,7 @@ from radixkv.service.reader_conversion import (
     stats_from_proto,
     stats_to_proto,
 )
+from radixkv.service.value_conversion import shape_from_proto, shape_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers

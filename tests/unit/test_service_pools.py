@@ -16,8 +16,9 @@ from radixkv.core.errors import (
 )
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.config import ServiceConfig
-from radixkv.service.conversion import notices_from_proto, op_to_proto, shape_to_proto
+from radixkv.service.conversion import notices_from_proto, op_to_proto
 from radixkv.service.pools import Pool, PoolTable
+from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import workers_pb2 as workers
 
 TTL_S = 10.0

@@ -17,11 +17,13 @@ from radixkv.core.errors import (
     LeaseError,
     LimitError,
     OutOfBlocksError,
+    PermissionDeniedError,
     PinBudgetError,
     PoolHeldError,
     QuotaError,
     RadixKVError,
     StaleIncarnationError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownPoolError,
     UnknownSequenceError,
@@ -49,6 +51,8 @@ EXAMPLES = [
     (UnavailableError("stopping"), grpc.StatusCode.UNAVAILABLE),
     (CorruptionError("a block has two owners"), grpc.StatusCode.INTERNAL),
     (DeadlineExceededError("2 s are over"), grpc.StatusCode.DEADLINE_EXCEEDED),
+    (UnauthenticatedError("who calls is not known"), grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDeniedError("not there"), grpc.StatusCode.PERMISSION_DENIED),
 ]
 
 

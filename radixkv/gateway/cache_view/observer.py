@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from radixkv.client import RemoteReader
+from radixkv.client import Credentials, RemoteReader
 from radixkv.core.errors import RadixKVError, UnavailableError, UnknownPoolError
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.cache_view import gauges
@@ -52,6 +52,7 @@ class CacheObserver:
         service: address of the cache service.
         pool_name: of the pool.
         backend: tells the worker's speed.
+        credentials: what is shown to the service; None: nothing.
         clock: seconds, monotonic. wall_clock: seconds since 1970.
     """
 
@@ -61,6 +62,7 @@ class CacheObserver:
         pool_name: str,
         backend: Backend,
         *,
+        credentials: Credentials | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,12 +82,13 @@ class CacheObserver:
         self._tasks: list[asyncio.Task[None]] = []
         self._removals: Removals | None = None
         self._reader: RemoteReader | None = None
+        self._open_reader = partial(RemoteReader, service, pool_name, credentials=credentials)
         self._hurry = asyncio.Event()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="radixkv-cache-view")
 
     def start(self) -> None:
         """Look from now on. On the loop."""
-        self._reader = RemoteReader(self.service, self.pool_name)
+        self._reader = self._open_reader()
         self._look()
 
     @contextmanager
@@ -146,7 +149,7 @@ class CacheObserver:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._removed, block_ids)
 
-        self._removals = Removals(self.service, self.pool_name, tell)
+        self._removals = Removals(self._open_reader, tell)
         self._look()
 
     def _end(self) -> None:

@@ -17,13 +17,12 @@ class Removals:
     """Follows until it is closed, also over restarts of the service.
 
     Args:
-        service, pool_name: see `RemoteReader`.
+        open_reader: gives a new reader of the pool.
         tell: is called, on that thread, with the ids of blocks that are matched no more.
     """
 
-    def __init__(self, service: str, pool_name: str, tell: Callable[[Sequence[int]], None]) -> None:
-        self._service = service
-        self._pool_name = pool_name
+    def __init__(self, open_reader: Callable[[], RemoteReader], tell: Callable[[Sequence[int]], None]) -> None:
+        self._open_reader = open_reader
         self._tell = tell
         self._is_closed = threading.Event()
         self._reader: RemoteReader | None = None
@@ -51,7 +50,7 @@ class Removals:
         with self._gate:
             if self._is_closed.is_set():
                 return None
-            self._reader = RemoteReader(self._service, self._pool_name)
+            self._reader = self._open_reader()
             return self._reader
 
     def _follow(self, reader: RemoteReader) -> None:

@@ -19,7 +19,7 @@ from radixkv.gateway.cache_view.nodes import ViewNode
 from radixkv.gateway.cache_view.observer import CacheObserver
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.sse import EventStreamResponse, sse
-from radixkv.worker.namespaces import owner_of
+from radixkv.service.namespaces import owner_of
 
 __all__ = ["router"]
 

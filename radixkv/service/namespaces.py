@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["adapter_namespace", "owner_of"]
+__all__ = ["adapter_namespace", "is_made_here", "owner_of"]
 
 _MARK = "#adapter="
 
@@ -23,3 +23,8 @@ def adapter_namespace(namespace: str, adapter: str) -> str:
 def owner_of(namespace: str) -> str:
     """The caller's namespace of which `adapter_namespace` made this one; itself if it did not."""
     return namespace.partition(_MARK)[0]
+
+
+def is_made_here(namespace: str) -> bool:
+    """Whether it is, or looks like, an adapter's."""
+    return _MARK in namespace

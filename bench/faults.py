@@ -1,0 +1,369 @@
+"""Every process of a deployment is killed, stopped for a while or restarted, again and again, under load: what do clients see?
+
+The processes are started by the CLI: a cache service, two workers with a pool each, a gateway in front of the first. Clients
+play scripts that branch (chats, streams, drafts, stored responses and what goes on from them, kept conversations, forks over
+gRPC), retry what failed, and compare every answer with the one that was recorded before anything was disturbed. What ends is
+started again after a tenth of a second, as systemd's Restart=always would. Faults are given at random moments, each once all
+clients are served again after the one before.
+
+    answers            every finished one is the undisturbed one, to the token; nothing fails that a retry does not mend, and
+                       nothing hangs
+    failed             tries that failed, and how; none broke without a word unless the gateway itself was killed, and none at
+                       all failed where the service, or the worker behind the gateway, was restarted by SIGTERM
+    first answer       from the fault to the first answer to a request that was begun after it
+    all clients        from the fault until each client that depends on that process has one
+    at the end         the trees hold their invariants, no sequence is open, free + cached blocks = pool, no connection is half
+                       closed, memory has not grown, no log has a traceback, every process ends with 0
+
+    python -m bench.faults                     200 faults, a tiny model
+    python -m bench.faults --quick             10, what CI runs
+    python -m bench.faults --model smollm2     with SmolLM2-135M-Instruct
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.sane_clients import GIVE_UP_S, KINDS, Asker, Client, Failure, Ledger, Script
+from bench.stack_under_test import GATEWAY, ROUTES, SERVICE, WORKER_A, WORKER_B, Stack
+from bench.typewriter import save_typewriter
+from radixkv.client import connect
+from radixkv.core.errors import RadixKVError
+from radixkv.worker.default_model import resolve_model
+
+__all__ = [
+    "KILL",
+    "LONG",
+    "SHORT",
+    "Fault",
+    "Injury",
+    "end_clients",
+    "inspect",
+    "main",
+    "record",
+    "start_clients",
+    "strike",
+]
+
+KILL, RESTART, SHORT, LONG = "kill -9", "SIGTERM", "stopped for half a TTL", "stopped for two TTLs"
+_FIRST = (
+    *((name, KILL) for name in (SERVICE, WORKER_A, GATEWAY, WORKER_B)),
+    *((name, RESTART) for name in (SERVICE, WORKER_A, WORKER_B)),
+    *((name, LONG) for name in (SERVICE, WORKER_A)),
+    (WORKER_B, SHORT),
+)
+_REST = ((SERVICE, SHORT), (WORKER_A, SHORT), (WORKER_B, LONG), (GATEWAY, SHORT), (GATEWAY, LONG), (GATEWAY, RESTART))
+CLIENTS = (
+    ("chat", "stream"),
+    ("responses", "leaver", "conversation"),
+    ("drafts", "stream", "chat"),
+    ("conversation", "responses"),
+    ("forks",),
+    ("forks",),
+)
+"""What each client plays."""
+SCRIPTS_PER_KIND = 4
+RECOVERED_S = 60.0
+JUDGED_POINTS = 100
+MAX_GROWTH = 1.25
+_WARM_S = 2.0
+_LOOK_S = 0.01
+_IDLE_S = 20.0
+
+
+class Fault(NamedTuple):
+    """What is done to which process."""
+
+    target: str
+    action: str
+
+    def strike(self, stack: Stack, ttl_s: float) -> None:
+        """Do it; a process that was stopped runs again when this returns."""
+        role = stack.roles[self.target]
+        if self.action == KILL:
+            role.send(signal.SIGKILL)
+        elif self.action == RESTART:
+            role.send(signal.SIGTERM)
+        else:
+            role.send(signal.SIGSTOP)
+            try:
+                time.sleep(self.pause_s(ttl_s))
+            finally:
+                role.send(signal.SIGCONT)
+
+    def pause_s(self, ttl_s: float) -> float:
+        """How long the process stands still."""
+        return {SHORT: ttl_s / 2, LONG: 2 * ttl_s}.get(self.action, 0.0)
+
+
+@dataclass(slots=True)
+class Injury:
+    """A fault that was given, and what came of it. Seconds of the monotonic clock; None where it never came."""
+
+    fault: Fault
+    at_s: float
+    first_s: float | None = None
+    all_s: float | None = None
+    failures: list[Failure] = field(default_factory=list)
+
+
+def record(stack: Stack) -> dict[Script, list[str]]:
+    """The undisturbed answers to every script."""
+    asker = Asker(stack.url, stack.worker_b, Ledger(), 0, lambda: True)
+    try:
+        scripts = [Script(kind, number) for kind in KINDS for number in range(SCRIPTS_PER_KIND)]
+        return {script: script.play(asker) for script in scripts}
+    finally:
+        asker.close()
+
+
+def start_clients(stack: Stack, answers: dict[Script, list[str]], ledger: Ledger) -> list[Client]:
+    """Clients that play until they are told to leave."""
+    clients = [
+        Client(number, kinds, answers, stack.url, stack.worker_b, ledger) for number, kinds in enumerate(CLIENTS)
+    ]
+    for client in clients:
+        client.start()
+    return clients
+
+
+def end_clients(clients: Sequence[Client], ledger: Ledger) -> None:
+    """Let each end its script; one that does not come back hangs."""
+    for client in clients:
+        client.leave()
+    deadline_s = time.monotonic() + 2 * GIVE_UP_S
+    for client in clients:
+        client.join(max(0.0, deadline_s - time.monotonic()))
+        if client.is_alive():
+            ledger.went_wrong(f"client {client.number} hangs")
+
+
+def faults(seed: int) -> Iterator[Fault]:
+    """Every kind in turn; from the second time on in an order of chance."""
+    source = random.Random(seed)
+    kinds = [Fault(*each) for each in (*_FIRST, *_REST)]
+    while True:
+        yield from kinds
+        source.shuffle(kinds)
+
+
+def strike(stack: Stack, fault: Fault, clients: Sequence[Client], ledger: Ledger, ttl_s: float) -> Injury:
+    """Give one fault and wait until every client that feels it is served again."""
+    injury = Injury(fault, time.monotonic())
+    num_before = len(ledger.done)
+    num_failures = len(ledger.failures)
+    waiting = {client.number for client in clients if client.routes & set(ROUTES[fault.target])}
+    striking = threading.Thread(target=fault.strike, args=(stack, ttl_s), daemon=True)
+    striking.start()
+    deadline_s = injury.at_s + RECOVERED_S
+    while waiting and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+        num_now = len(ledger.done)
+        for done in ledger.done[num_before:num_now]:
+            if done.client in waiting and done.begun_s > injury.at_s:
+                waiting.discard(done.client)
+                injury.first_s = injury.first_s or done.ended_s - injury.at_s
+                injury.all_s = done.ended_s - injury.at_s
+        num_before = num_now
+    striking.join()
+    if waiting:
+        injury.all_s = None
+    stack.wait_ready()
+    injury.failures = ledger.failures[num_failures:]
+    return injury
+
+
+def inspect(stack: Stack) -> list[str]:
+    """What is wrong with an idle deployment: broken invariants, leaks; empty where nothing is."""
+    found: list[str] = []
+    for pool in ("a", "b"):
+        with connect(stack.service, pool_name=pool) as reader:
+            deadline_s = time.monotonic() + _IDLE_S
+            while (stats := reader.stats()).num_sequences and time.monotonic() < deadline_s:
+                time.sleep(_LOOK_S)
+            try:
+                reader.check()
+            except RadixKVError as error:
+                found.append(f"pool {pool}: {error}")
+            if stats.num_sequences:
+                found.append(f"pool {pool}: {stats.num_sequences} sequences are open")
+            if stats.num_free_blocks + stats.num_cached_blocks != stats.num_blocks:
+                found.append(f"pool {pool}: {stats.num_free_blocks} free + {stats.num_cached_blocks} cached blocks")
+    for name, count in stack.num_half_closed().items():
+        if count:
+            found.append(f"{name}: {count} connections are half closed")
+    for name, role in stack.roles.items():
+        if "Traceback" in role.log:
+            start = role.log.index("Traceback")
+            found.append(f"{name}: its log has a traceback: {role.log[start : start + 2000]}")
+    return found
+
+
+class Outcome(NamedTuple):
+    """Of a whole run. `growth`: memory at the end over that after the warm-up, the greatest of all processes."""
+
+    injuries: list[Injury]
+    ledger: Ledger
+    faults_found: list[str]
+    growth: float
+    num_files: dict[str, int]
+    exits: dict[str, int]
+
+
+def run(stack: Stack, options: argparse.Namespace) -> Outcome:
+    """All points, then a look at what is left."""
+    answers = record(stack)
+    ledger, source, injuries = Ledger(), random.Random(options.seed), []
+    clients = start_clients(stack, answers, ledger)
+    progress = Progress("faults", options.points)
+    try:
+        time.sleep(_WARM_S)
+        before = stack.rss_bytes()
+        for _, fault in zip(range(options.points), faults(options.seed), strict=False):
+            time.sleep(source.uniform(0.1, 0.7))
+            injuries.append(strike(stack, fault, clients, ledger, options.lease_ttl))
+            progress.advance()
+    finally:
+        end_clients(clients, ledger)
+    after = stack.rss_bytes()
+    found = inspect(stack)
+    growth = max(after[name] / before[name] for name in before)
+    num_files = stack.num_files()
+    exits = stack.stop()
+    found += [f"{name}: ended with {code}" for name, code in exits.items() if code]
+    return Outcome(injuries, ledger, found, growth, num_files, exits)
+
+
+def bars(outcome: Outcome) -> list[Bar]:
+    injuries, ledger = outcome.injuries, outcome.ledger
+    mute = [
+        failure.what
+        for injury in injuries
+        if injury.fault.target not in (GATEWAY, WORKER_B)
+        for failure in injury.failures
+        if not failure.told
+    ]
+    restarts = [
+        failure.what
+        for injury in injuries
+        if injury.fault in ((WORKER_A, RESTART), (SERVICE, RESTART))
+        for failure in injury.failures
+    ]
+    lost = sum(injury.all_s is None for injury in injuries)
+    return [
+        Bar("wrong answers, lasting failures, hangs", len(ledger.wrong), 0, reason="; ".join(ledger.wrong[:2])[:1500]),
+        Bar(f"faults not recovered from in {RECOVERED_S:g} s", lost, 0),
+        Bar("tries that broke without a word", len(mute), 0, reason="; ".join(sorted(set(mute))[:3])),
+        Bar("tries that failed at a restart by SIGTERM", len(restarts), 0, reason="; ".join(sorted(set(restarts))[:3])),
+        Bar(
+            "broken invariants, leaks, tracebacks", len(outcome.faults_found), 0, reason="; ".join(outcome.faults_found)
+        ),
+        Bar("memory at the end / after the warm-up", outcome.growth, MAX_GROWTH, "x"),
+    ]
+
+
+def _seconds(values: Sequence[float | None]) -> tuple[str, str]:
+    known = [value for value in values if value is not None]
+    return (f"{percentile(known, 0.5):.2f}", f"{percentile(known, 0.99):.2f}") if known else ("-", "-")
+
+
+def tables(outcome: Outcome) -> list[Table]:
+    rows: list[tuple[str, ...]] = []
+    grouped: dict[Fault, list[Injury]] = {}
+    for injury in outcome.injuries:
+        grouped.setdefault(injury.fault, []).append(injury)
+    for fault in sorted(grouped):
+        injuries = grouped[fault]
+        rows.append(
+            (
+                f"{fault.target}: {fault.action}",
+                str(len(injuries)),
+                *_seconds([injury.first_s for injury in injuries]),
+                *_seconds([injury.all_s for injury in injuries]),
+                str(sum(len(injury.failures) for injury in injuries)),
+            )
+        )
+    columns = ("fault", "times", "first answer s p50", "p99", "all clients s p50", "p99", "failed tries")
+    failures = Counter(failure.what for failure in outcome.ledger.failures)
+    told: list[tuple[str, ...]] = [(what, str(count)) for what, count in failures.most_common(20)]
+    return [Table("recovery", columns, rows), Table("how tries failed", ("message", "times"), told)]
+
+
+def figures(outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
+    ledger = outcome.ledger
+    return {
+        "model": options.model,
+        "points": len(outcome.injuries),
+        "lease_ttl_s": options.lease_ttl,
+        "num_tries": ledger.num_tries,
+        "num_finished": len(ledger.done),
+        "num_retried": sum(done.num_tries > 1 for done in ledger.done),
+        "num_cancelled": ledger.num_cancelled,
+        "wrong": ledger.wrong,
+        "failures": dict(Counter(failure.what for failure in ledger.failures).most_common()),
+        "injuries": [
+            {
+                "target": injury.fault.target,
+                "action": injury.fault.action,
+                "first_answer_s": injury.first_s,
+                "all_clients_s": injury.all_s,
+                "num_failed_tries": len(injury.failures),
+            }
+            for injury in outcome.injuries
+        ],
+        "open_files_at_the_end": outcome.num_files,
+        "exit_codes": outcome.exits,
+    }
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--points", type=int, default=200, help="faults (default: 200)")
+    parser.add_argument("--quick", action="store_true", help="10 faults and no JSON")
+    parser.add_argument("--lease-ttl", type=float, default=1.0, help="of the service, seconds (default: 1)")
+    parser.add_argument("--num-blocks", type=int, default=512, help="of each pool, 16 tokens each (default: 512)")
+    parser.add_argument("--model", default="tiny", choices=("tiny", "smollm2"), help="default: tiny")
+    parser.add_argument("--seed", type=int, default=0, help="of when which fault comes (default: 0)")
+    parser.add_argument("--json", type=Path, help="where to write (default: bench/results/faults.json from 100 faults)")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.points = 10
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of ours is left over
+    try:
+        with tempfile.TemporaryDirectory(prefix="radixkv-") as name:
+            folder = Path(name)
+            model = save_typewriter(folder / "model") if options.model == "tiny" else str(resolve_model())
+            with Stack(
+                folder, model, lease_ttl_s=options.lease_ttl, num_blocks=options.num_blocks, dtype="float32"
+            ) as stack:
+                outcome = run(stack, options)
+    except KeyboardInterrupt:
+        print("interrupted; every process that was started is gone", file=sys.stderr)
+        return 130
+    report = Report("faults", options.seed, figures(outcome, options), bars(outcome), tables(outcome))
+    is_kept = options.points >= JUDGED_POINTS and options.model == "tiny"
+    return report.finish(options.json or (RESULTS_DIR / "faults.json" if is_kept else None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

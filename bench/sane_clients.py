@@ -1,0 +1,495 @@
+"""Clients that retry as a sane one does, scripts of what they ask, and a ledger of what came of every try.
+
+Each script says the same requests with the same seeds whenever it is played, so its answers must be the same to the token.
+Later requests of a script go on from earlier answers: further turns, forks of a stored response, drafts, forks of a generation.
+
+    Script ── play ──> Asker ── try, wait a little, try again ──> gateway or worker
+                         └──> Ledger: finished, failed, cancelled, and when
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+
+from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.worker.generation_client import GenerationClient
+from radixkv.worker.request import Delta, ForkParams, GenerateParams, UnknownGenerationError
+from radixkv.worker.sampling import SamplingParams
+
+__all__ = ["GIVE_UP_S", "KINDS", "Asker", "Client", "Done", "Failure", "Heard", "HungError", "Ledger", "Script"]
+
+GIVE_UP_S = 90.0
+"""From the first try of a request: longer than any restart takes. Who waits longer was forgotten."""
+_SILENCE_S = 45.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+_RETRIED = frozenset({429, 502, 503, 504})
+_MODEL = "typewriter"
+_VARYING = re.compile(r"/\S+|\b[0-9a-f]{8,}\b|\d+")
+
+_Answer = TypeVar("_Answer")
+
+
+class HungError(Exception):
+    """A request that was answered neither with a result nor with an error that another try mends."""
+
+
+class _TryAgainError(Exception):
+    """A try has failed in a way that another may mend. `told`: with a status and a message of radixkv's own."""
+
+    def __init__(self, what: str, *, told: bool) -> None:
+        super().__init__(what)
+        self.told = told
+
+
+class Done(NamedTuple):
+    """A request that has come to its end. Times of the monotonic clock, of the first try and of the answer."""
+
+    route: str
+    client: int
+    begun_s: float
+    ended_s: float
+    num_tries: int
+
+
+class Failure(NamedTuple):
+    """A try that has failed. `told`: by a status and a message of radixkv's own, not by a broken connection."""
+
+    route: str
+    at_s: float
+    what: str
+    told: bool
+
+
+@dataclass(slots=True)
+class Heard:
+    """A generation over gRPC: when the worker had taken it, and how many of its tokens came."""
+
+    taken_s: float
+    num_tokens: int = 0
+
+
+class Ledger:
+    """What came of all tries; any thread may write.
+
+    Attributes:
+        num_tries: of requests; finished + failed, once all clients have left. num_cancelled: given up by their caller.
+        num_sent: requests over HTTP, those that prepare and clean up among them.
+        heard: generations over gRPC.
+        done, failures: requests that have come to their end, tries that failed.
+        wrong: what must never be.
+    """
+
+    def __init__(self) -> None:
+        self.num_tries = 0
+        self.num_sent = 0
+        self.heard: list[Heard] = []
+        self.num_cancelled = 0
+        self.done: list[Done] = []
+        self.failures: list[Failure] = []
+        self.wrong: list[str] = []
+        self._lock = threading.Lock()
+
+    def tried(self) -> None:
+        """A try is under way."""
+        with self._lock:
+            self.num_tries += 1
+
+    def finished(self, done: Done) -> None:
+        """A request has its answer."""
+        with self._lock:
+            self.done.append(done)
+
+    def failed(self, route: str, what: str, *, told: bool) -> None:
+        """A try has failed; numbers, paths and ids are left out of the message."""
+        with self._lock:
+            self.failures.append(Failure(route, time.monotonic(), _VARYING.sub("_", what)[:160], told))
+
+    def cancelled(self) -> None:
+        """A try was given up by its caller."""
+        with self._lock:
+            self.num_cancelled += 1
+
+    def sent(self) -> None:
+        """A request goes out over HTTP."""
+        with self._lock:
+            self.num_sent += 1
+
+    def taken(self) -> Heard:
+        """A worker has taken a generation over gRPC; its tokens are to be counted."""
+        with self._lock:
+            self.heard.append(Heard(time.monotonic()))
+            return self.heard[-1]
+
+    def went_wrong(self, what: str) -> None:
+        """Something that must never be: a wrong answer, a failure that no retry mends, a request without an end."""
+        with self._lock:
+            self.wrong.append(what)
+
+
+class Asker:
+    """One client's connections, and how it retries: after a little while, a longer one each time, until it gives up.
+
+    Args:
+        url: of the gateway.
+        worker: address of a worker.
+        ledger: told of everything.
+        number: of the client.
+        is_stopped: whether to give up between two tries.
+    """
+
+    def __init__(self, url: str, worker: str, ledger: Ledger, number: int, is_stopped: Callable[[], bool]) -> None:
+        self.http = httpx.Client(base_url=url, timeout=httpx.Timeout(_SILENCE_S, connect=5.0))
+        self.worker = GenerationClient(worker)
+        self.ledger = ledger
+        self.number = number
+        self._is_stopped = is_stopped
+        self._jitter = random.Random(number)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+        self.worker.close()
+
+    def retry(self, route: str, attempt: Callable[[], _Answer], *, counts: bool = True) -> _Answer:
+        """The answer of the first try that has one. `counts`: whether the ledger is told of it as a request.
+
+        Raises:
+            HungError: there was none for too long.
+        """
+        begun_s = time.monotonic()
+        wait_s = _FIRST_WAIT_S
+        for num_tries in range(1, 10_000):
+            if counts:
+                self.ledger.tried()
+            try:
+                answer = attempt()
+            except _TryAgainError as error:
+                if counts:
+                    self.ledger.failed(route, str(error), told=error.told)
+                if time.monotonic() - begun_s > GIVE_UP_S or self._is_stopped():
+                    raise HungError(f"{route}: no answer within {GIVE_UP_S:g} s; the last try: {error}") from None
+                time.sleep(wait_s * self._jitter.uniform(0.5, 1.0))
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            else:
+                if counts:
+                    self.ledger.finished(Done(route, self.number, begun_s, time.monotonic(), num_tries))
+                return answer
+        raise AssertionError("a client gives up long before")
+
+    # -- HTTP
+
+    def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """One try of a request whose answer is JSON."""
+        self.ledger.sent()
+        with _transport():
+            response = self.http.request(method, path, json=body)
+        _check(response)
+        answer: dict[str, Any] = response.json() if response.content else {}
+        return answer
+
+    def stream(self, path: str, body: Any, leave_after: int | None = None) -> Iterator[dict[str, Any]]:
+        """One try of a streamed chat completion: its chunks. `leave_after`: hang up behind so many."""
+        self.ledger.sent()
+        with _transport(), self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            if response.status_code != 200:
+                response.read()
+                _check(response)
+            count = 0
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    return
+                if not line.startswith("data: "):
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    _refused(chunk["error"], "an event of a stream")
+                yield chunk
+                count += 1
+                if leave_after is not None and count >= leave_after:
+                    return
+            raise _TryAgainError("a stream broke off without an end", told=False)
+
+    # -- gRPC
+
+    def generate(self, params: GenerateParams) -> tuple[str, list[list[int]]]:
+        """One try of a generation: its id, and the tokens of each branch."""
+        with _grpc():
+            return _collect(self.worker.generate(params), params.sampling.n, self.ledger.taken())
+
+    def fork(self, params: ForkParams) -> list[list[int]]:
+        """One try of a fork: the tokens of each branch."""
+        with _grpc():
+            return _collect(self.worker.fork(params), params.sampling.n, self.ledger.taken())[1]
+
+
+def _collect(stream: Any, num_branches: int, heard: Heard) -> tuple[str, list[list[int]]]:
+    replies: list[list[int]] = [[] for _ in range(num_branches)]
+    with stream:
+        for event in stream:
+            if isinstance(event, Delta):
+                replies[event.branch].extend(event.token_ids)
+                heard.num_tokens += len(event.token_ids)
+    if stream.usage is None:
+        raise _TryAgainError("a stream broke off without an end", told=False)
+    return stream.generation_id, replies
+
+
+class _transport:  # noqa: N801  # reads as a verb where it is used
+    """A broken connection is worth another try; silence is not."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout)):
+            raise HungError(f"nothing was heard for {_SILENCE_S:g} s") from None
+        if isinstance(error, httpx.TransportError):
+            raise _TryAgainError(f"{type(error).__name__}: {error}", told=False) from None
+
+
+class _grpc:  # noqa: N801  # as above
+    """What a worker that is gone or stops says is worth another try."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, UnavailableError):
+            raise _TryAgainError(f"UnavailableError: {error}", told=True) from None
+
+
+def _check(response: httpx.Response) -> None:
+    if response.status_code < 400:
+        return
+    try:
+        error = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        raise RuntimeError(f"status {response.status_code} without an error to read: {response.text[:200]}") from None
+    _refused(error, str(response.status_code), response.status_code)
+
+
+def _refused(error: dict[str, Any], where: str, status: int = 503) -> None:
+    """Worth another try, or a fault of the server or of this bench."""
+    is_passing = status in _RETRIED and error.get("code") in ("unavailable", "draining", "overloaded")
+    if not is_passing or not error.get("message"):
+        raise RuntimeError(f"{where}: {error}")
+    raise _TryAgainError(f"{where} {error['code']}: {error['message']}", told=True)
+
+
+# -- scripts
+
+
+class Script(NamedTuple):
+    """What is asked, in order. `kind`: one of `KINDS`; `number`: which of that kind."""
+
+    kind: str
+    number: int
+
+    @property
+    def route(self) -> str:
+        """Whom it asks."""
+        return "grpc" if self.kind == "forks" else "http"
+
+    def play(self, asker: Asker) -> list[str]:
+        """All answers, in the order of the script."""
+        return _PLAYS[self.kind](asker, self.number)
+
+
+def _text(number: int, words: int = 24) -> str:
+    """A question of its own, behind a beginning that others share."""
+    source = random.Random(number)
+    shared = f"You are one of {number % 3} helpers. " * 6
+    return shared + " ".join(source.choice(("why", "tree", "sea", "moon", "how", "salt", "ship")) for _ in range(words))
+
+
+def _drawing(number: int) -> dict[str, Any]:
+    """Greedy for every third script, else drawn with a seed."""
+    return {"temperature": 0.0 if number % 3 == 0 else 1.0, "seed": 1000 + number}
+
+
+def _chat(number: int, turns: Sequence[str], length: int, **more: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
+    return {"model": _MODEL, "messages": messages, "max_tokens": length, **_drawing(number), **more}
+
+
+def _play_chat(asker: Asker, number: int) -> list[str]:
+    """Two turns, the second behind the answer to the first."""
+    path, turns = "/v1/chat/completions", [_text(number)]
+    for follow_up in ("And then?", ""):
+        body = _chat(number, turns, 64)
+        answer = asker.retry("http", partial(asker.call, "POST", path, body))
+        turns += [answer["choices"][0]["message"]["content"], follow_up]
+    return turns[1::2]
+
+
+def _play_stream(asker: Asker, number: int) -> list[str]:
+    def attempt() -> str:
+        chunks = asker.stream("/v1/chat/completions", _chat(number, [_text(number)], 128))
+        return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+
+    return [asker.retry("http", attempt)]
+
+
+def _play_drafts(asker: Asker, number: int) -> list[str]:
+    body = _chat(number, [_text(number)], 48, n=4)
+    answer = asker.retry("http", lambda: asker.call("POST", "/v1/chat/completions", body))
+    return [choice["message"]["content"] for choice in answer["choices"]]
+
+
+def _play_responses(asker: Asker, number: int) -> list[str]:
+    """A response, and two that go on from it."""
+
+    def ask(text: str, previous: str | None) -> tuple[str, str]:
+        body = {"model": _MODEL, "input": text, "max_output_tokens": 48, "previous_response_id": previous}
+        answer = asker.retry("http", lambda: asker.call("POST", "/v1/responses", {**body, **_drawing(number)}))
+        return answer["id"], "".join(part["text"] for item in answer["output"] for part in item["content"])
+
+    first, text = ask(_text(number), None)
+    left, left_text = ask("Go left.", first)
+    right, right_text = ask("Go right.", first)
+    for response_id in (right, left, first):
+        asker.retry("http", partial(_remove, asker, f"/v1/responses/{response_id}"), counts=False)
+    return [text, left_text, right_text]
+
+
+def _play_conversation(asker: Asker, number: int) -> list[str]:
+    """A kept conversation, with two drafts of a reply; one that the gateway could not finish is asked for again."""
+    base = "/v1/radixkv/conversations"
+    place = asker.retry("http", lambda: asker.call("POST", base, {"title": f"script {number}"}), counts=False)["id"]
+    question = {"id": f"msg_{uuid.uuid4().hex}", "role": "user", "text": _text(number)}
+    asker.retry("http", lambda: asker.call("POST", f"{base}/{place}/messages", question), counts=False)
+
+    def attempt() -> list[str]:
+        ids = [f"msg_{uuid.uuid4().hex}" for _ in range(2)]
+        body = {"n": 2, "ids": ids, "max_tokens": 48, **_drawing(number)}
+        asker.call("POST", f"{base}/{place}/messages/{question['id']}/replies", body)
+        while True:
+            tree = asker.call("GET", f"{base}/{place}")
+            drafts = {each["id"]: each for each in tree["messages"] if each["id"] in ids}
+            if all(draft["status"] == "complete" for draft in drafts.values()):
+                return [drafts[each]["text"] for each in ids]
+            for draft in drafts.values():
+                if draft["status"] in ("failed", "stopped"):
+                    raise _TryAgainError(f"a reply {draft['status']}: {draft['error']}", told=bool(draft["error"]))
+            time.sleep(0.05)
+
+    drafts = asker.retry("http", attempt)
+    asker.retry("http", lambda: _remove(asker, f"{base}/{place}"), counts=False)
+    return drafts
+
+
+def _remove(asker: Asker, path: str) -> None:
+    """Gone already is as good: an earlier try may have done it."""
+    asker.ledger.sent()
+    with _transport():
+        response = asker.http.delete(path)
+    if response.status_code != 404:
+        _check(response)
+
+
+def _play_forks(asker: Asker, number: int) -> list[str]:
+    """Four drafts, and a fork of each of two of them; a worker that was restarted remembers none, so all is asked again."""
+    sampling = SamplingParams(max_tokens=64, n=4, **_drawing(number))
+    prompt = [ord(char) - 31 for char in _text(number)]
+
+    def attempt() -> list[list[int]]:
+        generation, drafts = asker.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        forks = []
+        for branch in (1, 2):
+            position = len(prompt) + min(24, len(drafts[branch]))
+            again = SamplingParams(max_tokens=32, **_drawing(number + branch))
+            try:
+                params = ForkParams(generation_id=generation, branch=branch, position=position, sampling=again)
+                forks += asker.fork(params)
+            except UnknownGenerationError as error:
+                raise _TryAgainError(f"UnknownGenerationError: {error}", told=True) from None
+        return drafts + forks
+
+    return ["".join(map(chr, ids)) for ids in asker.retry("grpc", attempt)]
+
+
+def _play_leaver(asker: Asker, number: int) -> list[str]:
+    """Hangs up in the middle of a stream; what was told until then has its own right answer."""
+    told: list[str] = []
+
+    def attempt() -> None:
+        told.clear()
+        for chunk in asker.stream("/v1/chat/completions", _chat(number, [_text(number)], 128), leave_after=6):
+            told.extend(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+    asker.retry("http", attempt, counts=False)
+    asker.ledger.cancelled()
+    return ["".join(told)[:3]]
+
+
+_PLAYS = {
+    "chat": _play_chat,
+    "stream": _play_stream,
+    "drafts": _play_drafts,
+    "responses": _play_responses,
+    "conversation": _play_conversation,
+    "forks": _play_forks,
+    "leaver": _play_leaver,
+}
+KINDS = tuple(_PLAYS)
+
+
+class Client(threading.Thread):
+    """Plays scripts of some kinds until it is stopped, and compares every answer with the undisturbed one.
+
+    Args:
+        number: of the client; seeds what it plays when.
+        kinds: of the scripts that it plays.
+        answers: the undisturbed ones.
+        url, worker: whom it asks.
+        ledger: told of everything.
+    """
+
+    def __init__(
+        self, number: int, kinds: Sequence[str], answers: dict[Script, list[str]], url: str, worker: str, ledger: Ledger
+    ) -> None:
+        super().__init__(name=f"client {number}", daemon=True)
+        self.routes = {script.route for script in answers if script.kind in kinds}
+        self.number = number
+        self._scripts = [script for script in answers if script.kind in kinds]
+        self._answers = answers
+        self._ledger = ledger
+        self._leaving = threading.Event()
+        self._source = random.Random(number)
+        self._asker = Asker(url, worker, ledger, number, lambda: False)
+
+    def leave(self) -> None:
+        """Stop behind the script that is being played."""
+        self._leaving.set()
+
+    def run(self) -> None:
+        try:
+            while not self._leaving.is_set():
+                script = self._source.choice(self._scripts)
+                self._judge(script)
+        finally:
+            self._asker.close()
+
+    def _judge(self, script: Script) -> None:
+        try:
+            answers = script.play(self._asker)
+        except (HungError, RuntimeError, RadixKVError) as error:
+            self._ledger.went_wrong(f"{script.kind} {script.number}: {type(error).__name__}: {error}")
+            return
+        if answers != self._answers[script]:
+            self._ledger.went_wrong(
+                f"{script.kind} {script.number}: other tokens than undisturbed: {answers!r} in place of "
+                f"{self._answers[script]!r}"[:600]
+            )

@@ -1,0 +1,260 @@
+"""The processes of a deployment, started as a user starts them, and started again whenever they end, as systemd does.
+
+    gateway (HTTP) ──> worker a ──┐
+                       worker b ──┴──> service
+
+A client of the gateway depends on the service, worker a and the gateway; one that speaks gRPC to worker b on the service and b.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+__all__ = ["GATEWAY", "ROUTES", "SERVICE", "WORKER_A", "WORKER_B", "Role", "Stack"]
+
+SERVICE, WORKER_A, WORKER_B, GATEWAY = "service", "worker a", "worker b", "gateway"
+HTTP, GRPC = "http", "grpc"
+ROUTES = {SERVICE: (HTTP, GRPC), WORKER_A: (HTTP,), GATEWAY: (HTTP,), WORKER_B: (GRPC,)}
+"""Whose clients feel a fault of which process."""
+
+START_S = 120.0
+STOP_S = 60.0
+_RESTART_S = 0.1
+_LOOK_S = 0.02
+_READY = "Ctrl-C stops it"
+BLOCK_SIZE = 16
+
+
+class Role:
+    """One place of the deployment: a command line, the process that fills it now, and those that did.
+
+    Args:
+        name: of the place.
+        arguments: of `radixkv`.
+        log: where what it prints goes.
+
+    Attributes:
+        num_starts: processes so far.
+        endings: exit codes of those that have ended.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.num_starts = 0
+        self.endings: Counter[int] = Counter()
+        self._arguments = list(arguments)
+        self._log = log
+        self._offset = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that fills the place now."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """All that its processes have printed."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def start(self) -> None:
+        """Start a process; returns at once."""
+        with self._lock:
+            self._offset = self._log.stat().st_size if self._log.exists() else 0
+            command = [sys.executable, "-P", "-m", "radixkv.cli", *self._arguments]
+            environ = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+            with self._log.open("ab") as log:
+                # In a session of its own: a Ctrl-C at the terminal is the bench's to act on.
+                self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environ)
+            self.num_starts += 1
+
+    def wait_ready(self, timeout_s: float = START_S) -> None:
+        """Wait until the process that fills the place has said that it serves.
+
+        Raises:
+            RuntimeError: it has not, or ended; with what it printed.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if self.is_ready:
+                return
+            time.sleep(_LOOK_S)
+        raise RuntimeError(f"{self.name} is not ready after {timeout_s:g} s:\n{self.log[-2000:]}")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the present process has said so."""
+        with self._lock:
+            offset = self._offset
+        return _READY in self._log.read_bytes()[offset:].decode(errors="replace")
+
+    def ended(self) -> bool:
+        """Whether the process has ended by itself or by a fault; to be asked by the supervisor."""
+        with self._lock:
+            code = self._process.poll() if self._process is not None else None
+            if code is None or self._stopped:
+                return False
+            self.endings[code] += 1
+            return True
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the present process a signal; nothing where it has ended."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                self._process.send_signal(number)
+
+    def stop(self) -> int:
+        """Stop it for good, as a person would; the exit code."""
+        with self._lock:
+            self._stopped = True
+            process = self._process
+        if process is None:
+            return 0
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        try:
+            return process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return -signal.SIGKILL
+
+    def kill(self) -> None:
+        """End it at once, for good."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None and self._process.poll() is None:
+                self._process.kill()
+        if self._process is not None:
+            self._process.wait()
+
+
+class Stack:
+    """All of a deployment, a context manager. What ends is started again after a tenth of a second.
+
+    Args:
+        folder: for sockets, logs and the gateway's state.
+        model: a folder.
+        lease_ttl_s: of the service.
+        num_blocks: of each pool.
+        dtype: of weights and KV.
+
+    Attributes:
+        url: of the gateway.
+        service, worker_a, worker_b: addresses.
+    """
+
+    def __init__(self, folder: Path, model: str, *, lease_ttl_s: float, num_blocks: int, dtype: str) -> None:
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.service, self.worker_a, self.worker_b = (f"unix:{folder}/{name}" for name in ("service", "a", "b"))
+        pool = ("--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE))
+        exact = ("--dtype", dtype, "--device", "cpu", "--deterministic")
+        worker = ("worker", "--service", self.service, "--model", model, *exact, *pool)
+        arguments = {
+            SERVICE: ("serve", "--listen", self.service, "--lease-ttl", str(lease_ttl_s)),
+            WORKER_A: (*worker, "--listen", self.worker_a, "--pool", "a"),
+            WORKER_B: (*worker, "--listen", self.worker_b, "--pool", "b"),
+            GATEWAY: (
+                *("gateway", "--worker", self.worker_a, "--service", self.service, "--pool", "a"),
+                *(
+                    "--listen",
+                    f"127.0.0.1:{port}",
+                    "--state",
+                    str(folder / "state.sqlite"),
+                    "--model-name",
+                    "typewriter",
+                ),
+            ),
+        }
+        self.roles = {
+            name: Role(name, line, folder / f"{name.replace(' ', '-')}.log") for name, line in arguments.items()
+        }
+        self._ending = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+
+    def __enter__(self) -> Self:
+        try:
+            for role in self.roles.values():
+                role.start()
+                if role.name != WORKER_A:  # both workers load at the same time
+                    role.wait_ready()
+                if role.name == WORKER_B:
+                    self.roles[WORKER_A].wait_ready()
+            self._supervisor.start()
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._kill()
+
+    def stop(self) -> dict[str, int]:
+        """Stop all in the order in which a person would, the gateway first; exit codes."""
+        self._end_supervision()
+        return {name: self.roles[name].stop() for name in (GATEWAY, WORKER_A, WORKER_B, SERVICE)}
+
+    def wait_ready(self) -> None:
+        """Wait until every place is filled by a process that serves."""
+        for role in self.roles.values():
+            role.wait_ready()
+
+    def rss_bytes(self) -> dict[str, int]:
+        """Resident memory of each process."""
+        return {name: psutil.Process(role.pid).memory_info().rss for name, role in self.roles.items()}
+
+    def num_half_closed(self) -> dict[str, int]:
+        """TCP connections of each process whose other end has gone while it keeps its own."""
+        return {
+            name: sum(
+                connection.status == psutil.CONN_CLOSE_WAIT
+                for connection in psutil.Process(role.pid).net_connections(kind="tcp")
+            )
+            for name, role in self.roles.items()
+        }
+
+    def num_files(self) -> dict[str, int]:
+        """Open file descriptors of each process, sockets among them."""
+        return {name: psutil.Process(role.pid).num_fds() for name, role in self.roles.items()}
+
+    def _supervise(self) -> None:
+        while not self._ending.wait(_LOOK_S):
+            for role in self.roles.values():
+                if role.ended() and not self._ending.wait(_RESTART_S):
+                    role.start()
+
+    def _end_supervision(self) -> None:
+        self._ending.set()
+        if self._supervisor.ident is not None:
+            self._supervisor.join()
+
+    def _kill(self) -> None:
+        self._end_supervision()
+        for role in self.roles.values():
+            role.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port

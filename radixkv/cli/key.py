@@ -1,0 +1,94 @@
+"""`radixkv key`: a new key, for a file of whoever is to call, and its digest, for the keys file of whoever is called."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from radixkv.cli.flags import add_command, say
+from radixkv.core.errors import InvalidArgumentError
+
+__all__ = ["add"]
+
+EPILOG = """\
+examples:
+  radixkv key team-a --keys keys.toml --token-file team-a.key
+  radixkv key worker --role holder --all-namespaces --keys keys.toml --token-file worker.key
+  radixkv key board --role reader --names team-a --names team-b --keys keys.toml --token-file board.key
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    key = add_command(commands, "key", _run, "make a key: draw it, write it to a file, and let a keys file know it")
+    key.formatter_class, key.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
+    key.add_argument("name", metavar="NAME", help="whose key it is; its namespace too")
+    key.add_argument("--keys", type=Path, required=True, metavar="FILE", help="the keys file, which grows by a tenant")
+    key.add_argument(
+        "--token-file", type=Path, required=True, metavar="FILE", help="where the key goes; must not be there yet"
+    )
+    key.add_argument(
+        "--role",
+        action="append",
+        metavar="ROLE",
+        help="client, reader, holder or admin; may be given several times (default: client)",
+    )
+    key.add_argument(
+        "--names",
+        action="append",
+        metavar="NAMESPACE",
+        help="a namespace that it may name; may be given several times (default: its own)",
+    )
+    key.add_argument("--all-namespaces", action="store_true", help="it may name every namespace")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from radixkv.service.credentials import KeyRing
+
+    if options.names and options.all_namespaces:
+        raise InvalidArgumentError("--names", options.names, "left out along with --all-namespaces")
+    before = options.keys.read_bytes() if options.keys.exists() else None
+    token = secrets.token_urlsafe(32)
+    _write_new(options.token_file, token + "\n")
+    try:
+        with os.fdopen(os.open(options.keys, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
+            file.write(_row(options, token))
+        KeyRing(options.keys)
+    except BaseException:
+        options.token_file.unlink()
+        _restore(options.keys, before)
+        raise
+    say(f"{options.token_file} holds the key of {options.name}, {options.keys} its digest")
+    return 0
+
+
+def _row(options: argparse.Namespace, token: str) -> str:
+    """A tenant of a keys file. JSON's texts and lists of texts are TOML's."""
+    fields: dict[str, Any] = {"name": options.name, "keys": [f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"]}
+    if options.role:
+        fields["roles"] = options.role
+    if options.names or options.all_namespaces:
+        fields["namespaces"] = options.names or ["*"]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    return "\n".join(["", "[[tenant]]", *lines, ""])
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+    except OSError as error:
+        bound = f"a file that is not there yet and can be made: {error.strerror}"
+        raise InvalidArgumentError("--token-file", str(path), bound) from None
+
+
+def _restore(path: Path, before: bytes | None) -> None:
+    if before is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_bytes(before)

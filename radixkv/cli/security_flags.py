@@ -1,0 +1,123 @@
+"""Flags of who may call a server and what protects the way to it; and of what a client shows to one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from radixkv.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from radixkv.client import Credentials
+    from radixkv.service.security import Security, ServerTls
+
+__all__ = ["add_client_flags", "add_server_flags", "client_credentials", "security_of", "server_tls"]
+
+TOKEN_FILE_VARIABLE = "RADIXKV_TOKEN_FILE"
+
+
+def add_server_flags(command: argparse.ArgumentParser, *, asks_certificates: bool = True) -> None:
+    """`--keys` and those that go with it."""
+    flags = command.add_argument_group("who may call")
+    flags.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="TOML of keys, whose they are and what these may do; without it whoever reaches an address may do everything",
+    )
+    flags.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve TLS with this certificate chain (PEM)")
+    flags.add_argument("--tls-key", type=Path, metavar="FILE", help="the private key of that certificate (PEM)")
+    if asks_certificates:
+        flags.add_argument(
+            "--tls-client-ca",
+            type=Path,
+            metavar="FILE",
+            help="let in over gRPC only who shows a certificate that one of these vouches for (PEM)",
+        )
+    flags.add_argument(
+        "--allow-anonymous",
+        action="store_true",
+        help="without --keys, listen where other machines can reach it too",
+    )
+    flags.add_argument(
+        "--allow-plaintext",
+        action="store_true",
+        help="without TLS, listen there although keys are sent: something in front of it does TLS",
+    )
+
+
+def security_of(options: argparse.Namespace, own_key: str | None = None) -> Security:
+    """What those flags say.
+
+    Raises:
+        InvalidArgumentError: a certificate without its key, or the other way round.
+    """
+    from radixkv.service.security import Security
+
+    tls, client_ca = server_tls(options), getattr(options, "tls_client_ca", None)
+    if client_ca is not None:
+        if tls is None:
+            raise InvalidArgumentError("--tls-client-ca", str(client_ca), "given along with --tls-cert and --tls-key")
+        tls = replace(tls, client_ca_file=client_ca)
+    return Security(
+        keys_file=options.keys,
+        own_key=own_key,
+        tls=tls,
+        allow_anonymous=options.allow_anonymous,
+        allow_plaintext=options.allow_plaintext,
+    )
+
+
+def server_tls(options: argparse.Namespace) -> ServerTls | None:
+    """What a server shows, asking nobody for a certificate; None: plaintext.
+
+    Raises:
+        InvalidArgumentError: as `security_of`.
+    """
+    from radixkv.service.security import ServerTls
+
+    if options.tls_cert is None and options.tls_key is None:
+        return None
+    if options.tls_cert is None or options.tls_key is None:
+        raise InvalidArgumentError(
+            "--tls-cert", options.tls_cert and str(options.tls_cert), "given along with --tls-key"
+        )
+    return ServerTls(certificate_file=options.tls_cert, key_file=options.tls_key)
+
+
+def add_client_flags(command: argparse.ArgumentParser) -> None:
+    """`--token-file` and those that go with it."""
+    flags = command.add_argument_group("to servers that ask who calls")
+    flags.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"a file with the key to send, over TLS or within this machine alone (default: {TOKEN_FILE_VARIABLE}, if set)",
+    )
+    flags.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="connect by TLS, to servers that one of these vouches for (PEM)"
+    )
+    flags.add_argument("--tls-client-cert", type=Path, metavar="FILE", help="a certificate to show (PEM)")
+    flags.add_argument("--tls-client-key", type=Path, metavar="FILE", help="its private key (PEM)")
+
+
+def client_credentials(options: argparse.Namespace) -> Credentials | None:
+    """What those flags and the environment say; None: nothing.
+
+    Raises:
+        InvalidArgumentError: a certificate without its key, or the other way round.
+    """
+    from radixkv.client import Credentials
+
+    variable = os.environ.get(TOKEN_FILE_VARIABLE)
+    token_file = options.token_file or (Path(variable) if variable else None)
+    given = Credentials(
+        token_file=token_file,
+        ca_file=options.tls_ca,
+        certificate_file=options.tls_client_cert,
+        key_file=options.tls_client_key,
+    )
+    return given if given.has_token or given.is_secure else None

@@ -1,0 +1,337 @@
+"""What the blocks of a pool hold, as their holder knows it from its own Steps: a restarted service gets its tree back from it.
+
+Of each block the holder knows what it wrote there last, and behind which other block it reads it. That stays true until the
+block is handed out again, whatever the service evicted meanwhile, and costs as much as the blocks, however long the history of
+Steps was:
+
+    block 7: [16 tokens] behind block 3, as that was written when it had serial 51
+
+A record is worth nothing once the block before it was written anew, which its serial tells.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from radixkv.core.api import (
+    AcquireOp,
+    AcquireResult,
+    AdoptionOp,
+    AdoptOp,
+    AdoptSequenceOp,
+    ExtendOp,
+    ExtendResult,
+    ForkOp,
+    InsertOp,
+    PoolShape,
+    ReleaseOp,
+    Retention,
+    StepOp,
+    StepResult,
+)
+from radixkv.core.errors import RadixKVError
+from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
+
+__all__ = ["Ledger"]
+
+NO_BLOCK = -1
+_MAX_HISTORY_BYTES = 1 << 20  # of one op, so that it fits a message; a longer history takes several
+
+
+class _Open:
+    """An open sequence. `promised_end`: its room was promised up to there. `shares_last`: as in `core.sequences`."""
+
+    __slots__ = (
+        "namespace",
+        "num_computed",
+        "promised_end",
+        "retention",
+        "room",
+        "seq_id",
+        "shares_last",
+        "table",
+        "tokens",
+        "tree",
+    )
+
+    def __init__(self, seq_id: int, namespace: str, tree: int, tokens: bytes | bytearray, table: array[int]) -> None:
+        self.seq_id = seq_id
+        self.namespace = namespace
+        self.tree = tree
+        self.tokens = tokens
+        self.table = table
+        self.num_computed = 0
+        self.room = 0
+        self.promised_end = 0
+        self.shares_last = False
+        self.retention: tuple[Retention, ...] = ()
+
+
+class Ledger:
+    """Follows the answered Steps of one pool, in order. Whoever owns it locks.
+
+    About 40 bytes and the token ids per block of the pool. O(1) per op and what it changes.
+
+    Args:
+        pool: its shape.
+    """
+
+    def __init__(self, pool: PoolShape) -> None:
+        num_blocks = pool.num_blocks
+        self._block_size = pool.block_size
+        self._block_bytes = pool.block_size * TOKEN_BYTES
+        self._open: dict[int, _Open] = {}
+        self._trees: dict[str, int] = {}  # by namespace the number of the tree in which it is matched now
+        self._num_trees = 0
+        self._num_serials = 0
+        self._clock = 0
+        self._tokens = bytearray(num_blocks * self._block_bytes)
+        self._filled = array("i", bytes(4 * num_blocks))  # bytes of tokens that are known; 0: nothing is
+        self._serials = array("q", bytes(8 * num_blocks))
+        self._before = array("i", bytes(4 * num_blocks))
+        self._before_serials = array("q", bytes(8 * num_blocks))
+        self._block_trees = array("q", bytes(8 * num_blocks))
+        self._used = array("q", bytes(8 * num_blocks))  # of the last block that a sequence stood on, when
+
+    # -- following ----------------------------------------------------------------------------------------------------
+
+    def answered(self, ops: Sequence[StepOp], results: Sequence[StepResult]) -> None:
+        """A Step was answered."""
+        self._clock += 1
+        for op, result in zip(ops, results, strict=True):
+            match op, result:
+                case _, RadixKVError():
+                    pass
+                case AcquireOp(), AcquireResult():
+                    self._acquired(op, result)
+                case ExtendOp(), ExtendResult():
+                    self._extended(op, result)
+                case InsertOp(), None:
+                    self._inserted(op)
+                case ForkOp(), list():
+                    self._forked(op, result)
+                case ReleaseOp(), None:
+                    self._use(self._open.pop(op.seq_id))
+                case _:
+                    pass
+
+    def cleared(self, namespace: str) -> None:
+        """Nothing of a namespace matches any more; its open sequences go on among themselves."""
+        self._trees.pop(namespace, None)
+
+    def _tree_of(self, namespace: str, *, shares: bool) -> int:
+        tree = self._trees.get(namespace) if shares else None
+        if tree is None:
+            tree = self._num_trees = self._num_trees + 1
+            if shares:
+                self._trees[namespace] = tree
+                self._forget_namespaces()
+        return tree
+
+    def _forget_namespaces(self) -> None:
+        """Where more namespaces were named than there are blocks, keep those of which anything is known."""
+        if len(self._trees) <= 2 * len(self._serials):
+            return
+        known = {tree for tree, filled in zip(self._block_trees, self._filled, strict=True) if filled}
+        known.update(opened.tree for opened in self._open.values())
+        known.add(self._num_trees)
+        self._trees = {namespace: tree for namespace, tree in self._trees.items() if tree in known}
+
+    def _acquired(self, op: AcquireOp, result: AcquireResult) -> None:
+        tree = self._tree_of(op.namespace, shares=op.shares)
+        tokens = pack_tokens(op.tokens)
+        opened = _Open(result.seq_id, op.namespace, tree, tokens, result.block_table[:])
+        length, stored = len(tokens) // TOKEN_BYTES, result.num_stored_tokens
+        opened.num_computed, opened.room = stored, length
+        opened.promised_end, opened.retention = length + op.reserve, op.retention
+        self._open[result.seq_id] = opened
+        first_own = stored // self._block_size
+        if stored % self._block_size:
+            opened.shares_last = stored == length and not op.reserve
+            if result.ops:
+                self._hand_out(opened.table[first_own : first_own + 1])
+            elif not opened.shares_last:
+                self._cut(opened, first_own)
+            first_own += 1
+        self._hand_out(opened.table[first_own:])
+        self._use(opened)
+
+    def _extended(self, op: ExtendOp, result: ExtendResult) -> None:
+        opened = self._open[op.seq_id]
+        if op.num_tokens <= opened.room:
+            return
+        if opened.shares_last and result.first_changed == len(opened.table):
+            self._cut(opened, len(opened.table) - 1)
+        opened.shares_last = False
+        opened.table[result.first_changed :] = result.block_ids
+        opened.room = op.num_tokens
+        self._hand_out(result.block_ids)
+
+    def _inserted(self, op: InsertOp) -> None:
+        opened = self._open[op.seq_id]
+        if op.new_tokens:
+            if isinstance(opened.tokens, bytes):
+                opened.tokens = bytearray(opened.tokens)
+            opened.tokens += pack_tokens(op.new_tokens)
+        if op.num_computed == opened.num_computed:
+            return
+        first_changed, opened.num_computed = opened.num_computed // self._block_size, op.num_computed
+        end_bytes = op.num_computed * TOKEN_BYTES
+        for index in range(first_changed, -(-op.num_computed // self._block_size)):
+            self._note(opened, index, opened.tokens[index * self._block_bytes : end_bytes][: self._block_bytes])
+        self._use(opened)
+
+    def _forked(self, op: ForkOp, children: Sequence[AcquireResult]) -> None:
+        parent = self._open[op.seq_id]
+        tokens = bytes(parent.tokens[: op.position * TOKEN_BYTES])
+        for result in children:
+            child = _Open(result.seq_id, parent.namespace, parent.tree, tokens, result.block_table[:])
+            child.num_computed = child.room = op.position
+            child.promised_end = op.position + op.reserve
+            child.shares_last = op.position % self._block_size > 0
+            child.retention = parent.retention
+            self._open[result.seq_id] = child
+        self._use(parent)
+
+    def _use(self, opened: _Open) -> None:
+        if opened.num_computed:
+            self._used[opened.table[(opened.num_computed - 1) // self._block_size]] = self._clock
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+
+    def _hand_out(self, block_ids: array[int]) -> None:
+        """Blocks that a sequence is going to write: what they held is no longer there."""
+        filled, serials = self._filled, self._serials
+        for block_id in block_ids:
+            filled[block_id] = serials[block_id] = 0
+
+    def _cut(self, opened: _Open, index: int) -> None:
+        """A sequence is going to write a block behind what it has computed there: only that remains known of it."""
+        block_id = opened.table[index]
+        num_bytes = opened.num_computed * TOKEN_BYTES - index * self._block_bytes
+        if self._filled[block_id]:
+            self._filled[block_id] = min(self._filled[block_id], num_bytes)
+            self._begin(opened, index)
+
+    def _begin(self, opened: _Open, index: int) -> None:
+        """What a block of a sequence's table holds is the sequence's own from here on."""
+        block_id, before = opened.table[index], opened.table[index - 1] if index else NO_BLOCK
+        self._num_serials += 1
+        self._serials[block_id] = self._num_serials
+        self._before[block_id] = before
+        self._before_serials[block_id] = self._serials[before] if index else 0
+        self._block_trees[block_id] = opened.tree
+
+    def _note(self, opened: _Open, index: int, tokens: bytes | bytearray) -> None:
+        """A block of a sequence's table holds these tokens now."""
+        block_id = opened.table[index]
+        start = block_id * self._block_bytes
+        self._tokens[start : start + len(tokens)] = tokens
+        self._filled[block_id] = len(tokens)
+        if not self._serials[block_id]:
+            self._begin(opened, index)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def adoption(self) -> Iterator[AdoptionOp]:
+        """What a service that knows nothing is to be told, in this order. O(blocks of the pool + histories of open sequences).
+
+        Branches used longer ago come first, so that they are evicted first, but those of one conversation stand together. No
+        Step may be answered until all of it was taken; namespaces may be cleared.
+        """
+        yield from self._open_sequences()
+        first, below = self._known_blocks()
+        for namespace, tree in list(self._trees.items()):
+            for history in self._histories(namespace, first.get(tree, []), below):
+                if self._trees.get(namespace) != tree:
+                    break  # cleared meanwhile
+                yield history
+
+    def _open_sequences(self) -> Iterator[AdoptSequenceOp]:
+        first_of: dict[int, int] = {}
+        readers = Counter(block_id for opened in self._open.values() for block_id in opened.table)
+
+        def rank(opened: _Open) -> tuple[int, int, int, int]:
+            """Who has written most of a block before those that read less of it; of equals, whose block others read."""
+            last = (opened.num_computed - 1) // self._block_size
+            num_readers = readers[opened.table[last]] if opened.num_computed else 0
+            return -opened.num_computed, -num_readers, -opened.room, opened.seq_id
+
+        for opened in sorted(self._open.values(), key=rank):
+            shares = self._trees.get(opened.namespace) == opened.tree
+            yield AdoptSequenceOp(
+                opened.seq_id,
+                bytes(opened.tokens),
+                opened.table,
+                opened.num_computed,
+                opened.room,
+                max(0, opened.promised_end - opened.room),
+                opened.namespace,
+                shares,
+                None if shares else first_of.get(opened.tree),
+                opened.retention,
+            )
+            first_of.setdefault(opened.tree, opened.seq_id)
+
+    def _known_blocks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """The first blocks of each tree, and the blocks behind each block. O(blocks)."""
+        first: dict[int, list[int]] = {}
+        below: dict[int, list[int]] = {}
+        filled, serials, full = self._filled, self._serials, self._block_bytes
+        links = zip(filled, self._before, self._before_serials, strict=True)
+        for block_id, (num_bytes, above, above_serial) in enumerate(links):
+            if not num_bytes:
+                continue
+            if above == NO_BLOCK:
+                first.setdefault(self._block_trees[block_id], []).append(block_id)
+            elif serials[above] == above_serial and filled[above] == full:
+                siblings = below.get(above)
+                if siblings is None:
+                    below[above] = [block_id]
+                else:
+                    siblings.append(block_id)
+        return first, below
+
+    def _histories(self, namespace: str, first: list[int], below: dict[int, list[int]]) -> Iterator[AdoptOp]:
+        """Every history that begins in one of the `first` blocks, depth first, each from where it parts from the one before."""
+        self._order_by_use(first, below)
+        path: list[int] = []
+        num_told = 0
+        pending = [(block_id, 0) for block_id in first]
+        while pending:
+            block_id, depth = pending.pop()
+            num_told = min(num_told, depth)
+            del path[depth:]
+            path.append(block_id)
+            while len(behind := below.get(block_id, [])) == 1:
+                (block_id,) = behind
+                path.append(block_id)
+                if (len(path) - num_told) * self._block_bytes >= _MAX_HISTORY_BYTES:
+                    yield self._history(namespace, path, num_told)
+                    num_told = len(path)
+            pending += [(child, len(path)) for child in behind]
+            if not behind and len(path) > num_told:
+                yield self._history(namespace, path, num_told)
+                num_told = len(path)
+
+    def _history(self, namespace: str, path: list[int], num_told: int) -> AdoptOp:
+        size, tokens, filled = self._block_bytes, self._tokens, self._filled
+        told = path[num_told:]
+        history = b"".join([tokens[block_id * size : block_id * size + filled[block_id]] for block_id in told])
+        return AdoptOp(bytes(history), array("i", told), num_told * self._block_size, namespace)
+
+    def _order_by_use(self, first: list[int], below: dict[int, list[int]]) -> None:
+        """Sort siblings so that those come last that were used longest ago, they or any block below them."""
+        order = first[:]  # parents before children
+        for block_id in order:
+            order += below.get(block_id, ())
+        latest = {block_id: self._used[block_id] for block_id in order}
+        for block_id in reversed(order):
+            siblings = below.get(block_id)
+            if siblings is not None:
+                if len(siblings) > 1:
+                    siblings.sort(key=latest.__getitem__, reverse=True)
+                latest[block_id] = max(latest[block_id], latest[siblings[0]])
+        first.sort(key=latest.__getitem__, reverse=True)

@@ -1,0 +1,282 @@
+"""Taking over what blocks hold already: the tree and the open sequences of a cache that was lost, as its holder knows them.
+
+First the sequences that go on, of those that share blocks the one that has computed more before the others: each claims the
+blocks of its table that no earlier one has put into the tree. Then what else the blocks hold, each history told as a
+continuation of the one before it:
+
+    adopt([system, question A])   ─▶  root ── [system, 128 blocks] ─┬─ [question A, 3 blocks]
+    adopt([question B], kept=128) ─▶                                └─ [question B, 7 blocks]
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from radixkv.core import validation
+from radixkv.core.api import DEFAULT_NAMESPACE, Retention
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.forest import Forest, Walk
+from radixkv.core.management import LocalManager
+from radixkv.core.node import Node, RootNode
+from radixkv.core.opening import close_sequence, promise
+from radixkv.core.planning import stand_node
+from radixkv.core.publishing import publish
+from radixkv.core.sequences import Sequence
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
+
+__all__ = ["LocalAdopter"]
+
+_PASSING_ID = -1
+"""Of the sequence that publishes an adopted history; it is gone before the call returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """The block `to_tree`, which `keeper` has beside the tree, takes the place of `from_tree` there, which `reader` gets."""
+
+    index: int
+    from_tree: int
+    to_tree: int
+    keeper: Sequence
+    reader: Sequence
+
+    def carry_out(self, forest: Forest, node: Node) -> None:
+        """`node`: at or below where it happens."""
+        start = self.index * forest.block_bytes
+        while node.start_bytes > start:
+            assert node.parent is not None, "a block lies below the root"
+            node = node.parent
+        node.blocks[(start - node.start_bytes) // forest.block_bytes] = self.to_tree
+        self.keeper.kept_blocks.remove(self.to_tree)
+        self.reader.kept_blocks.append(self.from_tree)
+
+
+class LocalAdopter(LocalManager):
+    """`adopt` and `adopt_sequence` of a `PrefixCache`; the constructor's arguments are described there."""
+
+    _adopted = (DEFAULT_NAMESPACE, b"")  # the history adopted last
+
+    def adopt(
+        self, tokens: TokensLike, block_ids: SequenceOf[int], num_kept: int = 0, namespace: str = DEFAULT_NAMESPACE
+    ) -> int:
+        """Cache a history whose KV lies in blocks already, for a pool of which nothing was taken; how much of it matches then.
+
+        The history is the first `num_kept` tokens (whole blocks) of the one adopted last, and `tokens` behind it, which lie in
+        `block_ids`. A block that another owns ends it; what is cached already stays in the blocks where it is. O(history).
+
+        Raises:
+            InvalidArgumentError: no tokens, not as many blocks as they need, more kept than there was, a bad namespace; or
+                blocks of the pool were taken by other calls already.
+        """
+        self._enter()
+        last_namespace, last = self._adopted
+        self._adopted = (DEFAULT_NAMESPACE, b"")  # so that nothing goes on from a history that was refused
+        forest, packed, table = self._forest, pack_tokens(tokens), _table(block_ids)
+        validation.check_prompt(packed)
+        validation.check_namespace(namespace)
+        self._require_untaken()
+        most = len(last) // TOKEN_BYTES if namespace == last_namespace else 0
+        validation.check_int("num_kept", num_kept, 0, most)
+        if num_kept % forest.block_size:
+            raise InvalidArgumentError("num_kept", num_kept, f"whole blocks of {forest.block_size} tokens")
+        _check_length("block_ids", table, forest.table_length(len(packed) // TOKEN_BYTES))
+        history = last[: num_kept * TOKEN_BYTES] + packed
+        self._adopted = (namespace, history)
+
+        root = forest.roots.get(namespace) or RootNode(namespace, forest.account_of(namespace))
+        walk = forest.walk(root, history)
+        num_matched = walk.matched_bytes // forest.block_bytes
+        fresh = (
+            table[num_matched - num_kept // forest.block_size :] if num_matched * forest.block_size >= num_kept else []
+        )
+        num_fresh = forest.pool.num_claimable(array("i", fresh))
+        end_bytes = min(len(history), (num_matched + num_fresh) * forest.block_bytes)
+        if end_bytes > walk.matched_bytes:
+            forest.roots[namespace] = root
+            claimed = array("i", fresh[:num_fresh])
+            seq = _stand(forest, _PASSING_ID, root, history[:end_bytes], walk, num_matched, array("i"), claimed)
+            seq.num_computed = seq.room = end_bytes // TOKEN_BYTES
+            publish(forest, seq)
+            close_sequence(forest, seq, keep=True)
+        forest.forget_if_empty(root)
+        return max(end_bytes, walk.matched_bytes) // TOKEN_BYTES
+
+    def adopt_sequence(
+        self,
+        seq_id: int,
+        tokens: TokensLike,
+        block_table: SequenceOf[int],
+        num_computed: int,
+        room: int,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        shares: bool = True,
+        beside: int | None = None,
+        retention: SequenceOf[Retention] = (),
+    ) -> None:
+        """Open a sequence as it was in a cache that was lost, on the blocks of its table; it goes on as if nothing had been.
+
+        What it has computed is published as `insert` would. Call it before any `adopt`; of sequences that share blocks first
+        for the one that has computed more. `beside` names one adopted before whose tree this one is in, which is needed
+        without `shares` alone. O(history).
+
+        Raises:
+            InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns; or blocks of
+                the pool were taken by other calls already. Nothing has changed.
+        """
+        self._enter()
+        forest, packed, table = self._forest, pack_tokens(tokens), _table(block_table)
+        validation.check_prompt(packed)
+        validation.check_namespace(namespace)
+        validation.check_new_id(seq_id, self._sequences)
+        validation.check_int("room", room, 1, forest.pool.num_blocks * forest.block_size)
+        validation.check_int("num_computed", num_computed, 0, min(room, len(packed) // TOKEN_BYTES))
+        validation.check_int("reserve", reserve, 0, forest.pool.num_blocks * forest.block_size)
+        ranges = validation.check_retention(retention)
+        self._require_untaken()
+        _check_length("block_table", table, forest.table_length(room))
+        known_root = self._root_beside(beside, namespace) if beside is not None else None
+        if known_root is None and shares:
+            known_root = forest.roots.get(namespace)
+        root = known_root or RootNode(namespace, forest.account_of(namespace), is_hidden=not shares)
+        walk = forest.walk(root, packed[: num_computed * TOKEN_BYTES])
+        num_matched = walk.matched_bytes // forest.block_bytes
+        path = forest.path_blocks(walk.child or walk.node, num_matched)
+        strange = [(index, own) for index, (at, own) in enumerate(zip(path, table, strict=False)) if at != own]
+        swaps = [swap for index, own in strange if (swap := self._find_swap(root, index, path[index], own))]
+        swapped = {swap.to_tree for swap in swaps}
+        kept = array("i", (own for _, own in strange if own not in swapped))
+        lender = self._lender(root, walk, packed[: num_computed * TOKEN_BYTES], table)
+        if lender is not None:
+            walk = walk._replace(child=lender)
+        claimed = array("i") if lender is not None else table[num_matched:]
+        if forest.pool.num_claimable(kept + claimed) < len(kept) + len(claimed):
+            forest.forget_if_empty(root)
+            raise InvalidArgumentError("block_table", table.tolist(), "of blocks that are its own, or on its path")
+
+        for swap in swaps:
+            swap.carry_out(forest, walk.child or walk.node)
+        if shares:
+            forest.roots[namespace] = root
+        num_stood = num_matched + (lender is not None)
+        seq = _stand(forest, seq_id, root, packed, walk, num_stood, kept, claimed)
+        seq.table = table
+        if lender is not None:
+            seq.published_bytes, seq.shares_last_block = walk.matched_bytes, True
+        seq.num_stored = seq.num_computed = num_computed
+        seq.room, seq.retention = room, ranges
+        self._sequences[seq_id] = seq
+        publish(forest, seq)
+        promised_length = forest.table_length(room + reserve)
+        promise(forest, seq, promised_length, promised_length - len(table) + (seq.shares_last_block and reserve > 0))
+        if self._intents.is_active:
+            self._intents.update(seq)
+
+    def _find_swap(self, root: RootNode, index: int, in_tree: int, own: int) -> _Swap | None:
+        """Where a block that a sequence reads through the tree was adopted as another's private one: its place in the tree is
+        taken by a block of the same tokens, which then can be one sequence's alone.
+        """
+        if self._forest.pool.num_claimable(array("i", [own])):
+            return None
+        open_here = [seq for seq in self._sequences.values() if seq.root is root]
+        keeper = next((seq for seq in open_here if own in seq.kept_blocks), None)
+        readers = [seq for seq in open_here if seq.table[index : index + 1] == array("i", [in_tree])]
+        return _Swap(index, in_tree, own, keeper, readers[0]) if keeper is not None and len(readers) == 1 else None
+
+    def _lender(self, root: RootNode, walk: Walk, computed: bytes, table: array[int]) -> Node | None:
+        """The node in whose block the last, partly filled one of a table lies, all of which is computed; None: it is its own.
+
+        Where an adopted sequence has that block beside the tree, because others hold the same tokens, it is lent to the tree.
+        """
+        forest, index = self._forest, len(table) - 1
+        start = index * forest.block_bytes
+        fragment = computed[start:]
+        if walk.matched_bytes < len(computed) or not 0 < len(fragment) < forest.block_bytes:
+            return None
+        if start > walk.node.end_bytes:
+            child = walk.child
+            assert child is not None, "a walk past its node ends in a child"
+            return child if child.blocks[(start - child.start_bytes) // forest.block_bytes] == table[index] else None
+        return _child_with(walk.node, fragment, table[index]) or self._lend(root, walk.node, fragment, table[index])
+
+    def _lend(self, root: RootNode, parent: Node, fragment: bytes, block_id: int) -> Node | None:
+        """Hang a block that a sequence has beside the tree below `parent`, as the tail that it once was."""
+        forest, start = self._forest, parent.end_bytes
+        index = start // forest.block_bytes
+        owner = next((seq for seq in self._sequences.values() if block_id in seq.private_blocks()), None)
+        if owner is None or owner.root is not root or owner.table[index : index + 1] != array("i", [block_id]):
+            return None
+        if owner.private_from == index:  # its own last block, which others cover
+            fragment = bytes(owner.tokens[start : owner.num_computed * TOKEN_BYTES])
+        if not fragment or (parent.children is not None and fragment in parent.children):
+            return None
+        tail = forest.attach(root, parent, fragment, array("i", [block_id]))
+        tail.writer = owner
+        if owner.private_from == index:
+            forest.move_lock(root, parent, tail)
+            owner.node, owner.private_from, owner.published_bytes = tail, index + 1, start + len(fragment)
+        else:
+            forest.lock(root, tail)
+            owner.kept_blocks.remove(block_id)
+            owner.left_tails.append(tail)
+        return tail
+
+    def _require_untaken(self) -> None:
+        if not self._forest.pool.can_claim:
+            raise InvalidArgumentError("op", "an adoption", "before any other call has taken blocks of the pool")
+
+    def _root_beside(self, seq_id: int, namespace: str) -> RootNode:
+        seq = self._sequences.get(seq_id)
+        if seq is None or seq.root.namespace != namespace:
+            raise InvalidArgumentError("beside", seq_id, f"an open sequence of namespace {namespace!r}")
+        return seq.root
+
+
+def _child_with(parent: Node, fragment: bytes, block_id: int) -> Node | None:
+    """The child that begins with `fragment` in that block."""
+    if not parent.children:
+        return None
+    return next((child for child in parent.children.beginning_with(fragment) if child.blocks[0] == block_id), None)
+
+
+def _table(block_ids: SequenceOf[int]) -> array[int]:
+    try:
+        return array("i", block_ids)
+    except (TypeError, OverflowError):
+        raise InvalidArgumentError("block_ids", block_ids, "ids of blocks") from None
+
+
+def _check_length(argument: str, table: array[int], length: int) -> None:
+    if len(table) != length:
+        raise InvalidArgumentError(argument, f"{len(table)} blocks", f"the {length} that its tokens need")
+
+
+def _stand(
+    forest: Forest,
+    seq_id: int,
+    root: RootNode,
+    tokens: bytes,
+    walk: Walk,
+    num_stood: int,
+    kept: array[int],
+    claimed: array[int],
+) -> Sequence:
+    """A sequence that stands on the first `num_stood` blocks of a walk, and owns what it keeps beside and behind them."""
+    forest.pool.claim(kept + claimed)
+    account, num_claimed = root.account, len(kept) + len(claimed)
+    account.num_held += num_claimed
+    account.num_in_use += num_claimed
+    account.num_sequences += 1
+    account.share.num_held += num_claimed
+    account.share.num_in_use += num_claimed
+    account.share.num_taken += num_claimed
+    node = stand_node(forest, walk, num_stood)
+    forest.lock(root, node)
+    seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, num_stood) + claimed)
+    seq.kept_blocks = kept
+    seq.published_bytes = node.end_bytes
+    seq.private_from = num_stood
+    node.used_bytes = max(node.used_bytes, node.end_bytes)
+    return seq

@@ -1,0 +1,1 @@
+"""Files to run radixkv for good, as an ordinary user: units for systemd, and a Containerfile. No code."""

@@ -1,0 +1,121 @@
+"""A generation that outlives its worker: what was told stays told, and another worker's life goes on from it.
+
+Draws are keyed by (seed, branch, position), so a request that is made again with its seed draws the same tokens. A single
+branch is given what was told, but for the last token, as the beginning of its reply, which costs one prompt; several branches,
+and those that are ranked at the end, are generated again. Either way every token that was told is compared with what is drawn
+now:
+
+    told before       t0 t1 t2 t3 │
+    drawn again       t0 t1 t2 t3 │ t4 t5 ...      one that differs ends the stream with an error; the rest is new
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from radixkv.core.errors import UnavailableError
+from radixkv.worker.request import BranchFinished, Delta, GenerateParams, GenerationEvent, Started
+from radixkv.worker.sampling import fresh_seed
+
+__all__ = ["Lasting"]
+
+
+class Lasting:
+    """What one generation has told, and how it is asked for again. One consumer.
+
+    Args:
+        params: the request; it is given a seed where it names none.
+
+    Attributes:
+        params: what to ask for first.
+    """
+
+    def __init__(self, params: GenerateParams) -> None:
+        sampling = params.sampling
+        seed = fresh_seed() if sampling.seed is None else sampling.seed
+        self.params = replace(params, sampling=replace(sampling, seed=seed))
+        self._prompt: bytes | None = None
+        self._tokens: list[list[int]] = [[] for _ in range(sampling.n)]
+        self._num_characters = [0] * sampling.n
+        self._finished: set[int] = set()
+        self._again: _Again | None = None
+
+    def fresh(self, events: Sequence[GenerationEvent]) -> list[GenerationEvent]:
+        """Of events as they come, those that were not told before.
+
+        Raises:
+            UnavailableError: something else is drawn now than was told before.
+        """
+        if self._again is not None:
+            events = list(self._again.new(events))
+        for event in events:
+            match event:
+                case Started():
+                    self._prompt = event.prompt
+                case Delta():
+                    self._tokens[event.branch].extend(event.token_ids)
+                    self._num_characters[event.branch] += len(event.text)
+                case BranchFinished():
+                    self._finished.add(event.branch)
+        return list(events)
+
+    def again(self, timeout_s: float | None) -> GenerateParams:
+        """What to ask for after the worker was lost. `timeout_s`: what is left of the request's own."""
+        params = replace(self.params, timeout_s=timeout_s)
+        if self._prompt is None:
+            return params
+        sampling = params.sampling
+        is_single = sampling.n == sampling.num_beams == 1 and sampling.best_of is None
+        if is_single and len(self._tokens[0]) > len(sampling.forced_token_ids):
+            sampling = replace(sampling, forced_token_ids=tuple(self._tokens[0][:-1]))
+        self._again = _Again(self._tokens, self._num_characters, self._finished)
+        return replace(
+            params,
+            sampling=sampling,
+            token_ids=self._prompt,
+            text=None,
+            messages=None,
+            history=b"",
+            tools=(),
+            template_arguments={},
+        )
+
+
+class _Again:
+    """Events of a generation that is made again, without what `tokens`, `num_characters` and `finished` tell was told."""
+
+    def __init__(self, tokens: Sequence[Sequence[int]], num_characters: Sequence[int], finished: set[int]) -> None:
+        self._told = [list(each) for each in tokens]
+        self._num_told_characters = list(num_characters)
+        self._finished = set(finished)
+        self._num_tokens = [0] * len(tokens)
+        self._num_characters = [0] * len(tokens)
+
+    def new(self, events: Sequence[GenerationEvent]) -> Iterator[GenerationEvent]:
+        for event in events:
+            if isinstance(event, Delta):
+                rest = self._rest(event)
+                if rest.token_ids or rest.text:
+                    yield rest
+            elif not (isinstance(event, Started) or (isinstance(event, BranchFinished) and self._is_told(event))):
+                yield event
+
+    def _is_told(self, event: BranchFinished) -> bool:
+        return event.branch in self._finished
+
+    def _rest(self, event: Delta) -> Delta:
+        branch = event.branch
+        begin = self._num_tokens[branch]
+        told = self._told[branch][begin : begin + len(event.token_ids)]
+        if told != list(event.token_ids[: len(told)]):
+            raise UnavailableError("the worker was lost, and what it had begun to tell cannot be continued; ask again")
+        self._num_tokens[branch] += len(event.token_ids)
+        skipped = max(0, self._num_told_characters[branch] - self._num_characters[branch])
+        self._num_characters[branch] += len(event.text)
+        return replace(
+            event,
+            token_ids=event.token_ids[len(told) :],
+            text=event.text[skipped:],
+            logprobs=event.logprobs[len(told) :],
+        )

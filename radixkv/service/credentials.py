@@ -1,0 +1,296 @@
+"""Who calls: keys and certificates, the tenants behind them, and what each of them may do and name.
+
+One file says it to the cache service, the worker and the gateway alike. It is TOML, holds no key, only SHA-256 digests of
+keys, and is read again when it changes:
+
+    [[tenant]]
+    name = "evaluation"
+    namespace = "team-a"           # isolation domain of what is cached and stored; the name where it is left out
+    keys = ["sha256:9f86d08..."]   # printf %s "$KEY" | sha256sum
+    certificates = ["eval-job"]    # common names of client certificates, where the server asks for some
+    roles = ["client"]             # of client, reader, holder and admin; see `rights`
+    namespaces = ["team-a"]        # which it may name, those of their adapters with them, "*": all; its own if left out
+    pools = ["default"]            # which a holder may attach to; all where it is left out
+    requests_per_minute = 600
+    tokens_per_minute = 200000
+    max_concurrent = 32
+    operator = true                # sees and may evict what all namespaces have cached, over HTTP; as an admin always does
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from radixkv.core.api import DEFAULT_NAMESPACE
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.service.namespaces import is_made_here, owner_of
+
+__all__ = ["ANONYMOUS", "ROLES", "KeyRing", "Tenant", "TenantLimits"]
+
+MAX_KEYS = 10_000
+MAX_NAME_CHARACTERS = 128
+RECHECK_S = 1.0
+"""How often the keys file is looked at for changes, at most."""
+
+ROLES = ("client", "reader", "holder", "admin")
+EVERYTHING = "*"
+"""Stands for every namespace in a tenant's list of them."""
+
+_DIGEST = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+_LISTS = ("keys", "certificates", "roles", "namespaces", "pools")
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """What one tenant may ask of a gateway; None: as much as there is.
+
+    Attributes:
+        requests_per_minute: requests begun. tokens_per_minute: tokens read (but those found in the cache) and written.
+        max_concurrent: requests under way at once.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in _LIMITS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgumentError(name, value, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """On whose behalf a request is served.
+
+    Attributes:
+        name: for logs and metrics.
+        namespace: isolation domain: nothing cached, stored or told crosses from one to another.
+        limits: what it may ask for.
+        is_operator: sees what all namespaces have cached, and may evict of it.
+        roles: what it may do.
+        namespaces: which it may name; None: its own.
+        pools: which it may hold; None: all.
+    """
+
+    name: str
+    namespace: str
+    limits: TenantLimits = field(default_factory=TenantLimits)
+    is_operator: bool = False
+    roles: frozenset[str] = frozenset({"client"})
+    namespaces: frozenset[str] | None = None
+    pools: frozenset[str] | None = None
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether it may name every namespace."""
+        return "admin" in self.roles or (self.namespaces is not None and EVERYTHING in self.namespaces)
+
+    def has_role(self, roles: Iterable[str]) -> bool:
+        """Whether it has one of these roles. An admin has all."""
+        return "admin" in self.roles or not self.roles.isdisjoint(roles)
+
+    def may_name(self, namespace: str) -> bool:
+        """Whether it may name a namespace; that of an adapter as the one that it belongs to. O(1)."""
+        named = frozenset((self.namespace,)) if self.namespaces is None else self.namespaces
+        return self.sees_all or namespace in named or owner_of(namespace) in named
+
+    def may_hold(self, pool: str) -> bool:
+        """Whether it may attach to a pool of that name."""
+        return self.has_role(("holder",)) and (self.pools is None or pool in self.pools)
+
+
+ANONYMOUS = Tenant("default", DEFAULT_NAMESPACE, is_operator=True, roles=frozenset(ROLES))
+
+
+class _Known(NamedTuple):
+    """Tenants by the digest of a key, beside that digest, and by the common name of a certificate."""
+
+    by_digest: dict[str, tuple[str, Tenant]]
+    by_certificate: dict[str, Tenant]
+
+
+class KeyRing:
+    """The keys and certificates that are known. Safe to call from any thread.
+
+    Args:
+        path: the keys file; None: every caller is the tenant "default", an operator and admin, whatever key is sent.
+        limits: of tenants that the file gives none.
+        own_key: a further key that stands for an admin: that of the process itself, which nobody else knows.
+        clock: seconds, monotonic.
+
+    Raises:
+        InvalidArgumentError: the file cannot be read. Later, while running, that is logged and the keys read before stay.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        limits: TenantLimits | None = None,
+        *,
+        own_key: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._limits = limits or TenantLimits()
+        self._own_digest = _digest(own_key) if own_key else ""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._checked_s = clock()
+        self._stamp = self._read_stamp()
+        self._known = self._load() if path else _Known({}, {})
+
+    @property
+    def is_open(self) -> bool:
+        """Whether callers need no key."""
+        return self._path is None
+
+    @property
+    def knows_certificates(self) -> bool:
+        """Whether a caller may be known by its certificate alone."""
+        return bool(self._known.by_certificate)
+
+    def find(self, key: str | None) -> Tenant | None:
+        """The tenant of a key; None if it is nobody's. Takes the same time whichever key is wrong. O(1)."""
+        if self._path is None:
+            return replace(ANONYMOUS, limits=self._limits)
+        self._reload_if_changed()
+        if not key:
+            return None
+        # What is looked up is the digest, of which a caller cannot choose the beginning; what is found is compared whole.
+        digest = _digest(key)
+        found = self._known.by_digest.get(digest)
+        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+    def find_certificate(self, common_names: Iterable[str]) -> Tenant | None:
+        """The tenant of a client certificate that was verified, by the common names of its subject; None if it is nobody's."""
+        if self._path is None:
+            return replace(ANONYMOUS, limits=self._limits)
+        self._reload_if_changed()
+        return next((tenant for name in common_names if (tenant := self._known.by_certificate.get(name))), None)
+
+    def _reload_if_changed(self) -> None:
+        with self._lock:
+            now_s = self._clock()
+            if now_s - self._checked_s < RECHECK_S:
+                return
+            self._checked_s = now_s
+            stamp = self._read_stamp()
+            if stamp == self._stamp:
+                return
+            try:
+                self._known = self._load()
+            except InvalidArgumentError as error:
+                _LOG.error("the keys read before stay in use: %s", error)
+            else:
+                _LOG.info("read %d keys from %s", len(self._known.by_digest), self._path)
+            self._stamp = stamp
+
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        try:
+            status = self._path.stat() if self._path else None
+        except OSError:
+            return None
+        return (status.st_mtime_ns, status.st_size, status.st_ino) if status else None
+
+    def _load(self) -> _Known:
+        assert self._path is not None
+        try:
+            document = tomllib.loads(self._path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InvalidArgumentError("keys file", str(self._path), f"a TOML file that can be read: {error}") from None
+        known = _read_tenants(document, self._limits)
+        if self._own_digest:
+            process = Tenant("this process", DEFAULT_NAMESPACE, roles=frozenset({"admin"}))
+            known.by_digest[self._own_digest] = (self._own_digest, process)
+        return known
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def _read_tenants(document: dict[str, Any], limits: TenantLimits) -> _Known:
+    rows = document.get("tenant", [])
+    if set(document) - {"tenant"} or not isinstance(rows, list):
+        raise InvalidArgumentError("keys file", sorted(document), "a list of [[tenant]] tables and nothing else")
+    known = _Known({}, {})
+    for row in rows:
+        tenant = _read_tenant(row, limits)
+        for text in row.get("keys", []):
+            match = _DIGEST.fullmatch(text)
+            if match is None:
+                raise InvalidArgumentError(
+                    f"keys of {tenant.name}", "a key", "the SHA-256 digest of a key, 64 hex digits"
+                )
+            digest = match.group(1).lower()
+            if digest in known.by_digest and known.by_digest[digest][1] != tenant:
+                raise InvalidArgumentError(f"keys of {tenant.name}", digest[:8], "no key of another tenant")
+            known.by_digest[digest] = (digest, tenant)
+        for name in row.get("certificates", []):
+            if not name or known.by_certificate.get(name, tenant) != tenant:
+                bound = "a common name, and of no other tenant's certificate"
+                raise InvalidArgumentError(f"certificates of {tenant.name}", name, bound)
+            known.by_certificate[name] = tenant
+    if len(known.by_digest) + len(known.by_certificate) > MAX_KEYS:
+        bound = f"at most {MAX_KEYS} keys and certificates"
+        raise InvalidArgumentError("keys file", f"{len(known.by_digest)} keys", bound)
+    return known
+
+
+def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
+    known = {"name", "namespace", "operator", *_LISTS, *_LIMITS}
+    if not isinstance(row, dict) or set(row) - known:
+        raise InvalidArgumentError("[[tenant]]", row, f"a table of {', '.join(sorted(known))}")
+    name, namespace = _read_names(row)
+    for limit in _LIMITS:
+        if limit in row and (not isinstance(row[limit], int) or isinstance(row[limit], bool)):
+            raise InvalidArgumentError(f"[[tenant]] {limit}", row[limit], "a whole number, at least 1")
+    lists = {key: _read_list(row, key) for key in _LISTS}
+    roles = lists["roles"] or frozenset({"client"})
+    if roles - set(ROLES):
+        raise InvalidArgumentError("[[tenant]] roles", sorted(roles), f"of {', '.join(ROLES)}")
+    is_operator = row.get("operator", "admin" in roles)
+    if not isinstance(is_operator, bool):
+        raise InvalidArgumentError("[[tenant]] operator", is_operator, "true or false")
+    own = TenantLimits(**{limit: row.get(limit, getattr(limits, limit)) for limit in _LIMITS})
+    return Tenant(name, namespace, own, is_operator, roles, lists["namespaces"], lists["pools"])
+
+
+def _read_names(row: dict[str, Any]) -> tuple[str, str]:
+    name = row.get("name")
+    namespace = row.get("namespace", name)
+    for field_name, value in (("name", name), ("namespace", namespace)):
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARACTERS:
+            raise InvalidArgumentError(
+                f"[[tenant]] {field_name}", value, f"a text of 1 to {MAX_NAME_CHARACTERS} characters"
+            )
+    assert isinstance(name, str)
+    assert isinstance(namespace, str)
+    if is_made_here(namespace):
+        raise InvalidArgumentError("[[tenant]] namespace", namespace, "one that is no adapter's")
+    return name, namespace
+
+
+def _read_list(row: dict[str, Any], key: str) -> frozenset[str] | None:
+    """A list of texts; None where it is left out."""
+    texts = row.get(key)
+    if texts is None:
+        return None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        what = "a value" if key == "keys" else texts  # a key written in plain belongs into no message
+        raise InvalidArgumentError(f"[[tenant]] {key}", what, "a list of texts")
+    return frozenset(texts)

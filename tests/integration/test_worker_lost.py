@@ -1,0 +1,242 @@
+"""A worker that is lost, or is restarted, behind those who ask it: they wait, and what had begun goes on to the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hash_model import HashRunner
+
+from radixkv import InvalidArgumentError, PrefixCache, UnavailableError
+from radixkv.gateway.backend import Backend
+from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.lasting import Lasting
+from radixkv.worker.engine import Engine
+from radixkv.worker.generation_client import GenerationClient
+from radixkv.worker.request import (
+    BranchFinished,
+    Completed,
+    Delta,
+    FinishReason,
+    GenerateParams,
+    GenerationEvent,
+    Prompt,
+    Started,
+)
+from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.server import GenerationServer
+
+NUM_BLOCKS, BLOCK_SIZE = 256, 4
+PROMPT = [1, 2, 3, 4, 5]
+
+
+class Life:
+    """One life of a worker at an address."""
+
+    def __init__(self, address: str) -> None:
+        self.runner = HashRunner(NUM_BLOCKS, BLOCK_SIZE)
+        self.engine = Engine(self.runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE))
+        self.server = GenerationServer(self.engine, address).start()
+
+    def end(self) -> None:
+        self.server.stop()
+        self.runner.gate.set()
+        self.engine.close()
+
+
+@contextmanager
+def live(address: str) -> Iterator[Life]:
+    life = Life(address)
+    try:
+        yield life
+    finally:
+        life.end()
+
+
+def request(**sampling: Any) -> GenerateParams:
+    """Draws that a seed decides."""
+    chosen = SamplingParams(**{"max_tokens": 24, "temperature": 5.0, "seed": 7, "ignore_eos": True, **sampling})
+    return GenerateParams(token_ids=PROMPT, sampling=chosen)
+
+
+def replies(events: list[GenerationEvent], num_branches: int) -> list[list[int]]:
+    told: list[list[int]] = [[] for _ in range(num_branches)]
+    for event in events:
+        if isinstance(event, Delta):
+            told[event.branch] += event.token_ids
+    return told
+
+
+def ends(events: list[GenerationEvent]) -> list[BranchFinished]:
+    return sorted((event for event in events if isinstance(event, BranchFinished)), key=lambda end: end.branch)
+
+
+def undisturbed(address: str, params: GenerateParams) -> list[GenerationEvent]:
+    with live(address), GenerationClient(address) as client:
+        return list(client.generate(params))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"logprobs": 2},
+        {"n": 3},
+        {"n": 2, "best_of": 4},
+        {"num_beams": 3, "temperature": 0.0},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"forced_token_ids": (9, 8, 7)},
+        {"stop_token_ids": (11, 12, 13), "min_tokens": 12},
+    ],
+)
+@pytest.mark.parametrize("num_forwards", [1, 2, 9])
+def test_a_generation_goes_on_with_the_next_worker_to_the_same_tokens(
+    sampling: dict[str, Any], num_forwards: int, tmp_path: Path
+) -> None:
+    address = f"unix:{tmp_path}/worker"
+    params = request(**sampling)
+    expected = undisturbed(address, params)
+
+    async def use(stack: ExitStack) -> list[GenerationEvent]:
+        first = Life(address)
+        first.runner.close_gate_after(num_forwards)
+        with GenerationClient(address, retries=False) as client:
+            backend = Backend(client, patience_s=30)
+            events: list[GenerationEvent] = []
+            async with await backend.generate(params) as stream:
+                while first.runner.gate.is_set():
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(first.end)
+                stack.enter_context(live(address))
+                async for event in stream:
+                    events.append(event)
+            backend.close()
+            return events
+
+    with ExitStack() as stack:
+        events = asyncio.run(use(stack))
+    assert replies(events, params.sampling.n) == replies(expected, params.sampling.n)
+    assert ends(events) == ends(expected)
+    assert sum(isinstance(event, Started) for event in events) == 1
+    assert isinstance(events[-1], Completed)
+    assert isinstance(expected[-1], Completed)
+    assert events[-1].usage.num_generated_tokens == expected[-1].usage.num_generated_tokens
+
+
+def test_a_request_waits_for_a_worker_that_is_not_there_yet_and_no_longer_than_it_may(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
+
+    async def use(stack: ExitStack) -> None:
+        with GenerationClient(address, retries=False) as client:
+            for patience_s, params in ((0.2, request()), (30.0, GenerateParams(token_ids=PROMPT, timeout_s=0.2))):
+                hasty = Backend(client, patience_s=patience_s)
+                with pytest.raises(UnavailableError, match="cannot be reached"):
+                    await hasty.generate(params)
+                assert not await hasty.is_alive()
+                hasty.close()
+            backend = Backend(client, patience_s=30.0)
+            waiting = [asyncio.ensure_future(backend.generate(request())) for _ in range(20)]
+            asking = asyncio.ensure_future(backend.tokenize(Prompt(token_ids=[1, 2])))
+            await asyncio.sleep(0.3)
+            assert not any(one.done() for one in (*waiting, asking))
+            stack.enter_context(live(address))
+            assert await asking == bytes([1, 0, 0, 0, 2, 0, 0, 0])
+            for one in waiting:
+                async with await one as stream:
+                    assert [event async for event in stream]
+            backend.close()
+
+    with ExitStack() as stack:
+        asyncio.run(use(stack))
+
+
+def test_nobody_waits_for_a_worker_behind_a_gateway_that_ends_everything(tmp_path: Path) -> None:
+    async def use() -> None:
+        with GenerationClient(f"unix:{tmp_path}/nobody", retries=False) as client:
+            backend = Backend(client, patience_s=3600)
+            waiting = asyncio.ensure_future(backend.generate(request()))
+            await asyncio.sleep(0.1)
+            backend.fail_all(UnavailableError("the server is stopping"))
+            with pytest.raises(UnavailableError):
+                await asyncio.wait_for(waiting, 10)
+            backend.close()
+
+    asyncio.run(use())
+
+
+def test_a_stream_that_would_go_on_otherwise_ends_with_an_error() -> None:
+    lasting = Lasting(request(n=2))
+    lasting.fresh([Started("first", b""), Delta(0, (1, 2), "ab"), Delta(1, (3,), "c")])
+    assert lasting.again(None).token_ids == b""
+    rest = lasting.fresh([Started("second", b""), Delta(1, (3, 4), "cd"), Delta(0, (1,), "a"), Delta(0, (2, 5), "be")])
+    assert rest == [Delta(1, (4,), "d"), Delta(0, (5,), "e")]
+    lasting.again(None)
+    with pytest.raises(UnavailableError, match="ask again"):
+        lasting.fresh([Delta(0, (1, 9), "ax")])
+
+
+def test_an_end_that_was_told_is_not_told_again() -> None:
+    lasting = Lasting(request(n=2))
+    end = BranchFinished(0, FinishReason.STOP)
+    lasting.fresh([Started("first", b""), Delta(0, (1,), "a"), end])
+    lasting.again(None)
+    other = BranchFinished(1, FinishReason.LENGTH)
+    assert lasting.fresh([Delta(0, (1,), "a"), end, Delta(1, (2,), "b"), other]) == [Delta(1, (2,), "b"), other]
+
+
+def test_the_seed_of_a_request_that_names_none_is_kept() -> None:
+    lasting = Lasting(request(seed=None))
+    assert lasting.params.sampling.seed is not None
+    assert lasting.again(1.5).sampling.seed == lasting.params.sampling.seed
+    assert lasting.again(1.5).timeout_s == 1.5
+
+
+def test_the_wait_has_a_bound() -> None:
+    with pytest.raises(InvalidArgumentError, match="worker_wait_s"):
+        GatewayConfig(worker_wait_s=-1)
+
+
+# -- a worker that drains
+
+
+def test_a_draining_worker_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
+    with live(address) as life, GenerationClient(address, retries=False) as client:
+        life.runner.close_gate_after(3)
+        stream = client.generate(request())
+        assert not life.server.drain(0.05)
+        with pytest.raises(UnavailableError, match="stopping"):
+            client.generate(request())
+        assert client.model().vocab_size == life.runner.vocab_size
+        with grpc.insecure_channel(address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert check.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        life.runner.gate.set()
+        assert isinstance(list(stream)[-1], Completed)
+        assert life.server.drain(10)
+
+
+def test_a_client_that_was_refused_finds_the_next_worker(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
+    expected = undisturbed(address, request())
+    with live(address) as first, GenerationClient(address) as client:
+        assert replies(list(client.generate(request())), 1) == replies(expected, 1)
+        first.server.refuse()
+        with ExitStack() as stack:
+
+            def restart() -> None:
+                first.end()
+                stack.enter_context(live(address))
+
+            timer = threading.Timer(0.2, restart)
+            timer.start()
+            events = list(client.generate(request()))
+            timer.join()
+    assert replies(events, 1) == replies(expected, 1)

@@ -1,0 +1,337 @@
+"""A service that is restarted at any moment gets its tree back from the holder, and no slot that anybody reads is wrong."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from radixkv.client.notices import NoticeBox
+from radixkv.client.session import HolderSession
+from radixkv.core.api import (
+    AcquireOp,
+    AdoptOp,
+    AdoptResult,
+    AdoptSequenceOp,
+    ExtendOp,
+    ExtendResult,
+    ForkOp,
+    InsertOp,
+    NodeInfo,
+    Notice,
+    Pending,
+    PoolShape,
+    ReleaseOp,
+    StepOp,
+)
+from radixkv.core.cache import PrefixCache
+from radixkv.core.errors import InvalidArgumentError, RadixKVError, StaleIncarnationError
+from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.service.config import ServiceConfig
+from radixkv.service.holding import Holding
+from radixkv.service.pools import Pool, PoolTable
+from radixkv.v1 import workers_pb2 as workers
+
+from .hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
+
+NUM_BLOCKS, BLOCK_SIZE = 24, 4
+NAMESPACES = ("default", "other")
+
+
+class Wire:
+    """A holder and a service; messages arrive when they are carried, or never."""
+
+    def __init__(self) -> None:
+        self.notices = NoticeBox(None)
+        self.session = HolderSession(PoolShape(NUM_BLOCKS, BLOCK_SIZE), 7, self.notices)
+        self.submit = self.session.submit
+        self.restart()
+
+    def restart(self) -> None:
+        """A service that knows nothing takes the place of the one before, and the holder attaches to it."""
+        self.pools = PoolTable(ServiceConfig(), lambda: 0.0)
+        self.holding = Holding(self.pools, self._to_holder, self._ended)
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """What was on the way is lost, and the holder attaches to the same service."""
+        self.holding.lost()
+        self.session.lose_stream()
+        self.holding = Holding(self.pools, self._to_holder, self._ended)
+        self._to_service: list[bytes] = []
+        self._answers: list[bytes] = []
+        self.session.open(self._to_service.append)
+
+    def act(self) -> None:
+        """The service acts on all that is on the way to it."""
+        while self._to_service:
+            self.holding.receive(workers.AttachRequest.FromString(self._to_service.pop(0)))
+
+    def carry(self) -> None:
+        """Carry every message to where it goes, until nothing is on the way."""
+        while self._to_service or self._answers:
+            self.act()
+            while self._answers:
+                self.session.receive(self._answers.pop(0))
+
+    def _to_holder(self, response: workers.AttachResponse) -> None:
+        self._answers.append(response.SerializeToString())
+
+    def _ended(self, error: RadixKVError) -> None:
+        raise AssertionError(f"the service ended the stream: {error}")
+
+    @property
+    def pool(self) -> Pool:
+        (pool,) = self.pools.select("")
+        return pool
+
+
+class Drive:
+    """A worker that does anything at random, over a wire that breaks and a service that is restarted."""
+
+    def __init__(self, seed: int, *, clears: bool = True) -> None:
+        self.random = random.Random(seed)
+        self.clears = clears
+        self.wire = Wire()
+        self.wire.carry()
+        self.worker = HashKvWorker(self.wire, NUM_BLOCKS, BLOCK_SIZE)  # type: ignore[arg-type]  # it only submits
+        self.next_id = 1
+        self.counts: Counter[str] = Counter()
+
+    def step(self) -> None:
+        ops: list[StepOp] = []
+        for _ in range(self.random.randint(1, 3)):
+            ops += self._op({op.seq_id for op in ops if not isinstance(op, AcquireOp)})  # type: ignore[union-attr]
+        if ops:
+            self.worker.submit(ops)
+        fate = self.random.random()
+        if fate < 0.05:  # the service dies with Steps on the way, before or after it has applied them
+            self.counts["restarts"] += 1
+            self.counts["lost"] += self.worker.num_behind
+            self.wire.restart()
+        elif fate < 0.10:
+            self.counts["answers lost"] += 1
+            self.wire.act()
+            if self.random.random() < 0.5:
+                self.wire.restart()
+            else:
+                self.wire.reconnect()
+        elif fate < 0.13 and self.clears:
+            self.wire.carry()
+            self.wire.pool.clear(self.random.choice(NAMESPACES))
+        self.wire.carry()
+        if self.random.random() < 0.7:
+            self.worker.catch_up(self.random.randint(0, 1))
+
+    def _op(self, named: set[int]) -> list[StepOp]:
+        usable = [s for s in self.worker.sequences.values() if s.is_usable and s.seq_id not in named]
+        kind = self.random.choices(("acquire", "go on", "fork", "release"), (3, 6, 2, 2))[0]
+        if kind == "acquire" or not usable:
+            self.next_id += 1
+            prompt = [self.random.randrange(2) for _ in range(self.random.randint(1, 22))]
+            namespace = self.random.choice(NAMESPACES)
+            shares = self.random.random() < 0.9
+            reserve = self.random.choice((0, 0, 5))
+            return [AcquireOp(pack_tokens(prompt), reserve, namespace, self.next_id, shares=shares)]
+        sequence = self.random.choice(usable)
+        assert sequence.seq_id is not None
+        if kind == "fork" and sequence.num_reported >= sequence.num_computed >= 1 and not sequence.num_uncertain:
+            self.next_id += 1
+            position = self.random.randint(1, sequence.num_computed)
+            return [ForkOp(sequence.seq_id, position, 1, self.random.choice((0, 3)), (self.next_id,))]
+        if kind == "release":
+            return [ReleaseOp(sequence.seq_id, self.random.random() < 0.8)]
+        return self._go_on(sequence)
+
+    def _go_on(self, sequence: WorkerSequence) -> list[StepOp]:
+        assert sequence.seq_id is not None
+        if sequence.num_uncertain:
+            return []
+        if self.random.random() < 0.4:
+            return [ExtendOp(sequence.seq_id, sequence.room + self.random.randint(1, 6))]
+        while len(sequence.tokens) < sequence.room:
+            self.worker.sample(sequence, self.random.randrange(2))
+        self.worker.compute(sequence, sequence.num_computed + self.random.randint(1, 7))
+        new = sequence.tokens[sequence.num_reported : max(sequence.num_computed, sequence.num_reported)]
+        return [InsertOp(sequence.seq_id, sequence.num_computed, pack_tokens(new))]
+
+    def check(self) -> None:
+        """The books are right, and whatever is cached or read lies in its slots."""
+        if self.worker.num_behind:
+            return
+        cache = self.wire.pool.cache
+        cache.check()
+        self.worker.verify()
+        self._check_cached(cache.dump())
+
+    def _check_cached(self, nodes: Sequence[NodeInfo]) -> None:
+        histories: dict[int, list[int]] = {0: []}
+        for node in nodes:
+            before = histories.get(node.parent_id, [])
+            tokens = before + unpack_tokens(node.tokens)
+            histories[node.node_id] = tokens
+            kv = kv_of(node.namespace, tokens)
+            for offset in range(len(before), len(tokens)):
+                block_id = node.block_ids[(offset - len(before)) // BLOCK_SIZE]
+                slot = block_id * BLOCK_SIZE + offset % BLOCK_SIZE
+                assert self.worker.slots[slot] == kv[offset], f"cached block {block_id} holds other KV"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(part * 40, part * 40 + 40):
+        drive = Drive(seed)
+        for _ in range(120):
+            drive.step()
+            drive.check()
+        drive.worker.catch_up()
+        drive.check()
+        open_ids = {seq_id for seq_id, one in drive.worker.sequences.items() if one.is_open}
+        assert drive.wire.pool.cache.stats().num_sequences == len(open_ids)
+        counts += drive.counts
+    assert counts["restarts"] > 100
+    assert counts["lost"] > 50
+
+
+def test_a_restarted_service_finds_all_that_was_cached() -> None:
+    drive = Drive(3, clears=False)
+    for _ in range(60):
+        drive.step()
+    drive.worker.catch_up()
+    for sequence in list(drive.worker.sequences.values()):
+        if sequence.is_usable and sequence.seq_id is not None:
+            drive.worker.submit([ReleaseOp(sequence.seq_id)])
+    drive.wire.carry()
+    drive.worker.catch_up()
+    before = drive.wire.pool.cache
+    drive.wire.restart()
+    drive.wire.carry()
+    after = drive.wire.pool.cache
+    assert before.stats().num_cached_blocks > 5
+    histories: dict[int, tuple[str, bytes]] = {0: ("", b"")}
+    for node in before.dump():
+        histories[node.node_id] = (node.namespace, histories.get(node.parent_id, ("", b""))[1] + node.tokens)
+        namespace, tokens = histories[node.node_id]
+        assert after.match(tokens, namespace).num_tokens == len(tokens) // 4
+
+
+def test_what_was_cleared_does_not_come_back() -> None:
+    wire = Wire()
+    wire.carry()
+    wire.submit([AcquireOp(pack_tokens(range(10)), seq_id=1), InsertOp(1, 10), ReleaseOp(1)])
+    wire.submit([AcquireOp(pack_tokens(range(10)), 0, "other", 2), InsertOp(2, 10)])
+    wire.carry()
+    wire.pool.clear("default")
+    wire.pool.clear("other")
+    wire.carry()
+    wire.restart()
+    wire.carry()
+    assert wire.pool.cache.match(pack_tokens(range(10))).num_tokens == 0
+    assert wire.pool.cache.match(pack_tokens(range(10)), "other").num_tokens == 0
+    opened = wire.submit([ForkOp(2, 7, 1, 0, (3,))])
+    wire.carry()
+    (children,) = opened.result(0)
+    assert isinstance(children, list), "a sequence of the cleared namespace goes on"
+    assert children[0].num_stored_tokens == 7
+    wire.pool.cache.check()
+
+
+def test_a_stream_that_breaks_before_the_service_is_told_anything_leaves_it_to_be_told() -> None:
+    wire = Wire()
+    wire.carry()
+    wire.submit([AcquireOp(pack_tokens(range(10)), seq_id=1), InsertOp(1, 10)])
+    wire.carry()
+    wire.restart()
+    wire.act()  # the service has taken the holder, who never hears of it
+    wire.reconnect()
+    room = wire.submit([ExtendOp(1, 20)])
+    wire.carry()
+    assert isinstance(room.result(0)[0], ExtendResult)
+    assert wire.pool.cache.match(pack_tokens(range(10))).num_tokens == 10
+
+
+def test_whoever_waits_is_told_to_ask_again() -> None:
+    wire = Wire()
+    wire.carry()
+    prompt = pack_tokens(range(20))
+    wire.submit([AcquireOp(prompt, seq_id=1)])
+    waiting = wire.submit([AcquireOp(prompt, seq_id=2, waits=True)])
+    wire.carry()
+    (pending,) = waiting.result(0)
+    assert isinstance(pending, Pending)
+    wire.restart()
+    wire.carry()
+    assert wire.notices.take() == [Notice("gone", 1, 20)]
+    again = wire.submit([AcquireOp(prompt, seq_id=2, waits=True)])
+    wire.submit([InsertOp(1, 20)])
+    wire.carry()
+    assert isinstance(again.result(0)[0], Pending)
+    assert wire.notices.take() == [Notice("published", 1, 20)]
+
+
+def test_what_is_promised_stays_promised() -> None:
+    wire = Wire()
+    wire.carry()
+    wire.submit([AcquireOp(pack_tokens(range(10)), 20, seq_id=1), ExtendOp(1, 13)])
+    wire.carry()
+    before = wire.pool.cache.stats().num_promised_blocks
+    wire.restart()
+    wire.carry()
+    assert wire.pool.cache.stats().num_promised_blocks == before == 4
+
+
+def test_a_holder_that_cannot_adopt_is_refused_as_before() -> None:
+    wire = Wire()
+    wire.carry()
+    hello = workers.Hello(pool={"name": "old", "num_blocks": 4, "block_size": 4}, incarnation=9, acknowledged_through=5)
+    with pytest.raises(StaleIncarnationError, match="restarted"):
+        wire.pools.attach(hello, wire.holding)
+    hello.can_adopt = True
+    assert wire.pools.attach(hello, wire.holding).pool.next_step == 6
+
+
+@pytest.mark.parametrize(
+    ("op", "argument"),
+    [
+        (AdoptOp(pack_tokens(range(8)), array("i", [1])), "block_ids"),
+        (AdoptOp(pack_tokens(range(8)), array("i", [1, 2]), num_kept=4), "num_kept"),
+        (AdoptOp(b"", array("i")), "tokens"),
+        (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 1]), 8, 8), "block_table"),
+        (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 99]), 8, 8), "block_table"),
+        (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 2]), 9, 8), "num_computed"),
+        (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 2]), 8, 8, beside=5), "beside"),
+        (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 2]), 8, 8, reserve=-1), "reserve"),
+    ],
+)
+def test_a_bad_adoption_is_refused_by_name_and_changes_nothing(op: AdoptOp | AdoptSequenceOp, argument: str) -> None:
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    (error,) = cache.step([op])
+    assert isinstance(error, InvalidArgumentError)
+    assert error.argument == argument
+    cache.check()
+    assert cache.stats() == PrefixCache(NUM_BLOCKS, BLOCK_SIZE).stats()
+
+
+def test_nothing_goes_on_from_a_history_that_was_refused() -> None:
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    results = cache.step(
+        [
+            AdoptOp(pack_tokens([1] * 4), array("i", [0])),
+            AdoptOp(pack_tokens([2] * 4), array("i", [1, 9])),
+            AdoptOp(pack_tokens([3] * 4), array("i", [2]), num_kept=4),
+        ]
+    )
+    assert [type(result) for result in results] == [AdoptResult, InvalidArgumentError, InvalidArgumentError]
+    assert cache.match([1] * 4 + [3] * 4).num_tokens == 4
+
+
+def test_nothing_is_adopted_once_blocks_were_taken() -> None:
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    cache.acquire(range(3))
+    (error,) = cache.step([AdoptOp(pack_tokens(range(4)), array("i", [9]))])
+    assert isinstance(error, InvalidArgumentError)
+    assert "before" in error.bound
