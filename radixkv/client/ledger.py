@@ -253,11 +253,13 @@ class Ledger:
         first_of: dict[int, int] = {}
         readers = Counter(block_id for opened in self._open.values() for block_id in opened.table)
 
-        def rank(opened: _Open) -> tuple[int, int, int, int]:
-            """Who has written most of a block before those that read less of it; of equals, whose block others read."""
+        def rank(opened: _Open) -> tuple[int, int, bool, int, int]:
+            """Who has written most of a block before those that read less of it; of equals, whose block others read, and of
+            those that read one block whoever may write behind it.
+            """
             last = (opened.num_computed - 1) // self._block_size
             num_readers = readers[opened.table[last]] if opened.num_computed else 0
-            return -opened.num_computed, -num_readers, -opened.room, opened.seq_id
+            return -opened.num_computed, -num_readers, opened.shares_last, -opened.room, opened.seq_id
 
         for opened in sorted(self._open.values(), key=rank):
             shares = self._trees.get(opened.namespace) == opened.tree

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.core.api import DEFAULT_NAMESPACE, AdoptionOp, AdoptOp, AdoptSequenceOp
-from radixkv.service.value_conversion import pack_blocks, read_blocks, retention_from_proto, retention_to_proto
+from radixkv.service.value_conversion import pack_blocks, retention_from_proto, retention_to_proto, unpack_blocks
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["adoption_from_proto", "adoption_to_proto"]
@@ -33,7 +33,7 @@ def adoption_from_proto(proto: workers.Op) -> AdoptionOp:
         return _adopted_from_proto(proto.adopt_sequence)
     adopt = proto.adopt
     namespace = adopt.namespace if adopt.HasField("namespace") else DEFAULT_NAMESPACE
-    return AdoptOp(adopt.tokens, read_blocks("block_ids", adopt.block_ids), adopt.num_kept, namespace)
+    return AdoptOp(adopt.tokens, unpack_blocks(adopt.block_ids), adopt.num_kept, namespace)
 
 
 def _write_adopted(op: AdoptSequenceOp, adopted: workers.AdoptSequence) -> None:
@@ -55,7 +55,7 @@ def _adopted_from_proto(adopted: workers.AdoptSequence) -> AdoptSequenceOp:
     return AdoptSequenceOp(
         adopted.seq_id,
         adopted.tokens,
-        read_blocks("block_table", adopted.block_table),
+        unpack_blocks(adopted.block_table, "block_table"),
         adopted.num_computed,
         adopted.room,
         adopted.reserve,

@@ -87,7 +87,7 @@ class CacheService:
         ring = self.config.security.ring()
         guards = [] if ring.is_open else [AsyncGuard(ring)]
         server = grpc.aio.server(
-            interceptors=[AsyncMalformedRefuser(), *guards],
+            interceptors=(AsyncMalformedRefuser(), *guards),
             options=_server_options(self.config),
             maximum_concurrent_rpcs=self.config.max_calls,
         )

@@ -15,7 +15,6 @@ from radixkv.v1 import types_pb2 as types
 
 __all__ = [
     "pack_blocks",
-    "read_blocks",
     "refuse_unfit",
     "retention_from_proto",
     "retention_to_proto",
@@ -37,15 +36,15 @@ def pack_blocks(block_ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_blocks(packed: bytes) -> array[int]:
+def unpack_blocks(packed: bytes, name: str = "block_ids") -> array[int]:
     """Packed little-endian int32 as block ids.
 
     Raises:
-        InvalidArgumentError: they are not a whole number of ids.
+        InvalidArgumentError: they are not a whole number of ids; it names them by `name`.
     """
+    if len(packed) % _BLOCK_ID_BYTES:
+        raise InvalidArgumentError(name, f"{len(packed)} bytes", f"a whole number of {_BLOCK_ID_BYTES}-byte block ids")
     block_ids = array("i")
-    if len(packed) % block_ids.itemsize:
-        raise InvalidArgumentError("block_ids", f"{len(packed)} bytes", "a whole number of 4-byte block ids")
     block_ids.frombytes(packed)
     if _NEEDS_SWAP:
         block_ids.byteswap()
@@ -112,14 +111,3 @@ def retention_from_proto(protos: Iterable[types.Retention]) -> tuple[Retention, 
         )
         for proto in islice(protos, MAX_RETENTION_RANGES + 1)
     )
-
-
-def read_blocks(name: str, packed: bytes) -> array[int]:
-    """Block ids that a holder sent.
-
-    Raises:
-        InvalidArgumentError: not a whole number of them.
-    """
-    if len(packed) % _BLOCK_ID_BYTES:
-        raise InvalidArgumentError(name, f"{len(packed)} bytes", f"a whole number of {_BLOCK_ID_BYTES}-byte block ids")
-    return unpack_blocks(packed)

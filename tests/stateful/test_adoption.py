@@ -284,6 +284,23 @@ def test_what_is_promised_stays_promised() -> None:
     assert wire.pool.cache.stats().num_promised_blocks == before == 4
 
 
+def test_of_those_that_read_one_block_the_one_that_may_write_behind_it_keeps_that_right_and_its_promise() -> None:
+    wire = Wire()
+    wire.carry()
+    prompt = pack_tokens(range(10))
+    wire.submit([AcquireOp(prompt, seq_id=1)])
+    wire.submit([InsertOp(1, 10), ReleaseOp(1)])
+    wire.submit([AcquireOp(prompt, seq_id=2), AcquireOp(prompt, 4, seq_id=3)])
+    wire.carry()
+    before = wire.pool.cache.stats().num_promised_blocks
+    wire.restart()
+    wire.carry()
+    assert wire.pool.cache.stats().num_promised_blocks == before == 1
+    grown = wire.submit([ExtendOp(3, 12)])
+    wire.carry()
+    assert grown.result(0) == [ExtendResult(3, array("i"), ())]
+
+
 def test_a_holder_that_cannot_adopt_is_refused_as_before() -> None:
     wire = Wire()
     wire.carry()

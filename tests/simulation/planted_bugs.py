@@ -1,0 +1,221 @@
+"""Bugs to plant in a copy of radixkv, each a small change of its text that the simulation must find."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["PLANTED_BUGS", "PlantedBug"]
+
+
+class PlantedBug(NamedTuple):
+    """In `module` of the package, `text` (which is there exactly once) becomes `bug`."""
+
+    name: str
+    module: str
+    text: str
+    bug: str
+
+
+PLANTED_BUGS = (
+    PlantedBug(
+        "a missed unlock: the tail left behind stays locked",
+        "core/opening.py",
+        "for node in (*seq.left_tails, seq.node):",
+        "for node in (seq.node,):",
+    ),
+    PlantedBug(
+        "blocks freed while others still read them",
+        "core/publishing.py",
+        "        if child.lock_ref:\n            seq.kept_blocks",
+        "        if child.lock_ref > 1:\n            seq.kept_blocks",
+    ),
+    PlantedBug(
+        "a copy op lost on its way",
+        "core/cache.py",
+        "ops = self._copy_ops(source, taken, 0, filled)",
+        "ops = ()",
+    ),
+    PlantedBug(
+        "a copy one token too short",
+        "core/cache.py",
+        "num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES",
+        "num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES - 1",
+    ),
+    PlantedBug(
+        "an append right taken while another holds it",
+        "core/planning.py",
+        " and child.writer is None",
+        "",
+    ),
+    PlantedBug(
+        "namespaces mixed: any root will do",
+        "core/cache.py",
+        "known_root = forest.roots.get(namespace)",
+        "known_root = forest.roots.get(namespace) or next(iter(forest.roots.values()), None)",
+    ),
+    PlantedBug(
+        "who waits for a sequence that ends is told nothing",
+        "core/intents.py",
+        '            self._tell("gone", seq.seq_id, watches)\n',
+        "            pass\n",
+    ),
+    PlantedBug(
+        "a stale incarnation accepted",
+        "service/pools.py",
+        "if hello.incarnation in self._retired:",
+        "if not hello.incarnation:",
+    ),
+    PlantedBug(
+        "a second holder accepted while the lease of the first runs",
+        "service/pools.py",
+        "        if pool is not None:\n            raise PoolHeldError(",
+        "        if pool is not None and pool.stream is not None:\n            raise PoolHeldError(",
+    ),
+    PlantedBug(
+        "the Step of a stale stream applied after another took over",
+        "service/pools.py",
+        "        if pool.stream is not stream:\n            raise",
+        "        if pool.stream is None:\n            raise",
+    ),
+    PlantedBug(
+        "a Step that is sent again applied again",
+        "service/pools.py",
+        "        if step.number < self.next_step:\n            return self._stored_answer(step.number)\n",
+        "",
+    ),
+    PlantedBug(
+        "a lease that no message renews",
+        "service/pools.py",
+        "        self._renew(pool)\n\n    def _renew",
+        "\n    def _renew",
+    ),
+    PlantedBug(
+        "a lease renewed after it has run out",
+        "service/pools.py",
+        "        if pool.expires_at_s <= self.clock():\n            self.expire()\n",
+        "",
+    ),
+    PlantedBug(
+        "an acknowledgement that forgets one answer too many",
+        "service/pools.py",
+        "while self.answers and self.next_step - len(self.answers) <= through:",
+        "while self.answers and self.next_step - len(self.answers) <= through + 1:",
+    ),
+    PlantedBug(
+        "a new life of a pool that begins with the tree of the last",
+        "service/pools.py",
+        "        pool = self._pools[shape.name] = Pool(",
+        '        self._trees = getattr(self, "_trees", {})\n'
+        "        cache = self._trees.setdefault(shape.name, cache)\n"
+        "        pool = self._pools[shape.name] = Pool(",
+    ),
+    PlantedBug(
+        "a service that forgives for ever",
+        "service/pools.py",
+        "pool.expires_at_s += stalled_s",
+        "pool.expires_at_s += 1000 * stalled_s",
+    ),
+    PlantedBug(
+        "notices lost with the stream that brought them",
+        "service/holding.py",
+        "        for unacknowledged in attachment.pool.notices:\n            self._send(unacknowledged)\n",
+        "",
+    ),
+    PlantedBug(
+        "a goodbye after which the lease runs on",
+        "service/holding.py",
+        "            self.lost()\n            self._pools.end(pool)\n            self.is_over = True",
+        "            self.lost()\n            self.is_over = True",
+    ),
+    PlantedBug(
+        "unanswered Steps that are not sent again",
+        "client/session.py",
+        "            self._num_sent = 0\n            self._send_what_fits()\n",
+        "            self._send_what_fits()\n",
+    ),
+    PlantedBug(
+        "unanswered Steps sent again in the wrong order",
+        "client/session.py",
+        "request = unanswered[self._num_sent].request",
+        "request = unanswered[-1 - self._num_sent].request",
+    ),
+    PlantedBug(
+        "an answer acknowledged before it has come",
+        "client/session.py",
+        "            step.acknowledged_through = self._num_answered\n",
+        "            step.acknowledged_through = step.number - 1\n",
+    ),
+    PlantedBug(
+        "answers taken from a stream that is over",
+        "client/session.py",
+        "return self._opened_send is None or (send is not None and send is not self._opened_send)",
+        "return False",
+    ),
+    PlantedBug(
+        "a notice told before the answer that it belongs to",
+        "client/notices.py",
+        "while self._held and self._held[0][0] <= self._num_answered:",
+        "while self._held:",
+    ),
+    PlantedBug(
+        "a notice that comes again told again",
+        "client/notices.py",
+        "            if message.number <= self._num_received:\n                return\n"
+        "            if message.number != self._num_received + 1:",
+        "            if message.number > self._num_received + 1:",
+    ),
+    PlantedBug(
+        "a live sequence's block left in the free list of a restarted service",
+        "core/blocks.py",
+        "        for block_id in block_ids:\n            self._unclaimed[block_id] = 0\n",
+        "        for block_id in block_ids[1:]:\n            self._unclaimed[block_id] = 0\n",
+    ),
+    PlantedBug(
+        "a block handed out since told as cached",
+        "client/ledger.py",
+        "            filled[block_id] = serials[block_id] = 0\n",
+        "            pass\n",
+    ),
+    PlantedBug(
+        "more of a block told than is left of it, where another sequence writes behind it",
+        "client/ledger.py",
+        "self._filled[block_id] = min(self._filled[block_id], num_bytes)",
+        "self._filled[block_id] = max(self._filled[block_id], num_bytes)",
+    ),
+    PlantedBug(
+        "a block told behind one that was written anew",
+        "client/ledger.py",
+        "serials[above] == above_serial and filled[above] == full",
+        "filled[above] == full",
+    ),
+    PlantedBug(
+        "an append right given back to the wrong sequence",
+        "client/ledger.py",
+        "return -opened.num_computed, -num_readers, opened.shares_last, -opened.room, opened.seq_id",
+        "return opened.num_computed, num_readers, opened.shares_last, opened.room, opened.seq_id",
+    ),
+    PlantedBug(
+        "a holder that tells nothing where its first Hello was answered in vain",
+        "service/pools.py",
+        "resumed=pool.next_step > pool.first_step",
+        "resumed=True",
+    ),
+    PlantedBug(
+        "unanswered Steps lost with the service that knew them",
+        "client/session.py",
+        "        self._adoption = self._adoption_steps(ledger)\n",
+        "        self._adoption = self._adoption_steps(ledger)\n        self._pending.clear()\n",
+    ),
+    PlantedBug(
+        "a restarted service that is told nothing of what the pool holds",
+        "client/session.py",
+        "        self._adoption = self._adoption_steps(ledger)\n",
+        "        self._adoption = None\n",
+    ),
+    PlantedBug(
+        "who waits told nothing by a service that forgot it",
+        "client/session.py",
+        "        self._notices.lost()\n",
+        "",
+    ),
+)

@@ -1,0 +1,104 @@
+"""Thousands of seeds without a violation; a seed replays exactly; and what can go wrong does go wrong in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .report import describe
+from .world import Outcome, simulate
+
+NUM_SEEDS = 2000
+SEEDS_PER_TEST = 200
+
+HAPPENS = (
+    "adopted",
+    "AcquireOp OutOfBlocksError",
+    "AcquireOp QuotaError",
+    "ExtendOp OutOfBlocksError",
+    "ForkOp OutOfBlocksError",
+    "Clear served",
+    "Dump served",
+    "Pin served",
+    "answered",
+    "break",
+    "cancelled",
+    "copied",
+    "crash service",
+    "crash worker",
+    "expired",
+    "forgiven",
+    "goodbye taken",
+    "heartbeat StaleIncarnationError",
+    "hello PoolHeldError",
+    "hello StaleIncarnationError",
+    "lease lost",
+    "leap",
+    "lease ended by a stall",
+    "notice gone",
+    "notice published",
+    "part",
+    "pause service",
+    "pause worker",
+    "preempted",
+    "restart service",
+    "restart worker",
+    "resumed",
+    "step StaleIncarnationError",
+    "step sent again",
+    "taken over",
+)
+
+
+def trace_of(outcome: Outcome) -> list[str]:
+    return [str(note) for note in outcome.trace]
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
+def test_no_fault_makes_an_answer_wrong_or_loses_one(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + SEEDS_PER_TEST):
+        outcome = simulate(seed)
+        assert not outcome.violation, describe(outcome)
+        counts += outcome.counts
+    assert [what for what in HAPPENS if not counts[what]] == [], "it never happened, so it was never survived"
+
+
+@pytest.mark.parametrize("seed", [1, 7, 20, 42])
+def test_a_seed_replays_exactly(seed: int) -> None:
+    assert trace_of(simulate(seed)) == trace_of(simulate(seed))
+
+
+def test_a_violation_is_told_with_what_led_to_it_and_how_to_replay_it() -> None:
+    outcome = simulate(42)
+    told = describe(outcome._replace(violation="two holders"))
+    assert told.startswith("seed 42: two holders\n")
+    assert str(outcome.trace[-1]) in told
+    assert told.endswith("python -m tests.simulation --seed 42 --trace")
+
+
+def test_seeds_differ() -> None:
+    assert len({tuple(trace_of(simulate(seed))) for seed in range(8)}) == 8
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1234"])
+def test_a_seed_replays_in_another_process(hash_seed: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--seed", "42", "--trace"],
+        cwd=root,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    outcome = simulate(42)
+    told = finished.stdout.splitlines()[: len(outcome.trace)]
+    assert told == trace_of(outcome)
