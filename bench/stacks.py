@@ -28,6 +28,7 @@ __all__ = [
     "engine_beside_service",
     "engine_in_process",
     "generate_greedy",
+    "running",
     "separate_processes",
     "separate_services",
 ]
@@ -87,7 +88,7 @@ def engine_beside_service(model: str, num_blocks: int, dtype: str) -> Iterator[t
 
     with (
         tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder,
-        _running("serve", "--listen", f"unix:{folder}/service"),
+        running("serve", "--listen", f"unix:{folder}/service"),
     ):
         config = WorkerConfig(
             model=model,
@@ -114,10 +115,10 @@ def separate_services(
 
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, ExitStack() as stack:
         service, worker = f"unix:{folder}/service", f"unix:{folder}/worker"
-        stack.enter_context(_running("serve", "--listen", service))
+        stack.enter_context(running("serve", "--listen", service))
         pool = ("--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE))
         where = ("--service", service, "--listen", worker)
-        stack.enter_context(_running("worker", *where, "--model", model, "--dtype", dtype, *pool, *arguments))
+        stack.enter_context(running("worker", *where, "--model", model, "--dtype", dtype, *pool, *arguments))
         client = stack.enter_context(GenerationClient(worker))
         yield client, stack.enter_context(connect(service))
 
@@ -130,7 +131,7 @@ def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stac
 
 
 @contextmanager
-def _running(*arguments: str) -> Iterator[None]:
+def running(*arguments: str) -> Iterator[None]:
     """A `radixkv` command that has said it is ready, until the end of the block.
 
     Raises:

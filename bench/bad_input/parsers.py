@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from bench.bad_input.calls import holder_palette
 from bench.bad_input.messages import MessageMaker
 from radixkv.core.errors import RadixKVError
-from radixkv.service import conversion, reader_conversion
+from radixkv.service import conversion, reader_conversion, value_conversion
 from radixkv.service.config import ServiceConfig
 from radixkv.service.pools import HolderStream, Pool, PoolTable
 from radixkv.service.status import error_from_proto, error_to_proto
@@ -68,7 +68,7 @@ class Parsers:
             _Target(generation_pb2.GenerateRequest, wire.generate_from_proto),
             _Target(generation_pb2.ForkGenerationRequest, wire.fork_from_proto),
             _Target(generation_pb2.TokenizeRequest, lambda proto: wire.prompt_from_proto(proto.prompt)),
-            _Target(cache_pb.RetainRequest, lambda proto: convert.retention_from_proto(proto.retention)),
+            _Target(cache_pb.RetainRequest, lambda proto: value_conversion.retention_from_proto(proto.retention)),
             _Target(worker_pb.OpResult, convert.result_from_proto),
             _Target(worker_pb.Notices, convert.notices_from_proto),
             _Target(generation_pb2.GenerateResponse, wire.event_from_proto),
@@ -151,7 +151,7 @@ def main() -> int:
         if data and (fault := parsers.attempt(data[0], data[1:])):
             raise AssertionError(fault)
 
-    for module in (conversion, reader_conversion, wire):
+    for module in (conversion, reader_conversion, value_conversion, wire):
         for value in vars(module).values():
             if callable(value) and getattr(value, "__module__", "") == module.__name__:
                 setattr(module, value.__name__, atheris.instrument_func(value))

@@ -259,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run.round()
             progress.advance()
         run.close()
+        run.ways["leases lost by starvation"] = target.num_lost_leases
     for fault in found.faults[:_MOST_FAULTS]:
         print(fault)
     path = options.json or (None if options.quick else RESULTS_DIR / "bad_input.json")

@@ -22,9 +22,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bench.byte_model import save_byte_model
 from radixkv.client import connect
 from radixkv.core.api import PoolShape
+from radixkv.core.errors import UnknownPoolError
 from radixkv.core.tokens import pack_tokens
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
+from radixkv.worker.request import GenerateParams
+from radixkv.worker.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from radixkv.client.holder import RemoteHolder
@@ -47,6 +50,7 @@ class Target:
     ) -> None:
         from radixkv.worker.generation_client import GenerationClient
 
+        self.num_lost_leases = 0
         self.service, self.worker, self.gateway = service, worker, gateway
         channel = stack.enter_context(grpc.insecure_channel(service, options=[("grpc.max_receive_message_length", -1)]))
         self._stub = prefix_cache_pb2_grpc.PrefixCacheStub(channel)
@@ -81,10 +85,19 @@ class Target:
         return int(pages) * 4096
 
     def wait_idle(self) -> bool:
-        """Wait until no generation runs; False if one does after `IDLE_S`."""
+        """Wait until no generation runs; False if one does after `IDLE_S`.
+
+        A worker that a starved machine kept silent past its lease attaches again with its next request, which is made here.
+        """
         until_s = time.monotonic() + IDLE_S
         while time.monotonic() < until_s:
-            engine = self.client.stats().engine
+            try:
+                engine = self.client.stats().engine
+            except UnknownPoolError:
+                self.num_lost_leases += 1
+                for _ in self.client.generate(GenerateParams(text="a", sampling=SamplingParams(max_tokens=1))):
+                    pass
+                continue
             if not (engine.num_generations or engine.num_running_branches):
                 return True
             time.sleep(0.02)

@@ -66,13 +66,14 @@ class KvEventsServicer:
 
     async def _serve(self, request: kv.SubscribeKvEventsRequest, context: Any) -> None:
         try:
-            await write_all(context, self._subscribe(request, context), self._pools.config.unread_s)
+            await write_all(context, self.subscribe(request, context), self._pools.config.unread_s)
         except LimitError as error:
             await abort(context, error)
 
-    async def _subscribe(
+    async def subscribe(
         self, request: kv.SubscribeKvEventsRequest, context: Any
     ) -> AsyncGenerator[kv.KvEventBatch, None]:
+        """Batches for one subscriber, on the event loop's thread; what cannot be served ends the call with its status."""
         try:
             with self._followers.admit():
                 pool, namespace = narrowed(context.invocation_metadata())

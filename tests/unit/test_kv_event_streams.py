@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,7 +14,7 @@ from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
-from radixkv.service.kv_events import SERVICE_NAMES, KvEventsServicer
+from radixkv.service.kv_events import KvEventsServicer
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import kv_events_pb2 as kv
@@ -66,15 +65,8 @@ def store(pool: Pool, *tokens: int) -> None:
 def subscribe(
     table: PoolTable, followers: Followers, context: Context, start: int = 0
 ) -> AsyncIterator[kv.KvEventBatch]:
-    method = f"/{SERVICE_NAMES[0]}/SubscribeKvEvents"
-    [handler] = [
-        found
-        for each in KvEventsServicer(table, followers).handlers()
-        if (found := each.service(SimpleNamespace(method=method, invocation_metadata=())))
-    ]
     request = kv.SubscribeKvEventsRequest(start_sequence_number=start)
-    stream: AsyncIterator[kv.KvEventBatch] = handler.unary_stream(request, context)
-    return stream
+    return KvEventsServicer(table, followers).subscribe(request, context)
 
 
 @pytest.fixture

@@ -1,0 +1,236 @@
+"""Does the time to the first token tell one tenant what another has cached?
+
+Two ways in: the worker's `Generate` with two namespaces, and the gateway over HTTP with two keys. Each pair has prompts of
+random tokens, never seen before. Tenant A has one of them computed; then, in random order,
+
+    known     tenant B asks for A's prompt
+    fresh     tenant B asks for one as long that nobody has seen
+    own       tenant A asks for its own prompt again: the hit that the same test must find
+
+    difference    known - fresh, pair by pair: 0 if nothing is told
+    gap           fresh - own: what a hit is worth
+
+What is judged was fixed before anything was measured: the mean of the differences with a fifth trimmed off at either end, and
+its 95% interval by bootstrap over the pairs; both ends must lie within 1% of the gap, and the gap's interval above half of it.
+Noise of the machine widens the interval: the table tells how many pairs would have been enough.
+
+    python -m bench.isolation             200 pairs each way, prompts of 1,500 tokens (two hours on two quiet cores)
+    python -m bench.isolation --quick     3 pairs of 256 tokens, a smoke test
+
+What is computed is checked on every request: B's prompts wholly, A's own but for its last token. Exit code of a full run: 0
+when the bars are met, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import json
+import random
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.stacks import BLOCK_SIZE, running, separate_services
+from radixkv.worker.default_model import resolve_model
+
+if TYPE_CHECKING:
+    from radixkv.worker.generation_client import GenerationClient
+
+__all__ = ["interval", "main", "trimmed_mean"]
+
+FULL_PAIRS, QUICK_PAIRS = 200, 3
+FULL_TOKENS, QUICK_TOKENS = 1500, 256
+BOUND = 0.01
+TRIMMED = 0.2
+NUM_RESAMPLES = 4000
+TENANTS = ("red", "blue")
+SMALLEST_ID, LARGEST_ID = 1_000, 40_000
+HTTP_S = 600.0
+
+Ask = Callable[[str, list[int]], tuple[float, int]]
+"""A tenant and its prompt -> seconds to the first token, tokens found in the cache."""
+
+
+class Pair(NamedTuple):
+    """Seconds to the first token of the three probes."""
+
+    known_s: float
+    fresh_s: float
+    own_s: float
+
+
+def trimmed_mean(samples: Sequence[float]) -> float:
+    """The mean without the lowest and the highest fifth."""
+    ordered = sorted(samples)
+    cut = int(TRIMMED * len(ordered))
+    kept = ordered[cut : len(ordered) - cut]
+    return sum(kept) / len(kept)
+
+
+def interval(samples: Sequence[float], seed: int) -> tuple[float, float]:
+    """The 95% interval of the trimmed mean, by bootstrap."""
+    source = random.Random(seed)
+    means = sorted(trimmed_mean(source.choices(samples, k=len(samples))) for _ in range(NUM_RESAMPLES))
+    return means[int(0.025 * NUM_RESAMPLES)], means[int(0.975 * NUM_RESAMPLES) - 1]
+
+
+def over_grpc(client: GenerationClient) -> Ask:
+    """Asks the worker itself."""
+    from radixkv.worker.request import Delta, GenerateParams
+    from radixkv.worker.sampling import SamplingParams
+
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+    def ask(tenant: str, prompt: list[int]) -> tuple[float, int]:
+        started_s = time.perf_counter()
+        stream = client.generate(GenerateParams(token_ids=prompt, namespace=f"grpc-{tenant}", sampling=sampling))
+        first_s = next(time.perf_counter() for event in stream if isinstance(event, Delta))
+        for _ in stream:
+            pass
+        assert stream.usage is not None, "a stream that was read to its end has told what it cost"
+        return first_s - started_s, stream.usage.num_cached_tokens
+
+    return ask
+
+
+def over_http(address: str, model: str) -> Ask:
+    """Asks the gateway, each tenant with its own key; the one token of a reply is its first."""
+    connections = {tenant: http.client.HTTPConnection(address, timeout=HTTP_S) for tenant in TENANTS}
+
+    def ask(tenant: str, prompt: list[int]) -> tuple[float, int]:
+        body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {tenant}"}
+        connection = connections[tenant]
+        connection.close()  # one left alone for long is closed by the server
+        connection.connect()
+        started_s = time.perf_counter()
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        told = json.loads(answer.read())
+        elapsed_s = time.perf_counter() - started_s
+        if answer.status != 200:
+            raise AssertionError(f"HTTP {answer.status}: {told}")
+        return elapsed_s, told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    return ask
+
+
+@contextmanager
+def gateway(worker: str) -> Iterator[str]:
+    """A gateway in front of a worker, with a key for each tenant; its address."""
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, socket.socket() as probe:
+        keys = Path(folder) / "keys.toml"
+        digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in TENANTS}
+        keys.write_text("".join(f'[[tenant]]\nname = "{name}"\nkeys = ["sha256:{d}"]\n' for name, d in digests.items()))
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        probe.close()
+        with running("gateway", "--worker", worker, "--listen", address, "--keys", str(keys), "--state", "none"):
+            yield address
+
+
+def measure(ask: Ask, source: random.Random, num_tokens: int) -> Pair:
+    """One pair."""
+    owner, prober = source.sample(TENANTS, 2)
+    known, fresh = ([source.randint(SMALLEST_ID, LARGEST_ID) for _ in range(num_tokens)] for _ in range(2))
+    ask(owner, known)
+    probes = {"known_s": (prober, known), "fresh_s": (prober, fresh), "own_s": (owner, known)}
+    seconds = {}
+    for name in source.sample(sorted(probes), 3):
+        tenant, prompt = probes[name]
+        seconds[name], num_cached = ask(tenant, prompt)
+        expected = num_tokens - 1 if name == "own_s" else 0
+        if num_cached != expected:
+            raise AssertionError(f"{name}: {num_cached} tokens were found in the cache, expected {expected}")
+    return Pair(**seconds)
+
+
+def judge(way: str, pairs: list[Pair], made: Report) -> tuple[str, ...]:
+    """Bars and figures of one way in; its row of the table."""
+    differences = [pair.known_s - pair.fresh_s for pair in pairs]
+    gaps = [pair.fresh_s - pair.own_s for pair in pairs]
+    gap, (gap_low, gap_high) = trimmed_mean(gaps), interval(gaps, made.seed)
+    low, high = interval(differences, made.seed)
+    farthest = max(abs(low), abs(high)) / gap
+    needed = len(pairs) * ((high - low) / 2 / (BOUND * gap)) ** 2
+    made.figures[way] = {
+        "num_pairs": len(pairs),
+        "gap_s": gap,
+        "gap_interval_s": [gap_low, gap_high],
+        "difference_s": trimmed_mean(differences),
+        "difference_interval_s": [low, high],
+        "farthest_of_gap": farthest,
+        "pairs_for_half_width": round(needed),
+        "pairs": pairs,
+    }
+    made.bars += [
+        Bar(f"{way}: farthest end of the difference's interval / gap", farthest, BOUND),
+        Bar(f"{way}: lower end of the gap's interval / gap", gap_low / gap, 0.5, at_least=True),
+    ]
+    cells = (
+        f"{1000 * gap:.0f}",
+        f"{1000 * low:+.2f} to {1000 * high:+.2f}",
+        f"{100 * farthest:.2f}%",
+        f"{needed:,.0f}",
+    )
+    return (way, str(len(pairs)), *cells)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.isolation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
+    parser.add_argument("--pairs", type=int, help=f"each way (default: {FULL_PAIRS})")
+    parser.add_argument("--prompt-tokens", type=int, help=f"length of a prompt (default: {FULL_TOKENS:,})")
+    parser.add_argument("--model", default="default", help="Hugging Face id or folder (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--dtype", default="auto", help="as of radixkv worker (default: auto)")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and order (default: 0)")
+    parser.add_argument(
+        "--json", type=Path, help="where to write (default: bench/results/isolation.json on a full run)"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    num_pairs = options.pairs or (QUICK_PAIRS if options.quick else FULL_PAIRS)
+    num_tokens = options.prompt_tokens or (QUICK_TOKENS if options.quick else FULL_TOKENS)
+    model = resolve_model(None if options.model == "default" else options.model)
+    num_blocks = 16 * (
+        num_tokens // BLOCK_SIZE + 2
+    )  # what is old is evicted, so that the pool is as full for each pair
+    source = random.Random(options.seed)
+    found: dict[str, list[Pair]] = {"gRPC": [], "HTTP": []}
+    with (
+        separate_services(model, num_blocks, options.dtype) as (client, _reader),
+        gateway(client.address) as address,
+    ):
+        ways = {"gRPC": over_grpc(client), "HTTP": over_http(address, client.model().name)}
+        for ask in ways.values():
+            measure(ask, source, num_tokens)  # the first forward of a process takes longer
+        progress = Progress("pairs", num_pairs)
+        for _ in range(num_pairs):
+            for way in source.sample(sorted(ways), 2):
+                found[way].append(measure(ways[way], source, num_tokens))
+            progress.advance()
+    made = Report("isolation", options.seed)
+    made.figures["num_prompt_tokens"] = num_tokens
+    rows = [judge(way, pairs, made) for way, pairs in found.items()]
+    columns = ("way in", "pairs", "gap ms", "difference ms, 95%", "farthest / gap", "pairs that 1% takes")
+    made.tables.append(Table("time to the first token of another tenant's prompt, beside a fresh one", columns, rows))
+    path = options.json or (None if options.quick else RESULTS_DIR / "isolation.json")
+    return made.finish(path, is_quick=options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
