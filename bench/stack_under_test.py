@@ -179,6 +179,8 @@ class Stack:
                     f"127.0.0.1:{port}",
                     "--state",
                     str(folder / "state.sqlite"),
+                    "--worker-wait",
+                    "60",
                     "--model-name",
                     "typewriter",
                 ),
