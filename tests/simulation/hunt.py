@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from pathlib import Path
 
 import radixkv
 
+from .report import refusals
 from .world import simulate
 
 __all__ = ["hunt"]
@@ -18,8 +20,11 @@ __all__ = ["hunt"]
 
 def hunt(max_seeds: int) -> str:
     """What was found first, in a line."""
+    counts: Counter[str] = Counter()
     for seed in range(max_seeds):
-        violation = simulate(seed).violation
+        outcome = simulate(seed)
+        counts += outcome.counts
+        violation = outcome.violation or refusals(counts)
         if violation:
             first_line = violation.partition("\n")[0]
             return f"found after {seed + 1} seeds: {first_line}"

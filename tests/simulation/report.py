@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from .world import Outcome
 
-__all__ = ["describe"]
+__all__ = ["describe", "refusals"]
 
 _LAST_NOTES = 30
 
@@ -19,3 +21,13 @@ def describe(outcome: Outcome) -> str:
         f"seed {outcome.seed}: {outcome.violation}\nthe last that happened:\n{last}\n"
         f"replay it: python -m tests.simulation --seed {outcome.seed} --trace"
     )
+
+
+def refusals(counts: Counter[str]) -> str:
+    """What is wrong if restarted services could not take sequences on more than now and then; empty if nothing.
+
+    A holder whose sequence is refused loses its lease and computes again: slower, never wrong. It is to be rare.
+    """
+    num_refused, num_adopted = counts["sequence not taken on"], counts["adopted"]
+    is_rare = num_refused <= 2 + num_adopted // 20
+    return "" if is_rare else f"{num_refused} of {num_adopted} restarted services could not take a sequence on"

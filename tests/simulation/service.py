@@ -10,6 +10,7 @@ from radixkv.service.followers import Followers
 from radixkv.service.holding import Holding
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reading import PrefixCacheServicer
+from radixkv.service.status import status_of
 from radixkv.v1 import workers_pb2 as workers
 
 from .clock import Process, Simulator, ViolationError
@@ -223,10 +224,12 @@ class SimulatedService:
     # -- readers
 
     def _serve_reader(self, call: ReaderCall, end: End) -> None:
-        serve = getattr(self._servicer, call.method)(call.request, _Context())
         if call.method in ("Dump", "Events"):
-            self._advance(call, serve, end, [])
+            # How answers are written to a caller is the business of gRPC and its loop.
+            answers = getattr(PrefixCacheServicer, call.method).__wrapped__(self._servicer, call.request)
+            self._advance(call, answers, end, [])
             return
+        serve = getattr(self._servicer, call.method)(call.request, _Context())
         try:
             serve.send(None)
         except StopIteration as done:
@@ -247,8 +250,8 @@ class SimulatedService:
             except StopAsyncIteration:
                 self._answer(call, end, answers)
                 return
-            except _RefusedError as refused:
-                self._answer(call, end, str(refused))
+            except RadixKVError as error:
+                self._answer(call, end, f"{status_of(error).name}: {error}")
                 return
             else:
                 self._later(call, messages, step, end, answers)
@@ -265,8 +268,8 @@ class SimulatedService:
                 self._advance(call, messages, end, answers)
             except StopAsyncIteration:
                 self._answer(call, end, answers)
-            except _RefusedError as refused:
-                self._answer(call, end, str(refused))
+            except RadixKVError as error:
+                self._answer(call, end, f"{status_of(error).name}: {error}")
             else:
                 self._later(call, messages, step, end, answers)
 

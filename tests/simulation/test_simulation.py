@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .report import describe
+from .report import describe, refusals
 from .world import Outcome, simulate
 
 NUM_SEEDS = 2000
@@ -66,6 +66,7 @@ def test_no_fault_makes_an_answer_wrong_or_loses_one(first: int) -> None:
         outcome = simulate(seed)
         assert not outcome.violation, describe(outcome)
         counts += outcome.counts
+    assert refusals(counts) == ""
     assert [what for what in HAPPENS if not counts[what]] == [], "it never happened, so it was never survived"
 
 
