@@ -12,6 +12,7 @@ from chat_site import THREE, Site, converse, hold_in_a_reply, say, shown
 from chat_stack import gateway, wait_until
 from playwright.sync_api import Browser, Page, expect
 
+from radixkv.gateway.config import GatewayConfig
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.server import GenerationServer
 
@@ -215,7 +216,8 @@ def try_again(site: Site, page: Page) -> None:
 
 def test_a_reply_whose_worker_goes_away_keeps_its_text(site: Site, browser: Browser) -> None:
     worker = GenerationServer(site.engine, "127.0.0.1:0").start()
-    with GenerationClient(worker.address) as client, gateway(client) as server:
+    config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, worker_wait_s=0)
+    with GenerationClient(worker.address) as client, gateway(client, config) as server:
         with open_page(browser, server.page_url) as page:
             hold_in_a_reply(site, page)
             worker.stop()

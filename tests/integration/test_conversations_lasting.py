@@ -34,7 +34,7 @@ def talk(stack: Stack) -> Iterator[Talk]:
 
 
 def config(folder: Path, drain_s: float) -> GatewayConfig:
-    return GatewayConfig(listen="127.0.0.1:0", drain_s=drain_s, state_file=folder / "state.sqlite")
+    return GatewayConfig(listen="127.0.0.1:0", drain_s=drain_s, worker_wait_s=0.2, state_file=folder / "state.sqlite")
 
 
 # -- following

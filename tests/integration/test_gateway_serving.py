@@ -199,7 +199,8 @@ def test_without_keys_others_cannot_reach_it_unless_told(engine: Engine) -> None
 
 def test_a_worker_that_is_gone_is_told(engine: Engine) -> None:
     worker = GenerationServer(engine, "127.0.0.1:0").start()
-    with GenerationClient(worker.address, timeout_s=2) as client, gateway(client) as server:
+    config = GatewayConfig(listen=LOCAL, drain_s=1.0, worker_wait_s=0.2)
+    with GenerationClient(worker.address, timeout_s=2) as client, gateway(client, config) as server:
         assert ask(server).status_code == 200
         worker.stop()
         answer = ask(server)
