@@ -75,7 +75,7 @@ CLIENTS = (
 )
 """What each client plays."""
 SCRIPTS_PER_KIND = 4
-RECOVERED_S = 60.0
+RECOVERED_S = 90.0
 JUDGED_POINTS = 100
 MAX_GROWTH = 1.25
 _WARM_S = 2.0
