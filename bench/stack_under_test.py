@@ -251,9 +251,15 @@ class Stack:
             self._supervisor.join()
 
     def _kill(self) -> None:
-        self._end_supervision()
-        for role in self.roles.values():
-            role.kill()
+        """End all at once. A second Ctrl-C must not leave half of them: signals wait until they are gone."""
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._end_supervision()
+            for role in self.roles.values():
+                role.kill()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _free_port() -> int:

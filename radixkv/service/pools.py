@@ -307,8 +307,8 @@ class PoolTable:
         if older is not None:
             older.end(LeaseError(f"a newer stream of the holder of pool {shape.name!r} took over"))
         self._renew(pool)
-        # Before its first Step nothing was told to this life of the service, though it may have answered a Hello before.
-        return Attachment(pool, resumed=pool.next_step > pool.first_step)
+        # One that began beyond Step 1 is empty until its first Step has told what the pool holds, whatever Hello it answered.
+        return Attachment(pool, resumed=pool.first_step == 1 or pool.next_step > pool.first_step)
 
     def renew(self, pool: Pool, stream: HolderStream) -> None:
         """Note that a message of the pool's holder has arrived. Call it before the message is acted upon.
