@@ -177,22 +177,10 @@ PLANTED_BUGS = (
         "            pass\n",
     ),
     PlantedBug(
-        "more of a block told than is left of it, where another sequence writes behind it",
-        "client/ledger.py",
-        "self._filled[block_id] = min(self._filled[block_id], num_bytes)",
-        "self._filled[block_id] = max(self._filled[block_id], num_bytes)",
-    ),
-    PlantedBug(
         "a block told behind one that was written anew",
         "client/ledger.py",
         "serials[above] == above_serial and filled[above] == full",
         "filled[above] == full",
-    ),
-    PlantedBug(
-        "an append right given back to the wrong sequence",
-        "client/ledger.py",
-        "return -opened.num_computed, -num_readers, opened.shares_last, -opened.room, opened.seq_id",
-        "return opened.num_computed, num_readers, opened.shares_last, opened.room, opened.seq_id",
     ),
     PlantedBug(
         "a holder that tells nothing where its first Hello was answered in vain",
@@ -211,11 +199,5 @@ PLANTED_BUGS = (
         "client/session.py",
         "        self._adoption = self._adoption_steps(ledger)\n",
         "        self._adoption = None\n",
-    ),
-    PlantedBug(
-        "who waits told nothing by a service that forgot it",
-        "client/session.py",
-        "        self._notices.lost()\n",
-        "",
     ),
 )
