@@ -185,7 +185,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a holder that tells nothing where its first Hello was answered in vain",
         "service/pools.py",
-        "resumed=pool.next_step > pool.first_step",
+        "resumed=pool.first_step == 1 or pool.next_step > pool.first_step",
         "resumed=True",
     ),
     PlantedBug(
