@@ -40,7 +40,16 @@ class NoticeBox:
         return self._num_received
 
     def receive(self, message: workers.Notices) -> None:
-        """Take in a message; one that came before is dropped.
+        """Take in a message, and tell of what is ready; one that came before is dropped.
+
+        Raises:
+            LeaseError: a number was left out.
+        """
+        self.hold(message)
+        self.release()
+
+    def hold(self, message: workers.Notices) -> None:
+        """Take in a message; `release` is to follow.
 
         Raises:
             LeaseError: a number was left out.
@@ -52,7 +61,6 @@ class NoticeBox:
                 raise LeaseError(f"the service sent Notices {message.number} in place of {self._num_received + 1}")
             self._held.append((message.after_step, notices_from_proto(message)))
             self._num_received = message.number
-        self._release()
 
     def answered(self, step: int, results: Sequence[StepResult] = ()) -> None:
         """The answers to Steps up to this number are complete; `results`: those of the last."""
@@ -60,7 +68,7 @@ class NoticeBox:
             self._num_answered = step
             self._awaited.update((result, None) for result in results if isinstance(result, Pending))
         if self._held:
-            self._release()
+            self.release()
 
     def lost(self) -> None:
         """The service knows nothing any more: whoever was computing for others, to them it is gone."""
@@ -80,7 +88,8 @@ class NoticeBox:
             taken, self._ready = self._ready, []
         return taken
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Tell of what is ready, if there is any."""
         with self._lock:
             num_before = len(self._ready)
             while self._held and self._held[0][0] <= self._num_answered:

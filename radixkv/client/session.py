@@ -190,7 +190,7 @@ class HolderSession:
         if response.HasField("step_answer"):
             self._take_answer(response.step_answer, send)
         elif response.HasField("notices"):
-            self._take_notices(response.notices)
+            self._take_notices(response.notices, send)
         elif response.HasField("attached"):
             self._take_attached(response.attached, send)
 
@@ -307,14 +307,17 @@ class HolderSession:
             pending.future.set_result(results)
         self._notices.answered(answer.number, results)
 
-    def _take_notices(self, notices: workers.Notices) -> None:
+    def _take_notices(self, notices: workers.Notices, send: Callable[[bytes], None] | None) -> None:
         with self._lock:
+            if self._is_over(send):
+                return  # it is sent again, unless the service that sent it is gone and its numbers with it
             if notices.cleared and notices.number > self._notices.num_received:
                 if notices.after_step <= self._num_answered:
                     self._clear(notices.cleared)
                 else:
                     self._cleared.append((notices.after_step, list(notices.cleared)))
-        self._notices.receive(notices)
+            self._notices.hold(notices)
+        self._notices.release()
 
     def _clear(self, namespaces: Sequence[str]) -> None:
         if self._ledger is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from browser import ELSEWHERE
 from chat_stack import gibberish_engine
 from playwright.sync_api import Locator, Page, expect
 
@@ -26,7 +27,7 @@ class Site:
     def __init__(self, model: str, folder: Path, **engine: int) -> None:
         self._stack = ExitStack()
         self.engine, self.runner, self.text = self._stack.enter_context(gibberish_engine(model, **engine))
-        self._config = {"state_file": folder / "state.sqlite", "drain_s": 0.05}
+        self._config = {"state_file": folder / "state.sqlite", "drain_s": 0.05, "allow_hosts": (ELSEWHERE,)}
         self._listen = "127.0.0.1:0"
         self._server: GatewayServer | None = None
         self.start()

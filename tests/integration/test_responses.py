@@ -189,7 +189,10 @@ def test_a_reader_that_leaves_ends_the_response_and_frees_its_blocks(stack: Stac
 def test_a_caller_that_hangs_up_as_the_answer_begins_leaves_nothing_running(stack: Stack) -> None:
     body = {"model": "gibberish", "input": "Hello", "stream": True, "max_output_tokens": 3000, "ignore_eos": True}
     content = json.dumps(body).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        "POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
     before = stack.engine.stats().engine
     host, port = stack.server.address.rsplit(":", 1)
     for _ in range(4):

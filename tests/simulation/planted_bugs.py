@@ -152,12 +152,6 @@ PLANTED_BUGS = (
         "return False",
     ),
     PlantedBug(
-        "a notice told before the answer that it belongs to",
-        "client/notices.py",
-        "while self._held and self._held[0][0] <= self._num_answered:",
-        "while self._held:",
-    ),
-    PlantedBug(
         "a notice that comes again told again",
         "client/notices.py",
         "            if message.number <= self._num_received:\n                return\n"
