@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from radixkv.cli import chat, explain, gateway, key, plan, quota, replay, serve, stats, top, tree, up, worker
+from radixkv.cli import chat, check, explain, gateway, key, plan, quota, replay, serve, stats, top, tree, up, worker
 from radixkv.core.errors import RadixKVError
 
 __all__ = ["main"]
@@ -16,7 +16,7 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-COMMANDS = (up, serve, worker, gateway, chat, top, stats, tree, explain, quota, key, plan, replay)
+COMMANDS = (up, serve, worker, gateway, chat, top, stats, tree, explain, quota, check, key, plan, replay)
 """In the order in which the help lists them."""
 
 EXTRAS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import grpc
 
@@ -43,7 +43,7 @@ from radixkv.service.value_conversion import retention_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 
-__all__ = ["RemoteReader", "open_channel"]
+__all__ = ["PoolCheck", "RemoteReader", "open_channel"]
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -64,6 +64,13 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.C
         InvalidArgumentError: an address that cannot be read, or credentials that cannot be used there.
     """
     return make_channel(address, credentials, _CHANNEL_OPTIONS)
+
+
+class PoolCheck(NamedTuple):
+    """What `check` found in one pool: the first violated invariant or ``""``, and how often the service looked by itself."""
+
+    violation: str
+    num_audits: int
 
 
 class RemoteReader:
@@ -242,6 +249,11 @@ class RemoteReader:
         violation = self._only(self._call(self._stub.Check, readers.CheckRequest(pool=self.pool_name))).violation
         if violation:
             raise CorruptionError(violation)
+
+    def check_all(self) -> dict[str, PoolCheck]:
+        """`check` of every pool of the service, by name, without raising, and how often the service has done so by itself."""
+        response = self._call(self._stub.Check, readers.CheckRequest())
+        return {pool.pool: PoolCheck(pool.violation, pool.num_audits) for pool in response.pools}
 
     def dump(self, namespace: str | None = None) -> list[NodeInfo]:
         """See `PrefixCache.dump`."""

@@ -85,6 +85,12 @@ class BlockPool:
         self._free.extend(block_ids[::-1])
         self._shrunk_at = max(self._shrunk_at, len(self._free) // 4)
 
+    def free_slice(self, start: int, num_blocks: int) -> array[int]:
+        """Part of the free list as it is now, for checks. O(num_blocks), while blocks are claimed O(pool)."""
+        if self._unclaimed is not None:
+            return array("i", self.free_block_ids()[start : start + num_blocks])
+        return self._free[start : start + num_blocks]
+
     def free_block_ids(self) -> list[int]:
         """A copy of the free list, for checks."""
         if self._unclaimed is not None:

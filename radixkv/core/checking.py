@@ -15,7 +15,7 @@ from radixkv.core.pins import PinBook
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
-__all__ = ["check_all"]
+__all__ = ["check_all", "check_node", "check_sequence", "require"]
 
 
 def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intents, pins: PinBook) -> None:
@@ -24,9 +24,9 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
     roots.update((id(seq.root), seq.root) for seq in sequences.values())
     nodes = [node for root in roots.values() for node in forest.nodes(root)]
     for root in roots.values():
-        _require(root.is_hidden == (forest.roots.get(root.namespace) is not root), "a tree is matched unless hidden")
+        require(root.is_hidden == (forest.roots.get(root.namespace) is not root), "a tree is matched unless hidden")
     for node in nodes:
-        _check_node(forest, node)
+        check_node(forest, node)
     _check_locks(nodes, roots.values(), sequences)
     _check_pins(forest, nodes, roots.values(), pins)
     _check_counts(forest, nodes, sequences)
@@ -34,38 +34,38 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
     _check_retentions(forest, nodes)
     _check_owners(forest, nodes, sequences)
     for seq in sequences.values():
-        _check_sequence(forest, seq)
+        check_sequence(forest, seq)
     intents.check(sequences)
 
 
-def _require(condition: bool, what: str, *details: object) -> None:
+def require(condition: bool, what: str, *details: object) -> None:
     if not condition:
         raise CorruptionError(what + (f": {details}" if details else ""))
 
 
-def _check_node(forest: Forest, node: Node) -> None:
+def check_node(forest: Forest, node: Node) -> None:
     block_bytes, parent = forest.block_bytes, node.parent
     assert parent is not None, "only roots have no parent"
     is_tail = len(node.key) < block_bytes
-    _require(bool(node.key) and len(node.key) % TOKEN_BYTES == 0, "an edge is whole tokens", node.key)
-    _require(is_tail or len(node.key) % block_bytes == 0, "an ordinary edge is whole blocks", len(node.key))
-    _require(len(node.blocks) == -(-len(node.key) // block_bytes), "one block per block of tokens", node.blocks)
-    _require(node.end_bytes == parent.end_bytes + len(node.key), "an edge ends where its length says", node.end_bytes)
-    _require(node.head == bytes(node.key[:block_bytes]), "a node is known by its first block", node.head)
-    _require(parent.children is not None and parent.children.get(node.head) is node, "a parent knows its child")
-    _require(not (is_tail and node.children), "a tail has no children")
-    _require(is_tail or node.writer is None, "only a tail has a writer")
-    _require(node.used_bytes <= node.end_bytes, "an edge is used no further than it goes")
+    require(bool(node.key) and len(node.key) % TOKEN_BYTES == 0, "an edge is whole tokens", node.key)
+    require(is_tail or len(node.key) % block_bytes == 0, "an ordinary edge is whole blocks", len(node.key))
+    require(len(node.blocks) == -(-len(node.key) // block_bytes), "one block per block of tokens", node.blocks)
+    require(node.end_bytes == parent.end_bytes + len(node.key), "an edge ends where its length says", node.end_bytes)
+    require(node.head == bytes(node.key[:block_bytes]), "a node is known by its first block", node.head)
+    require(parent.children is not None and parent.children.get(node.head) is node, "a parent knows its child")
+    require(not (is_tail and node.children), "a tail has no children")
+    require(is_tail or node.writer is None, "only a tail has a writer")
+    require(node.used_bytes <= node.end_bytes, "an edge is used no further than it goes")
     is_evictable_leaf = not node.lock_ref and not node.children
-    _require(is_evictable_leaf == (node.queue_entry is not None), "the queue holds just the unlocked leaves", node.head)
+    require(is_evictable_leaf == (node.queue_entry is not None), "the queue holds just the unlocked leaves", node.head)
     if not node.lock_ref:
         for child in (node.children or {}).values():
-            _require(child.access_number < node.access_number or child.writer is None, "a parent is never older")
-            _require(child.last_access_s <= node.last_access_s, "a parent is never older than its child")
+            require(child.access_number < node.access_number or child.writer is None, "a parent is never older")
+            require(child.last_access_s <= node.last_access_s, "a parent is never older than its child")
     if node.children is not None:
         heads = node.children.sorted_heads()
-        _require(len(node.children) > 0, "no empty index of children is left behind")
-        _require(heads is None or heads == sorted(node.children), "the sorted heads are the children's")
+        require(len(node.children) > 0, "no empty index of children is left behind")
+        require(heads is None or heads == sorted(node.children), "the sorted heads are the children's")
 
 
 def _check_locks(nodes: list[Node], roots: Iterable[RootNode], sequences: Mapping[int, Sequence]) -> None:
@@ -76,17 +76,17 @@ def _check_locks(nodes: list[Node], roots: Iterable[RootNode], sequences: Mappin
         expected[id(seq.node)] += 1
         for tail in seq.left_tails:
             expected[id(tail)] += 1
-            _require(tail.writer is seq, "an append right stays with its holder until release")
+            require(tail.writer is seq, "an append right stays with its holder until release")
         if len(seq.node.key) and seq.node.writer is seq:
-            _require(not seq.shares_last_block, "a writer does not wait for its first write")
+            require(not seq.shares_last_block, "a writer does not wait for its first write")
     for node in nodes:
         if node.lock_ref and node.parent is not None:
             expected[id(node.parent)] += 1
         if node.writer is not None:
             held = [node.writer.node, *node.writer.left_tails]
-            _require(sequences.get(node.writer.seq_id) is node.writer and node in held, "a writer is open and holds it")
+            require(sequences.get(node.writer.seq_id) is node.writer and node in held, "a writer is open and holds it")
     for node in (*nodes, *roots):
-        _require(node.lock_ref == expected[id(node)], "lock refs are standers and locked children", node.lock_ref)
+        require(node.lock_ref == expected[id(node)], "lock refs are standers and locked children", node.lock_ref)
 
 
 def _history(node: Node) -> bytes:
@@ -104,34 +104,34 @@ def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pi
         for tokens, pin in root.pins.items():
             expected[id(pin.node)] += 1
             mark = pin.node.pin_mark
-            _require(pin.root is root and pin.tokens == tokens, "a namespace knows its pins")
-            _require(mark is not None and mark.pins.count(pin) == 1, "a pinned node knows its pins")
-            _require(_history(pin.node)[: len(tokens)] == tokens, "a pin's path spells its tokens")
+            require(pin.root is root and pin.tokens == tokens, "a namespace knows its pins")
+            require(mark is not None and mark.pins.count(pin) == 1, "a pinned node knows its pins")
+            require(_history(pin.node)[: len(tokens)] == tokens, "a pin's path spells its tokens")
             is_in_last_block = len(pin.node.blocks) + pin.node.start_bytes // forest.block_bytes == pin.num_blocks
-            _require(pin.node.start_bytes < len(tokens) <= pin.node.end_bytes, "a pin stands on its last token")
-            _require(is_in_last_block, "a pin stands where its last block ends")
-        _require(not (root.is_hidden and root.pins), "a cleared namespace has no pins")
-    _require(pins.num_pins == expected.total(), "pins are counted", pins.num_pins)
+            require(pin.node.start_bytes < len(tokens) <= pin.node.end_bytes, "a pin stands on its last token")
+            require(is_in_last_block, "a pin stands where its last block ends")
+        require(not (root.is_hidden and root.pins), "a cleared namespace has no pins")
+    require(pins.num_pins == expected.total(), "pins are counted", pins.num_pins)
     for node in nodes:
         if node.pin_mark is not None and node.parent is not None:
             expected[id(node.parent)] += 1
     for node in (*nodes, *roots):
         num_refs = node.pin_mark.num_refs if node.pin_mark is not None else 0
-        _require(num_refs == expected[id(node)], "pin marks are pins and marked children", num_refs)
-        _require(not num_refs or node.lock_ref > 0, "what is pinned is locked", node.head)
+        require(num_refs == expected[id(node)], "pin marks are pins and marked children", num_refs)
+        require(not num_refs or node.lock_ref > 0, "what is pinned is locked", node.head)
     num_blocks = sum(len(node.blocks) for node in nodes if node.pin_mark is not None)
-    _require(pins.num_blocks == num_blocks, "pinned blocks are counted", pins.num_blocks, num_blocks)
+    require(pins.num_blocks == num_blocks, "pinned blocks are counted", pins.num_blocks, num_blocks)
 
 
 def _check_counts(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:
     num_promised = sum(seq.num_promised for seq in sequences.values())
     num_evictable = sum(len(node.blocks) for node in nodes if not node.lock_ref)
-    _require(forest.num_nodes == len(nodes), "nodes are counted", forest.num_nodes, len(nodes))
-    _require(forest.num_cached == sum(len(node.blocks) for node in nodes), "cached blocks are counted")
-    _require(forest.num_evictable == num_evictable, "evictable blocks are counted", forest.num_evictable, num_evictable)
-    _require(forest.num_promised == num_promised, "promises are counted", forest.num_promised, num_promised)
-    _require(all(seq.num_promised >= 0 for seq in sequences.values()), "no promise is negative")
-    _require(forest.num_available >= 0, "free + evictable >= promised", forest.num_available)
+    require(forest.num_nodes == len(nodes), "nodes are counted", forest.num_nodes, len(nodes))
+    require(forest.num_cached == sum(len(node.blocks) for node in nodes), "cached blocks are counted")
+    require(forest.num_evictable == num_evictable, "evictable blocks are counted", forest.num_evictable, num_evictable)
+    require(forest.num_promised == num_promised, "promises are counted", forest.num_promised, num_promised)
+    require(all(seq.num_promised >= 0 for seq in sequences.values()), "no promise is negative")
+    require(forest.num_available >= 0, "free + evictable >= promised", forest.num_available)
 
 
 def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[int, Sequence]) -> None:
@@ -139,7 +139,7 @@ def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[
     held, in_use = dict.fromkeys(forest.accounts, 0), dict.fromkeys(forest.accounts, 0)
     leaves: dict[int, list[int]] = {id(share): [] for share in forest.shares}
     for root in roots:
-        _require(forest.accounts.get(root.namespace) is root.account, "a tree knows its namespace's account")
+        require(forest.accounts.get(root.namespace) is root.account, "a tree knows its namespace's account")
         for node in forest.nodes(root):
             held[root.namespace] += len(node.blocks)
             in_use[root.namespace] += len(node.blocks) if node.lock_ref else 0
@@ -151,21 +151,21 @@ def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[
         in_use[seq.root.namespace] += num_private + seq.num_promised
     for namespace, account in forest.accounts.items():
         num_open = sum(1 for seq in sequences.values() if seq.root.namespace == namespace)
-        _require(account.num_held == held[namespace], "a namespace's blocks are counted", namespace, account.num_held)
-        _require(account.num_in_use == in_use[namespace], "its blocks in use are", namespace, account.num_in_use)
-        _require(account.num_sequences == num_open, "its sequences are", namespace, account.num_sequences)
-        _require(account.has_quota == (account.share is not forest.shares[0]), "a quota is a share of one's own")
-        _require(not account.is_idle, "no idle account is left behind", namespace)
+        require(account.num_held == held[namespace], "a namespace's blocks are counted", namespace, account.num_held)
+        require(account.num_in_use == in_use[namespace], "its blocks in use are", namespace, account.num_in_use)
+        require(account.num_sequences == num_open, "its sequences are", namespace, account.num_sequences)
+        require(account.has_quota == (account.share is not forest.shares[0]), "a quota is a share of one's own")
+        require(not account.is_idle, "no idle account is left behind", namespace)
     for share in forest.shares:
         own = [account for account in forest.accounts.values() if account.share is share]
         queued = share.policy.nodes()
-        _require(share.num_held == sum(account.num_held for account in own), "a share's blocks are its namespaces'")
-        _require(share.num_in_use == sum(account.num_in_use for account in own), "what a share uses is, too")
-        _require(sorted(map(id, queued)) == sorted(leaves[id(share)]), "a share queues its own leaves, each once")
-        _require(len(queued) == len(share.policy), "queued leaves are counted", len(queued), len(share.policy))
-        _require(share.num_blocks >= 0, "a share is not negative", share.num_blocks)
+        require(share.num_held == sum(account.num_held for account in own), "a share's blocks are its namespaces'")
+        require(share.num_in_use == sum(account.num_in_use for account in own), "what a share uses is, too")
+        require(sorted(map(id, queued)) == sorted(leaves[id(share)]), "a share queues its own leaves, each once")
+        require(len(queued) == len(share.policy), "queued leaves are counted", len(queued), len(share.policy))
+        require(share.num_blocks >= 0, "a share is not negative", share.num_blocks)
     num_shared = sum(share.num_blocks for share in forest.shares)
-    _require(num_shared == forest.pool.num_blocks, "shares make up the pool", num_shared)
+    require(num_shared == forest.pool.num_blocks, "shares make up the pool", num_shared)
 
 
 def _check_retentions(forest: Forest, nodes: list[Node]) -> None:
@@ -173,12 +173,12 @@ def _check_retentions(forest: Forest, nodes: list[Node]) -> None:
     for node in nodes:
         retention = node.retention
         if retention is not None:
-            _require(retention.priority != DEFAULT_PRIORITY, "an ordinary node has no retention", node.head)
-            _require(
+            require(retention.priority != DEFAULT_PRIORITY, "an ordinary node has no retention", node.head)
+            require(
                 retention.is_watched == (id(retention) in due), "a retention knows whether it is watched", node.head
             )
             is_ending = not node.lock_ref and retention.duration_s < math.inf
-            _require(not is_ending or due.get(id(retention), math.inf) <= retention.until_s, "its end is watched for")
+            require(not is_ending or due.get(id(retention), math.inf) <= retention.until_s, "its end is watched for")
 
 
 def _check_owners(forest: Forest, nodes: list[Node], sequences: Mapping[int, Sequence]) -> None:
@@ -188,30 +188,30 @@ def _check_owners(forest: Forest, nodes: list[Node], sequences: Mapping[int, Seq
     for seq in sequences.values():
         owned.update(seq.private_blocks())
     twice = [block_id for block_id, count in owned.items() if count > 1]
-    _require(not twice, "a block has one owner", twice)
-    _require(owned.keys() == set(range(forest.pool.num_blocks)), "no block is lost")
+    require(not twice, "a block has one owner", twice)
+    require(owned.keys() == set(range(forest.pool.num_blocks)), "no block is lost")
 
 
-def _check_sequence(forest: Forest, seq: Sequence) -> None:
+def check_sequence(forest: Forest, seq: Sequence) -> None:
     block_bytes = forest.block_bytes
     length = len(seq.tokens) // TOKEN_BYTES
-    _require(0 < seq.num_stored <= seq.num_computed or seq.num_stored == 0, "stored tokens are computed")
-    _require(seq.num_computed <= min(length, seq.room), "computed tokens lie within history and room")
-    _require(len(seq.table) == -(-seq.room // forest.block_size), "the table holds the room", len(seq.table), seq.room)
-    _require(len(set(seq.table)) == len(seq.table), "a table names a block once", seq.table)
-    _require(seq.published_bytes <= seq.num_computed * TOKEN_BYTES, "only computed tokens are published")
-    _require(seq.published_bytes >= seq.num_computed * TOKEN_BYTES // block_bytes * block_bytes, "whole blocks are")
+    require(0 < seq.num_stored <= seq.num_computed or seq.num_stored == 0, "stored tokens are computed")
+    require(seq.num_computed <= min(length, seq.room), "computed tokens lie within history and room")
+    require(len(seq.table) == -(-seq.room // forest.block_size), "the table holds the room", len(seq.table), seq.room)
+    require(len(set(seq.table)) == len(seq.table), "a table names a block once", seq.table)
+    require(seq.published_bytes <= seq.num_computed * TOKEN_BYTES, "only computed tokens are published")
+    require(seq.published_bytes >= seq.num_computed * TOKEN_BYTES // block_bytes * block_bytes, "whole blocks are")
     node: Node | None = seq.node
-    _require(seq.node.end_bytes == seq.published_bytes or seq.shares_last_block, "it stands where it has published")
+    require(seq.node.end_bytes == seq.published_bytes or seq.shares_last_block, "it stands where it has published")
     path: list[Node] = []
     while node is not None:
-        _require(node.parent is not None or node is seq.root, "a path ends in the sequence's tree")
+        require(node.parent is not None or node is seq.root, "a path ends in the sequence's tree")
         path.append(node)
         node = node.parent
     keys = b"".join(bytes(step.key) for step in reversed(path))
-    _require(keys[: seq.published_bytes] == bytes(seq.tokens[: seq.published_bytes]), "the path spells its history")
+    require(keys[: seq.published_bytes] == bytes(seq.tokens[: seq.published_bytes]), "the path spells its history")
     own = set(seq.kept_blocks) | {block_id for tail in seq.left_tails for block_id in tail.blocks}
     on_path = [block_id for step in reversed(path) for block_id in step.blocks]
     for index, block_id in enumerate(seq.table[: seq.private_from]):
-        _require(block_id in own or (index < len(on_path) and on_path[index] == block_id), "a table follows its path")
-    _require(seq.private_from == -(-seq.published_bytes // block_bytes), "private blocks begin past the published")
+        require(block_id in own or (index < len(on_path) and on_path[index] == block_id), "a table follows its path")
+    require(seq.private_from == -(-seq.published_bytes // block_bytes), "private blocks begin past the published")

@@ -49,6 +49,8 @@ class ServiceConfig:
         kv_events_pool: the pool that is published.
         unread_s: a reader who takes nothing of a listing or of events for so long is cut off.
         max_calls: calls at once; further ones are refused before they are read.
+        audit_s: how long it rests between two passes over the books of all pools, which are verified a millisecond at a time;
+            0: it makes none.
         drain_s: how long a stopping service waits for calls in progress.
     """
 
@@ -76,6 +78,7 @@ class ServiceConfig:
     kv_events_pool: str = "default"
     unread_s: float = 30.0
     max_calls: int = 4096
+    audit_s: float = 10.0
     drain_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -85,6 +88,8 @@ class ServiceConfig:
             raise InvalidArgumentError("lease_ttl_s", self.lease_ttl_s, "at least 0.001 seconds")
         if not self.unread_s > 0:
             raise InvalidArgumentError("unread_s", self.unread_s, "above 0 seconds")
+        if not self.audit_s >= 0:
+            raise InvalidArgumentError("audit_s", self.audit_s, "at least 0 seconds")
         if not self.drain_s >= 0:
             raise InvalidArgumentError("drain_s", self.drain_s, "at least 0 seconds")
         check_policy_name(self.eviction)

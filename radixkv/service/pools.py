@@ -83,6 +83,7 @@ class Pool:
         "next_notices",
         "next_step",
         "notices",
+        "num_audits",
         "num_kept_notices",
         "shape",
         "stream",
@@ -102,6 +103,7 @@ class Pool:
         self._cleared: dict[str, None] = {}
         self.notices: deque[workers.AttachResponse] = deque()
         self.num_kept_notices = 0
+        self.num_audits = 0
 
     def acknowledge(self, through: int, notices_through: int) -> None:
         """Forget the answers to Steps up to `through`, and Notices up to `notices_through`. O(forgotten).
@@ -333,9 +335,16 @@ class PoolTable:
         if pool.stream is stream:
             pool.stream = None
 
-    def end(self, pool: Pool) -> None:
-        """End a lease now: drop the pool with its sequences and its tree, retire its incarnation. O(1)."""
-        if self._pools.get(pool.shape.name) is not pool:
+    def holds(self, pool: Pool) -> bool:
+        """Whether this life of a pool goes on."""
+        return self._pools.get(pool.shape.name) is pool
+
+    def end(self, pool: Pool, why: LeaseError | None = None) -> None:
+        """End a lease now: drop the pool with its sequences and its tree, retire its incarnation. O(1).
+
+        `why` is what its holder is told; None: that nothing was heard of it.
+        """
+        if not self.holds(pool):
             return
         del self._pools[pool.shape.name]
         self.num_ended += 1
@@ -346,7 +355,7 @@ class PoolTable:
         pool.notices.clear()
         stream, pool.stream = pool.stream, None
         if stream is not None:
-            stream.end(self._ended(pool))
+            stream.end(why or self._ended(pool))
 
     def _ended(self, pool: Pool) -> StaleIncarnationError:
         return StaleIncarnationError(

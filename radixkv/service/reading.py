@@ -233,7 +233,10 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         pools = self._pools.select(request.pool)
         return readers.CheckResponse(
-            pools=[readers.PoolCheck(pool=pool.shape.name, violation=_violation(pool)) for pool in pools]
+            pools=[
+                readers.PoolCheck(pool=pool.shape.name, violation=_violation(pool), num_audits=pool.num_audits)
+                for pool in pools
+            ]
         )
 
     @_streaming

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.addresses import Address, parse_address
 from radixkv.service.attaching import WorkersServicer
+from radixkv.service.auditing import Auditor
 from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
@@ -69,7 +70,7 @@ class CacheService:
         self._publisher: ZmqPublisher | None = None
         self._paths: list[str] = []
         self._server: grpc.aio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Listen. `addresses` then tells where, with the ports that were taken for port 0.
@@ -111,7 +112,9 @@ class CacheService:
         self._server = server
         for name in ("", *SERVICE_NAMES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._tasks = [asyncio.create_task(self._sweep())]
+        if self.config.audit_s:
+            self._tasks.append(asyncio.create_task(Auditor(self._pools, self.config.audit_s).run()))
 
     def _open_publisher(self) -> ZmqPublisher | None:
         if self.config.kv_events_endpoint is None:
@@ -156,10 +159,10 @@ class CacheService:
         if self._publisher is not None:
             await self._publisher.stop()
         await server.stop(self.config.drain_s)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+                await task
         self._unlink_paths()
 
     def _unlink_paths(self) -> None:

@@ -501,12 +501,14 @@ class CheckResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolCheck, _Mapping]]] = ...) -> None: ...
 
 class PoolCheck(_message.Message):
-    __slots__ = ("pool", "violation")
+    __slots__ = ("pool", "violation", "num_audits")
     POOL_FIELD_NUMBER: _ClassVar[int]
     VIOLATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_AUDITS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     violation: str
-    def __init__(self, pool: _Optional[str] = ..., violation: _Optional[str] = ...) -> None: ...
+    num_audits: int
+    def __init__(self, pool: _Optional[str] = ..., violation: _Optional[str] = ..., num_audits: _Optional[int] = ...) -> None: ...
 
 class DumpRequest(_message.Message):
     __slots__ = ("pool", "namespace")

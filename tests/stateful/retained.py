@@ -168,13 +168,23 @@ class Retained:
                 yield _Block(path.node.namespace, path.tokens[: (index + 1) * self._size], block_id, path.node)
 
     def _expected(self, block: _Block, *, is_one_call: bool, is_exact: bool) -> Worths:
-        """What a block was worth before this batch; what is new is ordinary, a tail that grew is worth what it was."""
+        """What a block was worth before this batch; what is new is ordinary, a tail that grew is worth what it was.
+
+        In several calls it may have grown and then given its place to another sequence's block of the same tokens.
+        """
         known = self._whole.get((block.namespace, block.tokens))
         if known is not None:
             return known if is_exact else known | ORDINARY
         where, tokens, worths = self._by_id.get(block.block_id, ("", (), ORDINARY))
         known = worths if where == block.namespace and self._are_one(tokens, block.tokens) else ORDINARY
-        return known if is_one_call else known | ORDINARY
+        if is_one_call:
+            return known
+        grown = (
+            worths
+            for where, tokens, worths in self._by_id.values()
+            if where == block.namespace and self._are_one(tokens, block.tokens)
+        )
+        return known.union(ORDINARY, *grown)
 
     def _are_one(self, first: Tokens, second: Tokens) -> bool:
         """Whether two histories end in one block, and agree as far as both go."""
