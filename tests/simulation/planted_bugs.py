@@ -152,13 +152,6 @@ PLANTED_BUGS = (
         "return False",
     ),
     PlantedBug(
-        "a notice that comes again told again",
-        "client/notices.py",
-        "            if message.number <= self._num_received:\n                return\n"
-        "            if message.number != self._num_received + 1:",
-        "            if message.number > self._num_received + 1:",
-    ),
-    PlantedBug(
         "a live sequence's block left in the free list of a restarted service",
         "core/blocks.py",
         "        for block_id in block_ids:\n            self._unclaimed[block_id] = 0\n",
