@@ -12,10 +12,12 @@ random tokens, never seen before. Tenant A has one of them computed; then, in ra
 
 What is judged was fixed before anything was measured: the mean of the differences with a fifth trimmed off at either end, and
 its 95% interval by bootstrap over the pairs; both ends must lie within 1% of the gap, and the gap's interval above half of it.
-Noise of the machine widens the interval: the table tells how many pairs would have been enough.
+Noise of the machine widens the interval: the table tells how many pairs would have been enough. The shorter the prompts, the
+less a machine's slow changes come between the halves of a pair; and the worker computes on one core, unless OMP_NUM_THREADS
+says otherwise, so that those who ask have another.
 
-    python -m bench.isolation             200 pairs each way, prompts of 1,500 tokens (two hours on two quiet cores)
-    python -m bench.isolation --quick     3 pairs of 256 tokens, a smoke test
+    python -m bench.isolation             600 pairs each way, prompts of 256 tokens (half an hour on two quiet cores)
+    python -m bench.isolation --quick     3 pairs, a smoke test
 
 What is computed is checked on every request: B's prompts wholly, A's own but for its last token. Exit code of a full run: 0
 when the bars are met, else 1.
@@ -27,6 +29,7 @@ import argparse
 import hashlib
 import http.client
 import json
+import os
 import random
 import socket
 import sys
@@ -46,8 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["interval", "main", "trimmed_mean"]
 
-FULL_PAIRS, QUICK_PAIRS = 200, 3
-FULL_TOKENS, QUICK_TOKENS = 1500, 256
+FULL_PAIRS, QUICK_PAIRS = 600, 3
+PROMPT_TOKENS = 256
 BOUND = 0.01
 TRIMMED = 0.2
 NUM_RESAMPLES = 4000
@@ -137,10 +140,25 @@ def gateway(worker: str) -> Iterator[str]:
             yield address
 
 
-def measure(ask: Ask, source: random.Random, num_tokens: int) -> Pair:
+class Prompts:
+    """Prompts of `num_tokens` random ids that differ in their first, so that none shares a prefix with another by chance."""
+
+    def __init__(self, source: random.Random, num_tokens: int) -> None:
+        self.source = source
+        self.num_tokens = num_tokens
+        self._firsts = iter(source.sample(range(SMALLEST_ID, LARGEST_ID), LARGEST_ID - SMALLEST_ID))
+
+    def draw(self) -> list[int]:
+        """The next one."""
+        more = (self.source.randint(SMALLEST_ID, LARGEST_ID) for _ in range(self.num_tokens - 1))
+        return [next(self._firsts), *more]
+
+
+def measure(ask: Ask, prompts: Prompts) -> Pair:
     """One pair."""
+    source, num_tokens = prompts.source, prompts.num_tokens
     owner, prober = source.sample(TENANTS, 2)
-    known, fresh = ([source.randint(SMALLEST_ID, LARGEST_ID) for _ in range(num_tokens)] for _ in range(2))
+    known, fresh = prompts.draw(), prompts.draw()
     ask(owner, known)
     probes = {"known_s": (prober, known), "fresh_s": (prober, fresh), "own_s": (owner, known)}
     seconds = {}
@@ -190,7 +208,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
     parser.add_argument("--pairs", type=int, help=f"each way (default: {FULL_PAIRS})")
-    parser.add_argument("--prompt-tokens", type=int, help=f"length of a prompt (default: {FULL_TOKENS:,})")
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=PROMPT_TOKENS, help="length of a prompt (default: %(default)s)"
+    )
     parser.add_argument("--model", default="default", help="Hugging Face id or folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="auto", help="as of radixkv worker (default: auto)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and order (default: 0)")
@@ -204,24 +224,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
     options = parse(arguments)
     num_pairs = options.pairs or (QUICK_PAIRS if options.quick else FULL_PAIRS)
-    num_tokens = options.prompt_tokens or (QUICK_TOKENS if options.quick else FULL_TOKENS)
+    num_tokens = options.prompt_tokens
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     model = resolve_model(None if options.model == "default" else options.model)
-    num_blocks = 16 * (
-        num_tokens // BLOCK_SIZE + 2
-    )  # what is old is evicted, so that the pool is as full for each pair
+    num_blocks = 16 * (num_tokens // BLOCK_SIZE + 2)
     source = random.Random(options.seed)
+    prompts = Prompts(source, num_tokens)
     found: dict[str, list[Pair]] = {"gRPC": [], "HTTP": []}
     with (
-        separate_services(model, num_blocks, options.dtype) as (client, _reader),
+        separate_services(model, num_blocks, options.dtype) as (client, reader),
         gateway(client.address) as address,
     ):
         ways = {"gRPC": over_grpc(client), "HTTP": over_http(address, client.model().name)}
         for ask in ways.values():
-            measure(ask, source, num_tokens)  # the first forward of a process takes longer
+            measure(ask, prompts)  # the first forward of a process takes longer
         progress = Progress("pairs", num_pairs)
         for _ in range(num_pairs):
             for way in source.sample(sorted(ways), 2):
-                found[way].append(measure(ways[way], source, num_tokens))
+                found[way].append(measure(ways[way], prompts))
+                for usage in reader.usage():  # so that nothing is evicted, and the pool is as full for each pair
+                    reader.clear(usage.namespace)
             progress.advance()
     made = Report("isolation", options.seed)
     made.figures["num_prompt_tokens"] = num_tokens
