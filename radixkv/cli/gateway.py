@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
+from radixkv.cli.heaps import share_heaps
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of, server_tls
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.service.stopping import StopSignals
     from radixkv.worker.generation_client import GenerationClient
 
+    share_heaps()
     credentials = client_credentials(options)
     with StopSignals() as signals, GenerationClient(options.worker, retries=False, credentials=credentials) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve

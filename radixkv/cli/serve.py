@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_cache_flags, add_command, cache_settings, say
+from radixkv.cli.heaps import share_heaps
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.security_flags import add_server_flags, security_of
 
@@ -47,6 +48,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from radixkv.service import ServiceConfig, run_service
 
+    share_heaps()
     config = ServiceConfig(
         addresses=tuple(options.listen or [DEFAULT_SERVICE_ADDRESS]),
         lease_ttl_s=options.lease_ttl,

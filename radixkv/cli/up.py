@@ -21,6 +21,7 @@ from radixkv.cli.flags import (
     say,
 )
 from radixkv.cli.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
+from radixkv.cli.heaps import share_heaps
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.model_flags import add_model_flags, worker_config
 from radixkv.cli.security_flags import add_server_flags, security_of
@@ -67,6 +68,7 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.client import Credentials
     from radixkv.service import ServiceConfig, ServiceThread
 
+    share_heaps()
     own_key = secrets.token_urlsafe()
     credentials = Credentials(token=own_key) if options.keys is not None else None
     security = security_of(options)

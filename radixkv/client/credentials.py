@@ -12,6 +12,7 @@ import grpc
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.service.addresses import Address, parse_address
+from radixkv.service.keepalive import client_keepalive
 
 __all__ = ["Credentials", "make_channel"]
 
@@ -65,6 +66,7 @@ def make_channel(address: str, credentials: Credentials | None, options: Sequenc
             in plaintext to another machine.
     """
     where = parse_address(address)
+    options = [*options, *client_keepalive()]
     if credentials is None:
         return grpc.insecure_channel(str(where), options=options)
     if credentials.has_token and not (credentials.is_secure or where.is_own):

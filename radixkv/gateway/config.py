@@ -40,6 +40,8 @@ class GatewayConfig:
             to stop, in seconds.
         worker_wait_s: how long a request waits for a worker of another process that cannot be reached or is stopping, in
             seconds.
+        unread_s: a caller who takes nothing of an answer for so many seconds is disconnected, and so is one whose machine has
+            gone; by the kernel, where it can (Linux).
         log_requests: one line per request in the log: who, what, how long, how many tokens; never contents.
         state_file: SQLite file of stored responses, conversations and transcripts; None: they are kept in memory and end with
             the process.
@@ -65,6 +67,7 @@ class GatewayConfig:
     cors_origins: tuple[str, ...] = ()
     drain_s: float = 30.0
     worker_wait_s: float = 30.0
+    unread_s: float = 60.0
     log_requests: bool = False
     state_file: Path | None = None
     response_ttl_s: float = 30 * 24 * 3600.0

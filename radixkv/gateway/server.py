@@ -190,6 +190,16 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _cut_off_the_silent(sock: socket.socket, unread_s: float) -> None:
+    """Have connections end whose other side takes nothing for so long, or is there no more. Accepted ones inherit it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = max(1, round(unread_s / 4))
+    values = {"TCP_USER_TIMEOUT": round(1000 * unread_s), "TCP_KEEPIDLE": seconds, "TCP_KEEPINTVL": seconds}
+    for name, value in values.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 def _listen(config: GatewayConfig) -> socket.socket:
     host, _, port_text = config.listen.rpartition(":")
     host = host.strip("[]")
@@ -200,6 +210,7 @@ def _listen(config: GatewayConfig) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _cut_off_the_silent(sock, config.unread_s)
         sock.bind((host, int(port_text)))
         sock.listen(2048)
     except OSError as error:

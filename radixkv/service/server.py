@@ -24,6 +24,7 @@ from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
 from radixkv.service.guards import AsyncGuard
+from radixkv.service.keepalive import server_keepalive
 from radixkv.service.kv_events import KvEventsServicer
 from radixkv.service.malformed import AsyncMalformedRefuser
 from radixkv.service.pools import PoolTable
@@ -176,7 +177,7 @@ def _server_options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        *server_keepalive(),
     ]
 
 

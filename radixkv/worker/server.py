@@ -21,6 +21,7 @@ from radixkv.core.pace import Pace
 from radixkv.service.addresses import parse_address
 from radixkv.service.callers import current_caller
 from radixkv.service.guards import ThreadGuard, abort_thread
+from radixkv.service.keepalive import server_keepalive
 from radixkv.service.malformed import MalformedRefuser
 from radixkv.service.security import Security, bind
 from radixkv.v1 import generation_pb2 as pb
@@ -81,6 +82,7 @@ class GenerationServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
+                *server_keepalive(),
             ],
         )
         self._servicer = _Servicer(generator, max_streams, unread_s)

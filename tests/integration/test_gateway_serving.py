@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,26 @@ def test_a_caller_who_disconnects_frees_his_blocks(generator: Generator, engine:
         wait_until(lambda: num_held(engine) == 0)
         assert engine.stats().engine.num_generations == 0
         wait_until(lambda: server.app.state.gate.num_running == 0)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux ends a connection that nobody reads")
+def test_a_caller_who_stays_and_reads_nothing_is_cut_off(engine: Engine) -> None:
+    body = json.dumps({**CHAT, "max_tokens": 3500, "stream": True, "n": 8, "logprobs": True, "top_logprobs": 20})
+    config = GatewayConfig(listen=LOCAL, drain_s=1.0, unread_s=1.0)
+    with gateway(engine, config) as server, socket.socket() as unread:
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = server.address.rsplit(":", 1)
+        unread.connect((host, int(port)))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        unread.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        wait_until(lambda: server.app.state.gate.num_running == 1)
+        wait_until(lambda: server.app.state.gate.num_running == 0)
+        wait_until(lambda: num_held(engine) == 0)
+        num_read = 0
+        with pytest.raises(ConnectionError):
+            while piece := unread.recv(1 << 20):
+                num_read += len(piece)
+        assert num_read > 0
 
 
 def test_a_caller_who_leaves_many_prompts_frees_them_all(engine: Engine) -> None:

@@ -1,0 +1,37 @@
+"""Connections whose other side has gone without a word, by a crash of its machine or of the network: a ping finds out.
+
+Without one a stream that has nothing to send waits for ever. Pings are sent on connections with calls in flight alone, and are
+answered by gRPC's own threads, however busy the process is; one that is stopped does not answer.
+"""
+
+from __future__ import annotations
+
+__all__ = ["client_keepalive", "server_keepalive"]
+
+CLIENT_S = 20.0
+"""How long a client hears nothing before it asks; shorter than the server's, so that whoever waits is told first."""
+
+SERVER_S = 60.0
+ANSWER_S = 20.0
+"""How long the answer may take before the connection is closed."""
+
+_LEAST_S = 1.0
+
+
+def client_keepalive() -> list[tuple[str, int]]:
+    """Options of a channel. Its calls end with UNAVAILABLE where the server is gone."""
+    return _pings(CLIENT_S)
+
+
+def server_keepalive() -> list[tuple[str, int]]:
+    """Options of a server. Calls of a client that is gone are cancelled; clients may ask as often as once a second."""
+    return [*_pings(SERVER_S), ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * _LEAST_S))]
+
+
+def _pings(silence_s: float) -> list[tuple[str, int]]:
+    answer_ms = round(1000 * ANSWER_S)
+    return [
+        ("grpc.keepalive_time_ms", round(1000 * silence_s)),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),  # what counts where a read is under way already; else a minute
+    ]
