@@ -35,8 +35,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.branching_scripts import KINDS, Script
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
-from bench.sane_clients import GIVE_UP_S, KINDS, Asker, Client, Failure, Ledger, Script
+from bench.sane_clients import GIVE_UP_S, Asker, Client, Failure, Ledger
 from bench.stack_under_test import GATEWAY, ROUTES, SERVICE, WORKER_A, WORKER_B, Stack
 from bench.typewriter import save_typewriter
 from radixkv.client import connect

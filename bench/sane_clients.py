@@ -1,10 +1,7 @@
-"""Clients that retry as a sane one does, scripts of what they ask, and a ledger of what came of every try.
+"""Clients that retry as a sane one does, and a ledger of what came of every try. What they ask: `branching_scripts`.
 
-Each script says the same requests with the same seeds whenever it is played, so its answers must be the same to the token.
-Later requests of a script go on from earlier answers: further turns, forks of a stored response, drafts, forks of a generation.
-
-    Script ── play ──> Asker ── try, wait a little, try again ──> gateway or worker
-                         └──> Ledger: finished, failed, cancelled, and when
+Script ── play ──> Asker ── try, wait a little, try again ──> gateway or worker
+                     └──> Ledger: finished, failed, cancelled, and when
 """
 
 from __future__ import annotations
@@ -14,20 +11,20 @@ import random
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import httpx
 
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import Delta, ForkParams, GenerateParams, UnknownGenerationError
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.request import Delta, ForkParams, GenerateParams
 
-__all__ = ["GIVE_UP_S", "KINDS", "Asker", "Client", "Done", "Failure", "Heard", "HungError", "Ledger", "Script"]
+if TYPE_CHECKING:
+    from bench.branching_scripts import Script
+
+__all__ = ["GIVE_UP_S", "Asker", "Client", "Done", "Failure", "Heard", "HungError", "Ledger", "TryAgainError"]
 
 GIVE_UP_S = 90.0
 """From the first try of a request: longer than any restart takes. Who waits longer was forgotten."""
@@ -44,7 +41,7 @@ class HungError(Exception):
     """A request that was answered neither with a result nor with an error that another try mends."""
 
 
-class _TryAgainError(Exception):
+class TryAgainError(Exception):
     """A try has failed in a way that another may mend. `told`: with a status and a message of radixkv's own."""
 
     def __init__(self, what: str, *, told: bool) -> None:
@@ -174,7 +171,7 @@ class Asker:
                 self.ledger.tried()
             try:
                 answer = attempt()
-            except _TryAgainError as error:
+            except TryAgainError as error:
                 if counts:
                     self.ledger.failed(route, str(error), told=error.told)
                 if time.monotonic() - begun_s > GIVE_UP_S or self._is_stopped():
@@ -218,7 +215,15 @@ class Asker:
                 count += 1
                 if leave_after is not None and count >= leave_after:
                     return
-            raise _TryAgainError("a stream broke off without an end", told=False)
+            raise TryAgainError("a stream broke off without an end", told=False)
+
+    def remove(self, path: str) -> None:
+        """One try of a removal. Gone already is as good: an earlier try may have done it."""
+        self.ledger.sent()
+        with _transport():
+            response = self.http.delete(path)
+        if response.status_code != 404:
+            _check(response)
 
     # -- gRPC
 
@@ -241,7 +246,7 @@ def _collect(stream: Any, num_branches: int, heard: Heard) -> tuple[str, list[li
                 replies[event.branch].extend(event.token_ids)
                 heard.num_tokens += len(event.token_ids)
     if stream.usage is None:
-        raise _TryAgainError("a stream broke off without an end", told=False)
+        raise TryAgainError("a stream broke off without an end", told=False)
     return stream.generation_id, replies
 
 
@@ -255,7 +260,7 @@ class _transport:  # noqa: N801  # reads as a verb where it is used
         if isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout)):
             raise HungError(f"nothing was heard for {_SILENCE_S:g} s") from None
         if isinstance(error, httpx.TransportError):
-            raise _TryAgainError(f"{type(error).__name__}: {error}", told=False) from None
+            raise TryAgainError(f"{type(error).__name__}: {error}", told=False) from None
 
 
 class _grpc:  # noqa: N801  # as above
@@ -266,7 +271,7 @@ class _grpc:  # noqa: N801  # as above
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UnavailableError):
-            raise _TryAgainError(f"UnavailableError: {error}", told=True) from None
+            raise TryAgainError(f"UnavailableError: {error}", told=True) from None
 
 
 def _check(response: httpx.Response) -> None:
@@ -284,166 +289,7 @@ def _refused(error: dict[str, Any], where: str, status: int = 503) -> None:
     is_passing = status in _RETRIED and error.get("code") in ("unavailable", "draining", "overloaded")
     if not is_passing or not error.get("message"):
         raise RuntimeError(f"{where}: {error}")
-    raise _TryAgainError(f"{where} {error['code']}: {error['message']}", told=True)
-
-
-# -- scripts
-
-
-class Script(NamedTuple):
-    """What is asked, in order. `kind`: one of `KINDS`; `number`: which of that kind."""
-
-    kind: str
-    number: int
-
-    @property
-    def route(self) -> str:
-        """Whom it asks."""
-        return "grpc" if self.kind == "forks" else "http"
-
-    def play(self, asker: Asker) -> list[str]:
-        """All answers, in the order of the script."""
-        return _PLAYS[self.kind](asker, self.number)
-
-
-def _text(number: int, words: int = 24) -> str:
-    """A question of its own, behind a beginning that others share."""
-    source = random.Random(number)
-    shared = f"You are one of {number % 3} helpers. " * 6
-    return shared + " ".join(source.choice(("why", "tree", "sea", "moon", "how", "salt", "ship")) for _ in range(words))
-
-
-def _drawing(number: int) -> dict[str, Any]:
-    """Greedy for every third script, else drawn with a seed."""
-    return {"temperature": 0.0 if number % 3 == 0 else 1.0, "seed": 1000 + number}
-
-
-def _chat(number: int, turns: Sequence[str], length: int, **more: Any) -> dict[str, Any]:
-    roles = ("user", "assistant")
-    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
-    return {"model": _MODEL, "messages": messages, "max_tokens": length, **_drawing(number), **more}
-
-
-def _play_chat(asker: Asker, number: int) -> list[str]:
-    """Two turns, the second behind the answer to the first."""
-    path, turns = "/v1/chat/completions", [_text(number)]
-    for follow_up in ("And then?", ""):
-        body = _chat(number, turns, 64)
-        answer = asker.retry("http", partial(asker.call, "POST", path, body))
-        turns += [answer["choices"][0]["message"]["content"], follow_up]
-    return turns[1::2]
-
-
-def _play_stream(asker: Asker, number: int) -> list[str]:
-    def attempt() -> str:
-        chunks = asker.stream("/v1/chat/completions", _chat(number, [_text(number)], 128))
-        return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
-
-    return [asker.retry("http", attempt)]
-
-
-def _play_drafts(asker: Asker, number: int) -> list[str]:
-    body = _chat(number, [_text(number)], 48, n=4)
-    answer = asker.retry("http", lambda: asker.call("POST", "/v1/chat/completions", body))
-    return [choice["message"]["content"] for choice in answer["choices"]]
-
-
-def _play_responses(asker: Asker, number: int) -> list[str]:
-    """A response, and two that go on from it."""
-
-    def ask(text: str, previous: str | None) -> tuple[str, str]:
-        body = {"model": _MODEL, "input": text, "max_output_tokens": 48, "previous_response_id": previous}
-        answer = asker.retry("http", lambda: asker.call("POST", "/v1/responses", {**body, **_drawing(number)}))
-        return answer["id"], "".join(part["text"] for item in answer["output"] for part in item["content"])
-
-    first, text = ask(_text(number), None)
-    left, left_text = ask("Go left.", first)
-    right, right_text = ask("Go right.", first)
-    for response_id in (right, left, first):
-        asker.retry("http", partial(_remove, asker, f"/v1/responses/{response_id}"), counts=False)
-    return [text, left_text, right_text]
-
-
-def _play_conversation(asker: Asker, number: int) -> list[str]:
-    """A kept conversation, with two drafts of a reply; one that the gateway could not finish is asked for again."""
-    base = "/v1/radixkv/conversations"
-    place = asker.retry("http", lambda: asker.call("POST", base, {"title": f"script {number}"}), counts=False)["id"]
-    question = {"id": f"msg_{uuid.uuid4().hex}", "role": "user", "text": _text(number)}
-    asker.retry("http", lambda: asker.call("POST", f"{base}/{place}/messages", question), counts=False)
-
-    def attempt() -> list[str]:
-        ids = [f"msg_{uuid.uuid4().hex}" for _ in range(2)]
-        body = {"n": 2, "ids": ids, "max_tokens": 48, **_drawing(number)}
-        asker.call("POST", f"{base}/{place}/messages/{question['id']}/replies", body)
-        while True:
-            tree = asker.call("GET", f"{base}/{place}")
-            drafts = {each["id"]: each for each in tree["messages"] if each["id"] in ids}
-            if all(draft["status"] == "complete" for draft in drafts.values()):
-                return [drafts[each]["text"] for each in ids]
-            for draft in drafts.values():
-                if draft["status"] in ("failed", "stopped"):
-                    raise _TryAgainError(f"a reply {draft['status']}: {draft['error']}", told=bool(draft["error"]))
-            time.sleep(0.05)
-
-    drafts = asker.retry("http", attempt)
-    asker.retry("http", lambda: _remove(asker, f"{base}/{place}"), counts=False)
-    return drafts
-
-
-def _remove(asker: Asker, path: str) -> None:
-    """Gone already is as good: an earlier try may have done it."""
-    asker.ledger.sent()
-    with _transport():
-        response = asker.http.delete(path)
-    if response.status_code != 404:
-        _check(response)
-
-
-def _play_forks(asker: Asker, number: int) -> list[str]:
-    """Four drafts, and a fork of each of two of them; a worker that was restarted remembers none, so all is asked again."""
-    sampling = SamplingParams(max_tokens=64, n=4, **_drawing(number))
-    prompt = [ord(char) - 31 for char in _text(number)]
-
-    def attempt() -> list[list[int]]:
-        generation, drafts = asker.generate(GenerateParams(token_ids=prompt, sampling=sampling))
-        forks = []
-        for branch in (1, 2):
-            position = len(prompt) + min(24, len(drafts[branch]))
-            again = SamplingParams(max_tokens=32, **_drawing(number + branch))
-            try:
-                params = ForkParams(generation_id=generation, branch=branch, position=position, sampling=again)
-                forks += asker.fork(params)
-            except UnknownGenerationError as error:
-                raise _TryAgainError(f"UnknownGenerationError: {error}", told=True) from None
-        return drafts + forks
-
-    return ["".join(map(chr, ids)) for ids in asker.retry("grpc", attempt)]
-
-
-def _play_leaver(asker: Asker, number: int) -> list[str]:
-    """Hangs up in the middle of a stream; what was told until then has its own right answer."""
-    told: list[str] = []
-
-    def attempt() -> None:
-        told.clear()
-        for chunk in asker.stream("/v1/chat/completions", _chat(number, [_text(number)], 128), leave_after=6):
-            told.extend(choice["delta"].get("content") or "" for choice in chunk["choices"])
-
-    asker.retry("http", attempt, counts=False)
-    asker.ledger.cancelled()
-    return ["".join(told)[:3]]
-
-
-_PLAYS = {
-    "chat": _play_chat,
-    "stream": _play_stream,
-    "drafts": _play_drafts,
-    "responses": _play_responses,
-    "conversation": _play_conversation,
-    "forks": _play_forks,
-    "leaver": _play_leaver,
-}
-KINDS = tuple(_PLAYS)
+    raise TryAgainError(f"{where} {error['code']}: {error['message']}", told=True)
 
 
 class Client(threading.Thread):

@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bench.byte_model import save_byte_model
 from radixkv.client import connect
 from radixkv.core.api import PoolShape
-from radixkv.core.errors import UnknownPoolError
+from radixkv.core.errors import LimitError, UnknownPoolError
 from radixkv.core.tokens import pack_tokens
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
@@ -85,7 +85,7 @@ class Target:
         return int(pages) * 4096
 
     def wait_idle(self) -> bool:
-        """Wait until no generation runs; False if one does after `IDLE_S`.
+        """Wait until no generation runs; False if one does after `IDLE_S`, or if calls are still refused as too many then.
 
         A worker that a starved machine kept silent past its lease attaches again with its next request, which is made here.
         """
@@ -93,6 +93,9 @@ class Target:
         while time.monotonic() < until_s:
             try:
                 engine = self.client.stats().engine
+            except LimitError:  # thousands of streams have just been opened and reset
+                time.sleep(0.1)
+                continue
             except UnknownPoolError:
                 self.num_lost_leases += 1
                 for _ in self.client.generate(GenerateParams(text="a", sampling=SamplingParams(max_tokens=1))):

@@ -1,0 +1,169 @@
+"""What sane clients ask: scripts that branch, with the same requests and seeds whenever they are played.
+
+Their answers must be the same to the token each time. Later requests of a script go on from earlier answers: further turns,
+drafts, forks of a stored response, forks of a generation.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from bench.sane_clients import Asker, TryAgainError
+from radixkv.worker.request import ForkParams, GenerateParams, UnknownGenerationError
+from radixkv.worker.sampling import SamplingParams
+
+__all__ = ["KINDS", "Script"]
+
+_MODEL = "typewriter"
+
+
+class Script(NamedTuple):
+    """What is asked, in order. `kind`: one of `KINDS`; `number`: which of that kind."""
+
+    kind: str
+    number: int
+
+    @property
+    def route(self) -> str:
+        """Whom it asks."""
+        return "grpc" if self.kind == "forks" else "http"
+
+    def play(self, asker: Asker) -> list[str]:
+        """All answers, in the order of the script."""
+        return _PLAYS[self.kind](asker, self.number)
+
+
+def _text(number: int, words: int = 24) -> str:
+    """A question of its own, behind a beginning that others share."""
+    source = random.Random(number)
+    shared = f"You are one of {number % 3} helpers. " * 6
+    return shared + " ".join(source.choice(("why", "tree", "sea", "moon", "how", "salt", "ship")) for _ in range(words))
+
+
+def _drawing(number: int) -> dict[str, Any]:
+    """Greedy for every third script, else drawn with a seed."""
+    return {"temperature": 0.0 if number % 3 == 0 else 1.0, "seed": 1000 + number}
+
+
+def _chat(number: int, turns: Sequence[str], length: int, **more: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
+    return {"model": _MODEL, "messages": messages, "max_tokens": length, **_drawing(number), **more}
+
+
+def _play_chat(asker: Asker, number: int) -> list[str]:
+    """Two turns, the second behind the answer to the first."""
+    path, turns = "/v1/chat/completions", [_text(number)]
+    for follow_up in ("And then?", ""):
+        body = _chat(number, turns, 64)
+        answer = asker.retry("http", partial(asker.call, "POST", path, body))
+        turns += [answer["choices"][0]["message"]["content"], follow_up]
+    return turns[1::2]
+
+
+def _play_stream(asker: Asker, number: int) -> list[str]:
+    def attempt() -> str:
+        chunks = asker.stream("/v1/chat/completions", _chat(number, [_text(number)], 128))
+        return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+
+    return [asker.retry("http", attempt)]
+
+
+def _play_drafts(asker: Asker, number: int) -> list[str]:
+    body = _chat(number, [_text(number)], 48, n=4)
+    answer = asker.retry("http", lambda: asker.call("POST", "/v1/chat/completions", body))
+    return [choice["message"]["content"] for choice in answer["choices"]]
+
+
+def _play_responses(asker: Asker, number: int) -> list[str]:
+    """A response, and two that go on from it."""
+
+    def ask(text: str, previous: str | None) -> tuple[str, str]:
+        body = {"model": _MODEL, "input": text, "max_output_tokens": 48, "previous_response_id": previous}
+        answer = asker.retry("http", lambda: asker.call("POST", "/v1/responses", {**body, **_drawing(number)}))
+        return answer["id"], "".join(part["text"] for item in answer["output"] for part in item["content"])
+
+    first, text = ask(_text(number), None)
+    left, left_text = ask("Go left.", first)
+    right, right_text = ask("Go right.", first)
+    for response_id in (right, left, first):
+        asker.retry("http", partial(asker.remove, f"/v1/responses/{response_id}"), counts=False)
+    return [text, left_text, right_text]
+
+
+def _play_conversation(asker: Asker, number: int) -> list[str]:
+    """A kept conversation, with two drafts of a reply; one that the gateway could not finish is asked for again."""
+    base = "/v1/radixkv/conversations"
+    place = asker.retry("http", lambda: asker.call("POST", base, {"title": f"script {number}"}), counts=False)["id"]
+    question = {"id": f"msg_{uuid.uuid4().hex}", "role": "user", "text": _text(number)}
+    asker.retry("http", lambda: asker.call("POST", f"{base}/{place}/messages", question), counts=False)
+
+    def attempt() -> list[str]:
+        ids = [f"msg_{uuid.uuid4().hex}" for _ in range(2)]
+        body = {"n": 2, "ids": ids, "max_tokens": 48, **_drawing(number)}
+        asker.call("POST", f"{base}/{place}/messages/{question['id']}/replies", body)
+        while True:
+            tree = asker.call("GET", f"{base}/{place}")
+            drafts = {each["id"]: each for each in tree["messages"] if each["id"] in ids}
+            if all(draft["status"] == "complete" for draft in drafts.values()):
+                return [drafts[each]["text"] for each in ids]
+            for draft in drafts.values():
+                if draft["status"] in ("failed", "stopped"):
+                    raise TryAgainError(f"a reply {draft['status']}: {draft['error']}", told=bool(draft["error"]))
+            time.sleep(0.05)
+
+    drafts = asker.retry("http", attempt)
+    asker.retry("http", partial(asker.remove, f"{base}/{place}"), counts=False)
+    return drafts
+
+
+def _play_forks(asker: Asker, number: int) -> list[str]:
+    """Four drafts, and a fork of each of two of them; a worker that was restarted remembers none, so all is asked again."""
+    sampling = SamplingParams(max_tokens=64, n=4, **_drawing(number))
+    prompt = [ord(char) - 31 for char in _text(number)]
+
+    def attempt() -> list[list[int]]:
+        generation, drafts = asker.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        forks = []
+        for branch in (1, 2):
+            position = len(prompt) + min(24, len(drafts[branch]))
+            again = SamplingParams(max_tokens=32, **_drawing(number + branch))
+            try:
+                params = ForkParams(generation_id=generation, branch=branch, position=position, sampling=again)
+                forks += asker.fork(params)
+            except UnknownGenerationError as error:
+                raise TryAgainError(f"UnknownGenerationError: {error}", told=True) from None
+        return drafts + forks
+
+    return ["".join(map(chr, ids)) for ids in asker.retry("grpc", attempt)]
+
+
+def _play_leaver(asker: Asker, number: int) -> list[str]:
+    """Hangs up in the middle of a stream; what was told until then has its own right answer."""
+    told: list[str] = []
+
+    def attempt() -> None:
+        told.clear()
+        for chunk in asker.stream("/v1/chat/completions", _chat(number, [_text(number)], 128), leave_after=6):
+            told.extend(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+    asker.retry("http", attempt, counts=False)
+    asker.ledger.cancelled()
+    return ["".join(told)[:3]]
+
+
+_PLAYS = {
+    "chat": _play_chat,
+    "stream": _play_stream,
+    "drafts": _play_drafts,
+    "responses": _play_responses,
+    "conversation": _play_conversation,
+    "forks": _play_forks,
+    "leaver": _play_leaver,
+}
+KINDS = tuple(_PLAYS)
