@@ -31,7 +31,6 @@ GIVE_UP_S = 90.0
 _SILENCE_S = 45.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 _RETRIED = frozenset({429, 502, 503, 504})
-_MODEL = "typewriter"
 _VARYING = re.compile(r"/\S+|\b[0-9a-f]{8,}\b|\d+")
 
 _Answer = TypeVar("_Answer")
