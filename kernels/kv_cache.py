@@ -95,6 +95,17 @@ class KVCache:
         shape = self.num_blocks, self.block_size, self.num_kv_heads, -1
         return tuple(view.clone(memory_format=torch.contiguous_format).view(shape) for view in self._by_token())
 
+    def rows(self, block_id: int) -> tuple[Tensor, ...]:
+        """K and V of a block as its readers see them, float32 [block_size, Hkv, width]; of latents the one row of each token.
+        O(block).
+        """
+        shape = self.block_size, self.num_kv_heads, -1
+        data = [view[block_id].reshape(shape) for view in self._by_token()]
+        if self.format is None:
+            return tuple(tensor.float() for tensor in data)
+        keys, values, key_scales, value_scales = data
+        return self.format.dequantise(keys, key_scales), self.format.dequantise(values, value_scales)
+
     def fill(self, *tensors: Tensor) -> None:
         """Overwrites every slot, from `tensors` as `token_major` has them."""
         for view, tensor in zip(self._by_token(), tensors, strict=True):

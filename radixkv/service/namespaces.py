@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["adapter_namespace", "is_made_here", "owner_of"]
+__all__ = ["adapter_namespace", "adapter_of", "is_made_here", "owner_of"]
 
 _MARK = "#adapter="
 
@@ -18,6 +18,11 @@ def adapter_namespace(namespace: str, adapter: str) -> str:
     if _MARK in namespace:
         raise InvalidArgumentError("namespace", namespace, f"without {_MARK!r}, which sets an adapter's apart")
     return f"{namespace}{_MARK}{adapter}" if adapter else namespace
+
+
+def adapter_of(namespace: str) -> str:
+    """The adapter for which `adapter_namespace` made this one; empty if it did not."""
+    return namespace.partition(_MARK)[2]
 
 
 def owner_of(namespace: str) -> str:

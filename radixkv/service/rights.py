@@ -81,6 +81,7 @@ _GENERATION = {
     "Detokenize": _Rule(_EVERYBODY, _nothing),
     "SpellTokens": _Rule(_EVERYBODY, _nothing),
     "GetStats": _Rule(_EVERYBODY, _nothing),
+    "VerifyBlock": _Rule((), _one),  # it tells whether somebody else's prompt is cached
 }
 _RULES = {
     **{f"/radixkv.v1.PrefixCache/{name}": rule for name, rule in _CACHE.items()},

@@ -9,6 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class BlockVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BLOCK_VERDICT_UNSPECIFIED: _ClassVar[BlockVerdict]
+    BLOCK_VERDICT_AGREES: _ClassVar[BlockVerdict]
+    BLOCK_VERDICT_DIFFERS: _ClassVar[BlockVerdict]
+    BLOCK_VERDICT_GONE: _ClassVar[BlockVerdict]
+    BLOCK_VERDICT_NO_ROOM: _ClassVar[BlockVerdict]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -21,6 +29,11 @@ class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EARLY_STOPPING_HEURISTIC: _ClassVar[EarlyStopping]
     EARLY_STOPPING_ALWAYS: _ClassVar[EarlyStopping]
     EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
+BLOCK_VERDICT_UNSPECIFIED: BlockVerdict
+BLOCK_VERDICT_AGREES: BlockVerdict
+BLOCK_VERDICT_DIFFERS: BlockVerdict
+BLOCK_VERDICT_GONE: BlockVerdict
+BLOCK_VERDICT_NO_ROOM: BlockVerdict
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -337,6 +350,34 @@ class SpellTokensResponse(_message.Message):
     SPELLINGS_FIELD_NUMBER: _ClassVar[int]
     spellings: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, spellings: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class VerifyBlockRequest(_message.Message):
+    __slots__ = ("token_ids", "namespace")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    namespace: str
+    def __init__(self, token_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class VerifyBlockResponse(_message.Message):
+    __slots__ = ("verdict", "block_id", "difference")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    verdict: BlockVerdict
+    block_id: int
+    difference: BlockDifference
+    def __init__(self, verdict: _Optional[_Union[BlockVerdict, str]] = ..., block_id: _Optional[int] = ..., difference: _Optional[_Union[BlockDifference, _Mapping]] = ...) -> None: ...
+
+class BlockDifference(_message.Message):
+    __slots__ = ("layer", "relative", "largest")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    relative: float
+    largest: float
+    def __init__(self, layer: _Optional[int] = ..., relative: _Optional[float] = ..., largest: _Optional[float] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

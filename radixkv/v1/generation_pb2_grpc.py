@@ -71,6 +71,11 @@ class GenerationStub:
                 request_serializer=radixkv_dot_v1_dot_generation__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_generation__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.VerifyBlock = channel.unary_unary(
+                '/radixkv.v1.Generation/VerifyBlock',
+                request_serializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -132,6 +137,14 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VerifyBlock(self, request, context):
+        """Computes one cached block anew and compares it with what is cached, between two rounds. The branch counts as used by it, and a
+        cold one may be evicted for the one block that is computed in; nothing else changes. Errors: INVALID_ARGUMENT; UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -169,6 +182,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=radixkv_dot_v1_dot_generation__pb2.GetStatsRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_generation__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'VerifyBlock': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyBlock,
+                    request_deserializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -362,6 +380,33 @@ class Generation:
             '/radixkv.v1.Generation/GetStats',
             radixkv_dot_v1_dot_generation__pb2.GetStatsRequest.SerializeToString,
             radixkv_dot_v1_dot_generation__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyBlock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Generation/VerifyBlock',
+            radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.SerializeToString,
+            radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.FromString,
             options,
             channel_credentials,
             insecure,

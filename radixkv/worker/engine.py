@@ -26,8 +26,8 @@ from typing import TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
-from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
-from radixkv.service.namespaces import adapter_namespace
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
+from radixkv.service.namespaces import adapter_namespace, adapter_of
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
@@ -48,6 +48,7 @@ from radixkv.worker.runner import Runner
 from radixkv.worker.scheduler import Scheduler
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.text import ChatText
+from radixkv.worker.verification import Verification
 
 __all__ = ["Engine"]
 
@@ -214,6 +215,25 @@ class Engine:
         """Run a short function on the holder, on the engine's thread, after all that was said to the cache before."""
         answer: Future[_Result] = Future()
         run = partial(_answer, lambda: function(self._rounds.holder), answer)
+        self._post(lambda: self._rounds.call_later(run))
+        return answer.result()
+
+    def verify_block(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Verification:
+        """Compute the last block of a cached branch anew and compare; see `verifying`. Others wait for that one forward.
+
+        Args:
+            tokens: ids of the branch up to and with the block, whole blocks.
+            namespace: where it is cached, as the cache lists it.
+
+        Raises:
+            InvalidArgumentError: no whole number of blocks, an id that the model does not know, an adapter that is not served.
+            UnavailableError: the engine is closed. LeaseError: the cache has ended the lease.
+        """
+        packed = pack_tokens(tokens)
+        if (adapter := adapter_of(namespace)) and adapter not in self._info.adapters:
+            raise InvalidArgumentError("namespace", namespace, "of the model, or of an adapter that is served")
+        answer: Future[Verification] = Future()
+        run = partial(_answer, partial(self._rounds.verify_block, packed, namespace), answer)
         self._post(lambda: self._rounds.call_later(run))
         return answer.result()
 

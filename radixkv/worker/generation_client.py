@@ -13,6 +13,7 @@ import grpc
 
 from radixkv.client.credentials import Credentials, make_channel
 from radixkv.client.retrying import retry_policy, retry_waits_s
+from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.service.status import error_from_rpc
@@ -29,6 +30,7 @@ from radixkv.worker.request import (
     StreamItem,
 )
 from radixkv.worker.stats import WorkerStats
+from radixkv.worker.verification import Verification
 
 __all__ = ["GenerationClient"]
 
@@ -95,6 +97,11 @@ class GenerationClient:
     def stats(self) -> WorkerStats:
         """Gauges and counters of the worker and of its cache."""
         return wire.stats_from_proto(self._ask(self._stub.GetStats, pb.GetStatsRequest()))
+
+    def verify_block(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Verification:
+        """Whether the last block of a cached branch holds what the model computes; see `Engine.verify_block`."""
+        request = pb.VerifyBlockRequest(token_ids=pack_tokens(tokens), namespace=namespace)
+        return wire.verification_from_proto(self._ask(self._stub.VerifyBlock, request))
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue a prompt; see `Engine.generate`. Returns once the worker has accepted it."""

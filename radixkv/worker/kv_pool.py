@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents, copy_blocks
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.worker.errors import ModelError
+from radixkv.worker.verification import BlockDifference
 
 __all__ = ["KVPool", "LayerShape", "conflict_free_batches", "pool_token_bytes"]
 
@@ -118,6 +121,15 @@ class KVPool:
         """
         self._host.load(slots, block_ids)
 
+    def difference(self, block_id: int, other_id: int) -> BlockDifference:
+        """How far the K and V of a block are from those of another, read as the kernels read them. Waits for the device."""
+        layers = (
+            _difference(number, values, others)
+            for number, cache in enumerate(self.caches)
+            for values, others in zip(cache.rows(block_id), cache.rows(other_id), strict=True)
+        )
+        return max(layers, key=lambda layer: (layer.relative, layer.largest))
+
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Copy blocks as `ops` say, with the result of doing one after the other.
 
@@ -134,6 +146,13 @@ class KVPool:
             columns = torch.tensor(batch, dtype=torch.int64).T.contiguous().to(self.device)
             for caches in self._copied_together:
                 copy_blocks(caches, *columns)
+
+
+def _difference(layer: int, values: Tensor, others: Tensor) -> BlockDifference:
+    scale = others.square().mean().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+    errors = (values - others).abs()
+    worst = (float(errors.square().mean().sqrt() / scale), float(errors.max() / scale))
+    return BlockDifference(layer, *(error if math.isfinite(error) else math.inf for error in worst))
 
 
 def pool_token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype, kv_format: KVFormat | None = None) -> int:

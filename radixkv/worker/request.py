@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from radixkv.core.api import Retention
+from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention
@@ -28,6 +28,7 @@ from radixkv.worker.pinning import PrefixPin, check_pins
 from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.text import Message
+from radixkv.worker.verification import Verification
 
 __all__ = [
     "BranchFinished",
@@ -437,3 +438,5 @@ class Generator(Protocol):
     def spell(self, token_ids: TokensLike) -> list[bytes]: ...
 
     def stats(self) -> WorkerStats: ...
+
+    def verify_block(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Verification: ...

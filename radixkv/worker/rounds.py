@@ -44,6 +44,8 @@ from radixkv.worker.request import UnknownGenerationError
 from radixkv.worker.runner import Runner
 from radixkv.worker.scheduler import Scheduler
 from radixkv.worker.stats import EngineCounters, EngineStats
+from radixkv.worker.verification import Verification
+from radixkv.worker.verifying import verify_block
 
 __all__ = ["Origin", "Rounds"]
 
@@ -196,6 +198,11 @@ class Rounds:
     def call_later(self, run: Callable[[], None]) -> None:
         """Run something on the holder once everything said to the cache before it is answered."""
         self._calls.append(_Call(run, self._num_submitted + 1))
+
+    def verify_block(self, tokens: bytes, namespace: str) -> Verification:
+        """See `verifying`; to be run later, as `call_later` does."""
+        self._finish_batch()
+        return verify_block(self._runner, self.holder, self._scheduler.new_seq_id, tokens, namespace)
 
     # -- a round
 

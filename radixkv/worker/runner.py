@@ -9,6 +9,7 @@ from torch import Tensor
 
 from radixkv.core.api import Copy
 from radixkv.worker.model import ForwardRow
+from radixkv.worker.verification import BlockDifference
 
 __all__ = ["Pool", "Runner"]
 
@@ -20,6 +21,8 @@ class Pool(Protocol):
     block_size: int
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None: ...
+
+    def difference(self, block_id: int, other_id: int) -> BlockDifference: ...
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None: ...
 

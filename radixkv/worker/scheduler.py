@@ -101,6 +101,7 @@ class Scheduler:
         num_host_blocks = self.limits.swap_blocks if self.limits.preemption == "swap" else 0
         self._holders = Holders(block_size)
         self.preemption = Preemption(block_size, num_host_blocks, self._holders.new_seq_id)
+        self.new_seq_id = self._holders.new_seq_id
         self._clock = clock
         self._has_lines = has_lines
         self._block_size = block_size

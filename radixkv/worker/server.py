@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.pace import Pace
 from radixkv.service.addresses import parse_address
@@ -241,6 +242,13 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
     def GetStats(self, request: Any, context: grpc.ServicerContext) -> pb.GetStatsResponse:  # noqa: ARG002, N802
         try:
             return wire.stats_to_proto(self._generator.stats())
+        except RadixKVError as error:
+            abort_thread(context, error)
+
+    def VerifyBlock(self, request: Any, context: grpc.ServicerContext) -> pb.VerifyBlockResponse:  # noqa: N802
+        try:
+            namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+            return wire.verification_to_proto(self._generator.verify_block(request.token_ids, namespace))
         except RadixKVError as error:
             abort_thread(context, error)
 

@@ -9,7 +9,7 @@ import json
 from itertools import islice
 from typing import Any, TypeVar
 
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.service.reader_conversion import block_times_from_proto
 from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
@@ -33,6 +33,7 @@ from radixkv.worker.request import (
 from radixkv.worker.sampling import EarlyStopping, Grammar, SampledToken, SamplingParams
 from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
 from radixkv.worker.text import Message
+from radixkv.worker.verification import BlockDifference, BlockVerdict, Verification
 
 __all__ = [
     "event_from_proto",
@@ -47,6 +48,8 @@ __all__ = [
     "prompt_to_proto",
     "stats_from_proto",
     "stats_to_proto",
+    "verification_from_proto",
+    "verification_to_proto",
 ]
 
 _Response = TypeVar("_Response", pb.GenerateResponse, pb.ForkGenerationResponse)
@@ -55,6 +58,13 @@ _REASON_TO_PROTO = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+_VERDICT_TO_PROTO = {
+    BlockVerdict.AGREES: pb.BLOCK_VERDICT_AGREES,
+    BlockVerdict.DIFFERS: pb.BLOCK_VERDICT_DIFFERS,
+    BlockVerdict.GONE: pb.BLOCK_VERDICT_GONE,
+    BlockVerdict.NO_ROOM: pb.BLOCK_VERDICT_NO_ROOM,
+}
+_VERDICT_FROM_PROTO = {value: verdict for verdict, value in _VERDICT_TO_PROTO.items()}
 _REASON_FROM_PROTO = {value: reason for reason, value in _REASON_TO_PROTO.items()}
 
 _STOPPING_TO_PROTO = {
@@ -309,6 +319,28 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
             return Completed(Usage(**{name: getattr(usage, name) for name in Usage._fields}), pinned)
         case _:
             return None
+
+
+def verification_to_proto(found: Verification) -> pb.VerifyBlockResponse:
+    """What came of verifying a block, as a message."""
+    message = pb.VerifyBlockResponse(verdict=_VERDICT_TO_PROTO[found.verdict], block_id=found.block_id)
+    if found.difference is not None:
+        message.difference.CopyFrom(pb.BlockDifference(**found.difference._asdict()))
+    return message
+
+
+def verification_from_proto(proto: pb.VerifyBlockResponse) -> Verification:
+    """What came of verifying a block.
+
+    Raises:
+        RadixKVError: a verdict that this version does not know.
+    """
+    verdict = _VERDICT_FROM_PROTO.get(proto.verdict)
+    if verdict is None:
+        raise RadixKVError(f"the worker answered with verdict {proto.verdict}, which is not known here")
+    told = proto.difference
+    difference = BlockDifference(told.layer, told.relative, told.largest) if proto.HasField("difference") else None
+    return Verification(verdict, proto.block_id, difference)
 
 
 def model_to_proto(info: ModelInfo) -> pb.GetModelResponse:

@@ -1,0 +1,101 @@
+"""Whether a cached block holds what the model computes for its tokens: the block is computed anew, and both are compared.
+
+KV of a block follows from its tokens and from the KV before it. So one forward over the block's own tokens, with the cached
+blocks before it as they are, tells whether it is right, however long the branch is; if that is so for each of its blocks, the
+branch is right as a whole.
+
+    cached      [block 0][block 1][block 2]     locked by a sequence of its tokens
+    computed    [block 0][block 1][scratch]     by another that parts from it in the block, so that it has a block of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from radixkv.core.api import AcquireOp, AcquireResult, CacheHolder, MatchOp, MatchResult, ReleaseOp
+from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError, QuotaError, RadixKVError
+from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens, unpack_tokens
+from radixkv.service.namespaces import adapter_of
+from radixkv.worker.forward_row import ForwardRow
+from radixkv.worker.runner import Runner
+from radixkv.worker.verification import BlockVerdict, Verification
+
+__all__ = ["verify_block"]
+
+MAX_RELATIVE = 0.25
+MAX_LARGEST = 4.0
+"""A block differs where the root mean square of the differences of one layer's K or V is above `MAX_RELATIVE` of that of the
+values, or a single one above `MAX_LARGEST` of it. PLACEHOLDER
+"""
+
+
+def verify_block(
+    runner: Runner, holder: CacheHolder, new_seq_id: Callable[[], int], tokens: bytes, namespace: str
+) -> Verification:
+    """Verify the last block of a cached branch. One forward of `block_size` tokens, three Steps.
+
+    The branch counts as used, and as asked for once; a cold branch may be evicted for the one block that is computed in.
+    Nothing is published.
+
+    Args:
+        new_seq_id: source of ids for the two sequences.
+        tokens: packed ids of the branch up to and with the block, whole blocks.
+        namespace: where it is cached, as the cache lists it.
+
+    Raises:
+        InvalidArgumentError: no whole number of blocks, or an id that the model does not know. LeaseError, UnavailableError:
+            the cache could not be asked.
+    """
+    size = runner.pool.block_size
+    length = num_tokens(tokens)
+    bound = min(runner.max_model_len, runner.pool.num_blocks * size)
+    if not 0 < length <= bound or length % size:
+        raise InvalidArgumentError("tokens", length, f"a multiple of {size} up to {bound}")
+    token_ids = unpack_tokens(tokens)
+    if max(token_ids) >= runner.vocab_size:
+        raise InvalidArgumentError("tokens", max(token_ids), f"token ids below {runner.vocab_size}")
+    [matched] = holder.step([MatchOp(tokens, namespace)])
+    if not isinstance(matched, MatchResult) or matched.num_tokens < length:
+        return Verification(BlockVerdict.GONE)
+    start = length - size
+    scratch = tokens[: start * TOKEN_BYTES] + _parted(token_ids[start:], runner.vocab_size)
+    cached_id, scratch_id = new_seq_id(), new_seq_id()
+    answers = holder.step(
+        [
+            AcquireOp(tokens, namespace=namespace, seq_id=cached_id),
+            AcquireOp(scratch, namespace=namespace, seq_id=scratch_id),
+        ]
+    )
+    opened = [answer for answer in answers if isinstance(answer, AcquireResult)]
+    try:
+        return _compare(runner, answers, list(token_ids[start:]), adapter_of(namespace))
+    finally:
+        holder.step([ReleaseOp(answer.seq_id, keep=False) for answer in opened])
+
+
+def _parted(token_ids: Sequence[int], vocab_size: int) -> bytes:
+    """As many ids that differ from these in each place."""
+    return pack_tokens([(token_id + 1 + place % 7) % vocab_size for place, token_id in enumerate(token_ids)])
+
+
+def _compare(runner: Runner, answers: Sequence[object], token_ids: list[int], adapter: str) -> Verification:
+    for answer in answers:
+        if isinstance(answer, OutOfBlocksError | QuotaError):
+            return Verification(BlockVerdict.NO_ROOM)
+        if isinstance(answer, RadixKVError):
+            raise answer
+    cached, scratch = answers
+    assert isinstance(cached, AcquireResult)
+    assert isinstance(scratch, AcquireResult)
+    for answer in (cached, scratch):
+        if answer.ops:
+            runner.carry_out(answer.ops)
+    last = len(cached.block_table) - 1
+    start = last * runner.pool.block_size
+    if cached.num_stored_tokens < start + len(token_ids) or scratch.num_stored_tokens != start:
+        return Verification(BlockVerdict.GONE)
+    runner.forward([ForwardRow(token_ids, start, scratch.block_table, start, wants_logits=False, adapter=adapter)])
+    block_id = cached.block_table[last]
+    difference = runner.pool.difference(block_id, scratch.block_table[last])
+    differs = difference.relative > MAX_RELATIVE or difference.largest > MAX_LARGEST
+    return Verification(BlockVerdict.DIFFERS if differs else BlockVerdict.AGREES, block_id, difference)
