@@ -34,15 +34,12 @@ from radixkv.core.errors import (
 from radixkv.service.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto
+from radixkv.service.hello import check_hello
 from radixkv.service.quotas import QuotaBook
-from radixkv.service.value_conversion import shape_from_proto
+from radixkv.service.stalls import StallWatch
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
-
-
-MAX_NUMBER = (1 << 63) - 1
-"""Of a Step or of Notices; far from the end of their fields."""
 
 
 class HolderStream(Protocol):
@@ -218,17 +215,26 @@ class PoolTable:
         config: limits and the lease's TTL.
         clock: seconds, monotonic.
         wall_clock: seconds since 1970; events of a later life of a pool have higher numbers by it.
+        stall_clock: seconds, monotonic; stalls of the service are told by it.
+
+    Whoever owns it calls `sweep` every `sweep_interval_s`. Whoever looks at the clock first after a stall of the service itself
+    gives that time back to every lease.
 
     `num_ended`: pools that have ended so far.
     """
 
     def __init__(
-        self, config: ServiceConfig, clock: Callable[[], float], wall_clock: Callable[[], float] = time.time
+        self,
+        config: ServiceConfig,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+        stall_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.clock = clock
         self.quotas = QuotaBook(config.quotas, config.max_quotas_per_pool, config.max_retired_incarnations)
         self.num_ended = 0
+        self._stalls = StallWatch(stall_clock, config.lease_ttl_s)
         self._wall_clock = wall_clock
         self._pools: dict[str, Pool] = {}
         self._retired: OrderedDict[int, None] = OrderedDict()
@@ -245,7 +251,7 @@ class PoolTable:
             LimitError: too many pools.
         """
         self.expire()
-        shape = self._check_hello(hello)
+        shape = check_hello(hello, self.config)
         pool = self._pools.get(shape.name)
         if hello.incarnation in self._retired:
             raise StaleIncarnationError(
@@ -284,23 +290,6 @@ class PoolTable:
         """Microseconds since 1970: above every number of any earlier life, as long as no life has a million events a second."""
         return max(1, int(self._wall_clock() * 1e6))
 
-    def _check_hello(self, hello: workers.Hello) -> PoolShape:
-        shape = shape_from_proto(hello.pool)
-        if not 1 <= len(shape.name) <= MAX_NAME_CHARACTERS:
-            raise InvalidArgumentError("name", shape.name[:256], f"of 1 to {MAX_NAME_CHARACTERS} characters")
-        if len(hello.holder_name) > MAX_NAME_CHARACTERS:
-            bound = f"of at most {MAX_NAME_CHARACTERS} characters"
-            raise InvalidArgumentError("holder_name", hello.holder_name[:256], bound)
-        for name in ("acknowledged_through", "notices_acknowledged_through"):
-            if getattr(hello, name) > MAX_NUMBER:
-                raise InvalidArgumentError(name, getattr(hello, name), f"at most {MAX_NUMBER}")
-        if not hello.incarnation:
-            raise InvalidArgumentError("incarnation", 0, "a random number that is not 0")
-        if shape.num_blocks > self.config.max_blocks_per_pool:
-            bound = f"at most {self.config.max_blocks_per_pool}"
-            raise InvalidArgumentError("num_blocks", shape.num_blocks, bound)
-        return shape
-
     def _resume(self, pool: Pool, shape: PoolShape, hello: workers.Hello, stream: HolderStream) -> Attachment:
         if shape != pool.shape:
             raise InvalidArgumentError("pool", shape, f"the shape that it was attached with, {pool.shape}")
@@ -319,7 +308,7 @@ class PoolTable:
             StaleIncarnationError: the lease has ended.
             LeaseError: a newer stream of the same holder has taken over.
         """
-        if pool.expires_at_s <= self.clock():
+        if pool.expires_at_s <= self._now_s():
             self.expire()
         if self._pools.get(pool.shape.name) is not pool:
             raise self._ended(pool)
@@ -328,7 +317,7 @@ class PoolTable:
         self._renew(pool)
 
     def _renew(self, pool: Pool) -> None:
-        pool.expires_at_s = self.clock() + self.config.lease_ttl_s
+        pool.expires_at_s = self._now_s() + self.config.lease_ttl_s
 
     def leave(self, pool: Pool, stream: HolderStream) -> None:
         """Note that a stream broke. The lease runs on."""
@@ -365,14 +354,27 @@ class PoolTable:
 
     def expire(self) -> None:
         """End every lease whose time is up. O(pools)."""
-        now_s = self.clock()
+        now_s = self._now_s()
         for pool in [pool for pool in self._pools.values() if pool.expires_at_s <= now_s]:
             self.end(pool)
 
-    def forgive(self, stalled_s: float) -> None:
-        """Lengthen every lease by a time in which the service itself did not listen. O(pools)."""
-        for pool in self._pools.values():
-            pool.expires_at_s += stalled_s
+    def _now_s(self) -> float:
+        """What leases are judged by. O(1), or O(pools) after a stall."""
+        stalled_s = self._stalls.take_stall_s()
+        if stalled_s:
+            for pool in self._pools.values():
+                pool.expires_at_s += stalled_s
+        return self.clock()
+
+    @property
+    def sweep_interval_s(self) -> float:
+        """How often `sweep` is to be called."""
+        return self._stalls.sweep_interval_s
+
+    def sweep(self) -> None:
+        """End every lease whose time is up. O(pools)."""
+        self.expire()
+        self._stalls.swept()
 
     def select(self, name: str) -> list[Pool]:
         """The pool of that name, or all of them, sorted by name, for an empty one.

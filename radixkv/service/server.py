@@ -42,7 +42,6 @@ SERVICE_NAMES = (
     workers_pb2.DESCRIPTOR.services_by_name["Workers"].full_name,
     prefix_cache_pb2.DESCRIPTOR.services_by_name["PrefixCache"].full_name,
 )
-_LONGEST_SWEEP_S = 1.0
 _LONGEST_END_OF_CALLS_S = 1.0
 
 
@@ -135,16 +134,11 @@ class CacheService:
         return str(address._replace(port=port))
 
     async def _sweep(self) -> None:
-        """End leases whose time is up. Time in which this loop was stalled is nobody's silence, so it is given back."""
-        loop = asyncio.get_running_loop()
-        interval_s = min(self.config.lease_ttl_s / 4, _LONGEST_SWEEP_S)
+        """End leases whose time is up."""
+        self._pools.sweep()
         while True:
-            planned_s = loop.time() + interval_s
-            await asyncio.sleep(interval_s)
-            late_s = loop.time() - planned_s
-            if late_s > interval_s:
-                self._pools.forgive(late_s)
-            self._pools.expire()
+            await asyncio.sleep(self._pools.sweep_interval_s)
+            self._pools.sweep()
             self._followers.changed()
             if self._collector is not None:
                 self._collector.ended(self._pools.num_ended, self._workers.num_ended + self._followers.num_ended)

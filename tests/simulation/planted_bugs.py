@@ -92,7 +92,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a lease renewed after it has run out",
         "service/pools.py",
-        "        if pool.expires_at_s <= self.clock():\n            self.expire()\n",
+        "        if pool.expires_at_s <= self._now_s():\n            self.expire()\n",
         "",
     ),
     PlantedBug(
@@ -114,6 +114,18 @@ PLANTED_BUGS = (
         "service/pools.py",
         "pool.expires_at_s += stalled_s",
         "pool.expires_at_s += 1000 * stalled_s",
+    ),
+    PlantedBug(
+        "a stall that is forgiven at the next sweep, after messages have ended leases by it",
+        "service/pools.py",
+        "        if pool.expires_at_s <= self._now_s():\n            self.expire()\n",
+        "        if pool.expires_at_s <= self.clock():\n            self.end(pool)\n",
+    ),
+    PlantedBug(
+        "a stall forgiven again at every look",
+        "service/stalls.py",
+        "        self._due_s = now_s\n",
+        "",
     ),
     PlantedBug(
         "notices lost with the stream that brought them",

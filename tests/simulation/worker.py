@@ -7,6 +7,7 @@ everything again.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -132,6 +133,17 @@ class SimulatedWorker:
         self._unapplied.clear()
         delay_s = self._simulator.rng.uniform(0.005, 0.05) + 0.1 * isinstance(error, PoolHeldError)
         self._simulator.after(delay_s, self.process, None, self._begin_memory)
+
+    def slots_when_applied(self) -> list[int]:
+        """What the slots of its memory will hold once it has carried out what it was answered."""
+        memory = Memory(self.shape.num_blocks, self.shape.block_size)
+        memory.slots = list(self.memory.slots)
+        for _, answers in self._unapplied:
+            if not answers.done():
+                break
+            for copy in itertools.chain.from_iterable(map(_copies, answers.result())):
+                memory.copy(*copy)
+        return memory.slots
 
     # -- clients
 
@@ -360,6 +372,13 @@ class SimulatedWorker:
         for src, dst, num_tokens in ops:
             self.memory.copy(src, dst, num_tokens)
             self._simulator.count("copied")
+
+
+def _copies(result: StepResult) -> Sequence[Copy]:
+    """The copies that come with a result."""
+    if isinstance(result, AcquireResult | ExtendResult):
+        return result.ops
+    return [copy for opened in result for copy in opened.ops] if isinstance(result, list) else ()
 
 
 def _brief(result: StepResult) -> object:

@@ -144,20 +144,22 @@ class _World:
                 self._audit(pool)
 
     def _audit(self, pool: Pool) -> None:
-        """What the cache says is cached lies in the slots of the worker whose memory it is, to the last token."""
+        """What the cache says is cached lies in the slots of the worker whose memory it is, to the last token, once the worker
+        has carried out what it was answered: answers are applied in order, so nobody reads a block before.
+        """
         for worker in (*self._workers, self._rival):
             if worker is None or worker.incarnation != pool.incarnation or not worker.process.is_up:
                 continue
+            slots = worker.slots_when_applied()
             nodes: dict[int, NodeInfo] = {}
             histories: dict[int, list[int]] = {0: []}
             for node in pool.cache.dump():
                 nodes[node.node_id] = node
                 before = histories[node.parent_id]
                 history = histories[node.node_id] = before + unpack_tokens(bytes(node.tokens))
-                self._audit_node(worker, node, history, len(before))
+                self._audit_node(slots, worker.shape.block_size, node, history, len(before))
 
-    def _audit_node(self, worker: SimulatedWorker, node: NodeInfo, history: list[int], start: int) -> None:
-        size, slots = worker.shape.block_size, worker.memory.slots
+    def _audit_node(self, slots: list[int], size: int, node: NodeInfo, history: list[int], start: int) -> None:
         kv = kv_of(node.namespace, history)
         for index in range(start, len(history)):
             block = node.block_ids[(index - start) // size]

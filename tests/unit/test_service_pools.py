@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from radixkv.core.api import AcquireOp, ExtendOp, InsertOp, Notice, PoolShape, ReleaseOp, StepOp
@@ -293,11 +295,58 @@ def test_pools_are_told_apart_by_name_and_bounded_in_number(table: PoolTable) ->
         attach(table, hello(3, name="third"))
 
 
-def test_a_stall_of_the_service_itself_is_nobodys_silence(table: PoolTable, clock: Clock) -> None:
-    pool = attach(table, hello())
+@pytest.fixture
+def swept_table(clock: Clock) -> PoolTable:
+    """One whose sweeps are due every second, by the clock that the test moves."""
+    table = PoolTable(ServiceConfig(lease_ttl_s=TTL_S), clock, stall_clock=clock)
+    table.sweep()
+    return table
+
+
+def sweep_for(table: PoolTable, clock: Clock, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.now_s += table.sweep_interval_s
+        table.sweep()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda table, _pool, _stream: table.sweep(),
+        lambda table, _pool, _stream: table.expire(),
+        lambda table, _pool, _stream: table.select(""),
+        lambda table, pool, stream: table.renew(pool, stream),
+        lambda table, _pool, _stream: table.attach(hello(), Stream()),
+    ],
+    ids=["sweep", "expire", "select", "renew", "attach"],
+)
+def test_a_stall_of_the_service_itself_is_nobodys_silence_whoever_looks_first(
+    swept_table: PoolTable, clock: Clock, look: Callable[[PoolTable, Pool, Stream], object]
+) -> None:
+    stream = Stream()
+    pool = swept_table.attach(hello(), stream).pool
     clock.now_s += TTL_S * 3
-    table.forgive(TTL_S * 3)
-    assert table.select("") == [pool]
+    look(swept_table, pool, stream)
+    assert swept_table.select("") == [pool]
+
+
+def test_a_stall_is_forgiven_once(swept_table: PoolTable, clock: Clock) -> None:
+    pool = attach(swept_table, hello())
+    clock.now_s += TTL_S * 3
+    assert swept_table.select("") == swept_table.select("") == [pool]
+    swept_table.sweep()
+    sweep_for(swept_table, clock, round(TTL_S))
+    assert swept_table.select("") == []
+
+
+def test_a_holder_that_was_silent_while_the_service_listened_loses_its_lease(
+    swept_table: PoolTable, clock: Clock
+) -> None:
+    stream = Stream()
+    pool = swept_table.attach(hello(), stream).pool
+    sweep_for(swept_table, clock, round(TTL_S))
+    with pytest.raises(StaleIncarnationError):
+        swept_table.renew(pool, stream)
 
 
 def test_retired_incarnations_are_remembered_up_to_a_bound(clock: Clock) -> None:

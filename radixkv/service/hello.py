@@ -1,0 +1,37 @@
+"""What the first message of a holder may say."""
+
+from __future__ import annotations
+
+from radixkv.core.api import PoolShape
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
+from radixkv.service.value_conversion import shape_from_proto
+from radixkv.v1 import workers_pb2 as workers
+
+__all__ = ["check_hello"]
+
+MAX_NUMBER = (1 << 63) - 1
+"""Of a Step or of Notices; far from the end of their fields."""
+
+
+def check_hello(hello: workers.Hello, config: ServiceConfig) -> PoolShape:
+    """The shape of the pool that a holder asks for.
+
+    Raises:
+        InvalidArgumentError: a shape, name, number or incarnation out of bounds.
+    """
+    shape = shape_from_proto(hello.pool)
+    if not 1 <= len(shape.name) <= MAX_NAME_CHARACTERS:
+        raise InvalidArgumentError("name", shape.name[:256], f"of 1 to {MAX_NAME_CHARACTERS} characters")
+    if len(hello.holder_name) > MAX_NAME_CHARACTERS:
+        bound = f"of at most {MAX_NAME_CHARACTERS} characters"
+        raise InvalidArgumentError("holder_name", hello.holder_name[:256], bound)
+    for name in ("acknowledged_through", "notices_acknowledged_through"):
+        if getattr(hello, name) > MAX_NUMBER:
+            raise InvalidArgumentError(name, getattr(hello, name), f"at most {MAX_NUMBER}")
+    if not hello.incarnation:
+        raise InvalidArgumentError("incarnation", 0, "a random number that is not 0")
+    if shape.num_blocks > config.max_blocks_per_pool:
+        bound = f"at most {config.max_blocks_per_pool}"
+        raise InvalidArgumentError("num_blocks", shape.num_blocks, bound)
+    return shape
