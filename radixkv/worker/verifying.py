@@ -22,10 +22,12 @@ from radixkv.worker.verification import BlockVerdict, Verification
 
 __all__ = ["verify_block"]
 
-MAX_RELATIVE = 0.25
-MAX_LARGEST = 4.0
-"""A block differs where the root mean square of the differences of one layer's K or V is above `MAX_RELATIVE` of that of the
-values, or a single one above `MAX_LARGEST` of it. PLACEHOLDER
+MAX_RELATIVE = 0.4
+MAX_LARGEST = 3.0
+"""A block differs where the differences of one layer's K or V have a root mean square above `MAX_RELATIVE` of that of the
+values, or one of them is above `MAX_LARGEST` of it. Rounding depends on what else was computed with a token: with SmolLM2 in
+bfloat16 it made 0 with the compiled kernels, 0.025 and 0.25 with torch's, 0.031 and 0.26 with int8 KV, 0.22 and 1.3 with int4;
+any other block is off by 1.0 and more.
 """
 
 

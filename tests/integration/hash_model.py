@@ -8,6 +8,7 @@ block that was freed early, copied short or mapped wrongly changes the tokens th
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from radixkv.core.api import Copy
 from radixkv.worker.model import ForwardRow
+from radixkv.worker.verification import BlockDifference
 
 __all__ = ["EOS", "VOCAB_SIZE", "HashRunner", "generate"]
 
@@ -61,6 +63,12 @@ class HashPool:
         size = self.block_size
         for block_id, slot in zip(block_ids, slots, strict=True):
             self.host[slot] = self.slots[block_id * size : (block_id + 1) * size]
+
+    def difference(self, block_id: int, other_id: int) -> BlockDifference:
+        size = self.block_size
+        values, others = (self.slots[number * size : (number + 1) * size] for number in (block_id, other_id))
+        share = sum(a != b for a, b in zip(values, others, strict=True)) / size
+        return BlockDifference(0, share, math.inf if share else 0.0)
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         size = self.block_size

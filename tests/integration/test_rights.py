@@ -73,6 +73,7 @@ EXPECTED: dict[str, tuple[set[str], grpc.StatusCode, grpc.StatusCode]] = {
     "/radixkv.v1.Generation/Detokenize": ({C, R, H}, OK, OK),
     "/radixkv.v1.Generation/SpellTokens": ({C, R, H}, OK, OK),
     "/radixkv.v1.Generation/GetStats": ({C, R, H}, OK, OK),
+    "/radixkv.v1.Generation/VerifyBlock": (set(), DENIED, DENIED),
     **dict.fromkeys(KV_EVENT_METHODS, ({R}, DENIED, DENIED)),
 }
 METHODS = methods()
@@ -83,6 +84,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "Evict": {"num_blocks": 0},
     "Detokenize": {"token_ids": pack_tokens([1])},
     "SpellTokens": {"token_ids": pack_tokens([1])},
+    "VerifyBlock": {"token_ids": pack_tokens([1, 2, 3, 4])},
 }
 
 
