@@ -13,7 +13,9 @@ from answers import Answers, collect, start_together
 from tiny_adapters import linear_paths, merged, save_adapter
 from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_model
 
-from radixkv import InvalidArgumentError, PrefixCache
+from radixkv import InvalidArgumentError, PrefixCache, pack_tokens
+from radixkv.core.api import Copy
+from radixkv.service.namespaces import adapter_namespace
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.limits import SchedulerLimits
@@ -21,6 +23,7 @@ from radixkv.worker.model import ModelRunner
 from radixkv.worker.request import Delta, ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.verification import BlockVerdict
 
 NAMES = ("", "sql", "law")
 HOST_BLOCKS = 32
@@ -33,9 +36,13 @@ class Served(NamedTuple):
     adapters: dict[str, Path]
     models: dict[str, Any]
 
-    def engine(self, num_blocks: int = 96, preemption: str = "recompute") -> Engine:
+    def runner(self, num_blocks: int = 96, num_host_blocks: int = 0) -> ModelRunner:
         runner = ModelRunner(self.folder, num_blocks=None, dtype="float32", device="cpu", adapters=self.adapters)
-        runner.allocate_pool(num_blocks, 4, HOST_BLOCKS if preemption == "swap" else 0)
+        runner.allocate_pool(num_blocks, 4, num_host_blocks)
+        return runner
+
+    def engine(self, num_blocks: int = 96, preemption: str = "recompute") -> Engine:
+        runner = self.runner(num_blocks, HOST_BLOCKS if preemption == "swap" else 0)
         limits = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16, preemption=preemption, swap_blocks=HOST_BLOCKS)
         cache = PrefixCache(num_blocks, 4)
         return Engine(runner, cache, limits=limits, model_name="tiny", adapters=runner.adapter_names)
@@ -88,6 +95,21 @@ def test_one_prompt_is_cached_for_each_adapter_apart(served: Served) -> None:
         engine.call(lambda cache: cache.check())
     replies = [served.expected(name, prompt, 10) for name in NAMES]
     assert len({str(reply) for reply in replies}) == len(NAMES)
+
+
+def test_blocks_are_verified_with_the_adapter_that_they_were_computed_by(served: Served) -> None:
+    prompt = _prompt(2, 24)
+    blocks = [pack_tokens(prompt[:end]) for end in range(4, 25, 4)]
+    spaces = [adapter_namespace("default", name) for name in NAMES]
+    runner = served.runner()
+    with Engine(runner, PrefixCache(96, 4), adapters=runner.adapter_names) as engine:
+        for name in NAMES:
+            collect(engine.generate(_params(name, prompt, _greedy(4))))
+        found = {space: [engine.verify_block(block, space) for block in blocks] for space in spaces}
+        assert {each.verdict for of_space in found.values() for each in of_space} == {BlockVerdict.AGREES}
+        runner.carry_out([Copy(found[spaces[1]][5].block_id, found[spaces[2]][5].block_id, 4)])
+        verdicts = [engine.verify_block(blocks[5], space).verdict for space in spaces]
+    assert verdicts == [BlockVerdict.AGREES, BlockVerdict.AGREES, BlockVerdict.DIFFERS]
 
 
 @pytest.mark.parametrize(("num_blocks", "preemption"), [(96, "recompute"), (13, "recompute"), (13, "swap")])
