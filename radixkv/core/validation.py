@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from collections.abc import Sequence as SequenceOf
 
 from radixkv.core.api import MAX_PRIORITY, Retention
@@ -28,6 +28,7 @@ __all__ = [
     "check_prompt",
     "check_retention",
     "check_ttl",
+    "check_unicode",
 ]
 
 MAX_BLOCK_SIZE = 4096
@@ -83,6 +84,23 @@ def check_ttl(ttl: float | str) -> float:
         names = ", ".join(map(repr, PIN_CLASSES))
         raise InvalidArgumentError("ttl", ttl, f"above 0 and at most {MAX_TTL_S:.0f} seconds, or one of {names}")
     return float(seconds)
+
+
+def check_unicode(argument: str, value: object) -> None:
+    """Make sure that every string in a value, which may be nested as JSON is, can be written in UTF-8. O(size)."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            try:
+                each.encode()
+            except UnicodeEncodeError as error:
+                found = f"text with U+{ord(each[error.start]):04X}"
+                raise InvalidArgumentError(argument, found, "valid Unicode: that is half of a character") from None
+        elif isinstance(each, Mapping):
+            waiting += (*each.keys(), *each.values())
+        elif isinstance(each, list | tuple):
+            waiting += each
 
 
 def check_retention(ranges: SequenceOf[Retention]) -> tuple[Retention, ...]:

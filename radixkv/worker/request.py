@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
-from radixkv.core.validation import check_retention
+from radixkv.core.validation import check_retention, check_unicode
 from radixkv.worker.pinning import PrefixPin, check_pins
 from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.stats import WorkerStats
@@ -86,6 +86,8 @@ class Prompt:
         given = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidArgumentError("prompt", given, "one of token_ids, text and messages")
+        for name in ("text", "messages", "tools", "template_arguments"):
+            check_unicode(name, getattr(self, name))
 
     @property
     def is_empty(self) -> bool:
