@@ -143,7 +143,9 @@ class ResponseRequest(ApiModel):
             raise _refusal("background needs store: the response could not be retrieved", "background")
         if self.top_logprobs and not self.wants_logprobs:
             raise _refusal(f"top_logprobs needs {INCLUDE_LOGPROBS!r} in include", "top_logprobs")
-        check_plain(self.metadata, "metadata")
+        told = self.model_dump(include=set(type(self).model_fields) - {"input"}, exclude_unset=True)
+        for name, value in told.items():  # the response repeats most of them
+            check_plain(value, name)
 
     @property
     def stores(self) -> bool:
