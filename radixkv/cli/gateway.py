@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
-from radixkv.cli.heaps import share_heaps
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of, server_tls
+from radixkv.service.heaps import share_heaps
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials

@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_cache_flags, add_command, cache_settings, say
-from radixkv.cli.heaps import share_heaps
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.security_flags import add_server_flags, security_of
+from radixkv.service.heaps import share_heaps
 
 __all__ = ["add"]
 

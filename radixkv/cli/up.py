@@ -21,11 +21,11 @@ from radixkv.cli.flags import (
     say,
 )
 from radixkv.cli.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
-from radixkv.cli.heaps import share_heaps
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.model_flags import add_model_flags, worker_config
 from radixkv.cli.security_flags import add_server_flags, security_of
 from radixkv.cli.worker import describe_addresses
+from radixkv.service.heaps import share_heaps
 
 if TYPE_CHECKING:
     from radixkv.worker.run import Worker, WorkerConfig

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
 from radixkv.cli.gateway import Front, add_gateway_flags
-from radixkv.cli.heaps import share_heaps
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
+from radixkv.service.heaps import share_heaps
 
 if TYPE_CHECKING:
     from radixkv.worker.run import Worker

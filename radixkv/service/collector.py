@@ -5,7 +5,8 @@ and goes at once. Python's own schedule looks at all of it again whenever it has
 as long: a fifth of a second for 100,000 nodes. Here what has survived one look is set aside:
 
     made ──(YOUNG_OBJECTS more than were freed)──▶ looked at ──▶ survived: set aside, and freed when nothing refers to it
-    a pool has ended, or MAX_ENDED_STREAMS streams have ──▶ everything is looked at once, since their circles are garbage now
+    a pool has ended, or MAX_ENDED_STREAMS streams have ──▶ everything is looked at once, since their circles are garbage now,
+                                                            and pages that are empty go back to the system
 
 What calls leave in circles (gRPC's own hold a few objects each) is garbage before they are answered, so it goes as young.
 """
@@ -13,6 +14,8 @@ What calls leave in circles (gRPC's own hold a few objects each) is garbage befo
 from __future__ import annotations
 
 import gc
+
+from radixkv.service.heaps import trim_heaps
 
 __all__ = ["Collector"]
 
@@ -56,6 +59,7 @@ class Collector:
         self._num_pools, self._num_streams = num_pools, num_streams
         gc.unfreeze()
         gc.collect()
+        trim_heaps()
         return True
 
     def _looked(self, phase: str, _info: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""A server's threads share two heaps of the C library."""
+"""A server's threads share two heaps of the C library, and what is free there is given back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, sys, threading
-from radixkv.cli.heaps import share_heaps
+from radixkv.service.heaps import share_heaps
 
 if sys.argv[2] == "share":
     share_heaps()
@@ -36,6 +36,28 @@ libc.fclose(out)
 """
 
 
+TRIMMED = """
+import ctypes
+from pathlib import Path
+from radixkv.service.heaps import trim_heaps
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+blocks = [libc.malloc(100_000) for _ in range(1000)]
+for block in blocks:
+    ctypes.memset(block, 1, 100_000)
+for block in blocks[:-1]:  # the last one keeps the heap from shrinking
+    libc.free(block)
+before = resident_mib()
+trim_heaps()
+print(before - resident_mib())
+"""
+
+
 def num_heaps(folder: Path, shares: str, **environ: str) -> int:
     told = folder / "heaps.xml"
     kept = {key: value for key, value in os.environ.items() if key != "MALLOC_ARENA_MAX"}
@@ -43,8 +65,19 @@ def num_heaps(folder: Path, shares: str, **environ: str) -> int:
     return told.read_text().count("<heap nr=")
 
 
-@pytest.mark.skipif(not hasattr(os, "confstr") or not (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="not glibc")
+glibc_only = pytest.mark.skipif(
+    not hasattr(os, "confstr") or not (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="not glibc"
+)
+
+
+@glibc_only
 def test_threads_share_two_heaps_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     assert num_heaps(tmp_path, "not") > 2
     assert num_heaps(tmp_path, "share") == 2
     assert num_heaps(tmp_path, "share", MALLOC_ARENA_MAX="1") == 1
+
+
+@glibc_only
+def test_what_lies_free_between_what_is_in_use_is_given_back() -> None:
+    run = subprocess.run([sys.executable, "-c", TRIMMED], capture_output=True, text=True, check=True)
+    assert int(run.stdout) > 80
