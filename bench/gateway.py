@@ -72,8 +72,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def ask_grpc(client: GenerationClient, content: str, num_tokens: int) -> Timed:
     """One chat through `Generate`."""
-    from radixkv.worker.request import Delta, GenerateParams
+    from radixkv.worker.request import GenerateParams
     from radixkv.worker.sampling import SamplingParams
+    from radixkv.worker.stream import Delta
 
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     started_s = perf_counter()

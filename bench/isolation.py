@@ -87,8 +87,9 @@ def interval(samples: Sequence[float], seed: int) -> tuple[float, float]:
 
 def over_grpc(client: GenerationClient) -> Ask:
     """Asks the worker itself."""
-    from radixkv.worker.request import Delta, GenerateParams
+    from radixkv.worker.request import GenerateParams
     from radixkv.worker.sampling import SamplingParams
+    from radixkv.worker.stream import Delta
 
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 

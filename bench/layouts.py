@@ -42,8 +42,9 @@ from radixkv.worker.default_model import resolve_model
 from radixkv.worker.engine import Engine
 from radixkv.worker.kv_pool import KVPool
 from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.request import Completed, Delta, GenerateParams
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Completed, Delta
 
 BLOCK_SIZE, SEED = 16, 1
 LENGTHS, QUICK_LENGTHS = (64, 512, 2048, 4096, 8192), (64, 256)

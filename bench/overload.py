@@ -176,8 +176,9 @@ class Player:
 
     def _ask(self, request: _Request) -> None:
         from radixkv.core.errors import RadixKVError
-        from radixkv.worker.request import Delta, GenerateParams
+        from radixkv.worker.request import GenerateParams
         from radixkv.worker.sampling import SamplingParams
+        from radixkv.worker.stream import Delta
 
         sampling = SamplingParams(
             max_tokens=request.longest_reply,

@@ -19,7 +19,8 @@ import httpx
 
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import Delta, ForkParams, GenerateParams
+from radixkv.worker.request import ForkParams, GenerateParams
+from radixkv.worker.stream import Delta
 
 if TYPE_CHECKING:
     from bench.branching_scripts import Script

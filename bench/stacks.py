@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from radixkv.worker.engine import Engine
     from radixkv.worker.generation_client import GenerationClient
     from radixkv.worker.model import ModelRunner
-    from radixkv.worker.request import Generator, Usage
+    from radixkv.worker.request import Generator
+    from radixkv.worker.stream import Usage
 
 __all__ = [
     "BLOCK_SIZE",
@@ -53,8 +54,9 @@ class Reply(NamedTuple):
 
 def generate_greedy(generator: Generator, prompt: list[int], num_tokens: int) -> Reply:
     """Exactly `num_tokens` greedy tokens; the end-of-reply token does not end them."""
-    from radixkv.worker.request import Delta, GenerateParams
+    from radixkv.worker.request import GenerateParams
     from radixkv.worker.sampling import SamplingParams
+    from radixkv.worker.stream import Delta
 
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     stream = generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))

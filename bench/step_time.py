@@ -213,8 +213,9 @@ class Chats:
             return statistics.mean(users.map(self._reply, prompts))
 
     def _reply(self, prompt: list[int]) -> float:
-        from radixkv.worker.request import Delta, GenerateParams
+        from radixkv.worker.request import GenerateParams
         from radixkv.worker.sampling import SamplingParams
+        from radixkv.worker.stream import Delta
 
         sampling = SamplingParams(max_tokens=self._num_tokens, temperature=1.0, seed=0, ignore_eos=True)
         stream = self._generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))

@@ -91,8 +91,9 @@ class Bench:
 
     def _request(self, prompt: list[int], num_cached: range, namespace: str, max_tokens: int = 1) -> Timed:
         """Generate, and check how much of the prompt was found."""
-        from radixkv.worker.request import Delta, GenerateParams
+        from radixkv.worker.request import GenerateParams
         from radixkv.worker.sampling import SamplingParams
+        from radixkv.worker.stream import Delta
 
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         params = GenerateParams(token_ids=prompt, sampling=sampling, namespace=namespace)

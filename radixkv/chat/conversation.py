@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import pack_tokens
-from radixkv.worker.request import Usage
+from radixkv.worker.stream import Usage
 from radixkv.worker.text import Message
 
 __all__ = ["ChatError", "Conversation", "Turn"]

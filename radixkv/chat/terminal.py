@@ -10,8 +10,9 @@ from typing import Protocol, TextIO
 
 from radixkv.chat.conversation import ChatError, Conversation, Turn
 from radixkv.core.errors import RadixKVError
-from radixkv.worker.request import BranchFinished, Completed, Delta, GenerateParams, Generator, Started, Usage
+from radixkv.worker.request import GenerateParams, Generator
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["ChatOptions", "Terminal", "run_chat"]
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from radixkv.gateway.replies import Growth, Reply
 from radixkv.gateway.tools import FunctionCalled
-from radixkv.worker.request import FinishReason
+from radixkv.worker.stream import FinishReason
 
 __all__ = ["ERRORS", "MessageAnswer", "MessageContent", "TokenCount", "stop_of"]
 

@@ -29,8 +29,9 @@ from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import chat_model, read_prompt, remember_reply, start_turn
 from radixkv.worker.pinning import PrefixPin
-from radixkv.worker.request import BranchFinished, Completed, Delta, GenerateParams, Started, Usage
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["router"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from radixkv.core.validation import PIN_CLASSES
 from radixkv.worker.pinning import PrefixPin
-from radixkv.worker.request import Usage
+from radixkv.worker.stream import Usage
 
 __all__ = ["usage_of"]
 

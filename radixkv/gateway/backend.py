@@ -20,18 +20,8 @@ from typing import Any, TypeVar
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.lasting import Lasting
-from radixkv.worker.request import (
-    MAX_UNREAD_EVENTS,
-    EventQueue,
-    ForkParams,
-    GenerateParams,
-    GenerationEvent,
-    GenerationStream,
-    Generator,
-    ModelInfo,
-    Prompt,
-    Usage,
-)
+from radixkv.worker.request import ForkParams, GenerateParams, Generator, ModelInfo, Prompt
+from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
 
 __all__ = ["Backend", "EventStream", "Watch"]
 

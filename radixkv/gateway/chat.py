@@ -28,8 +28,9 @@ from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import chat_model, remember_reply, start_turn
-from radixkv.worker.request import BranchFinished, Completed, Delta, GenerateParams, Started
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
+from radixkv.worker.stream import BranchFinished, Completed, Delta, Started
 
 __all__ = ["ChatRequest", "router"]
 

@@ -25,16 +25,9 @@ from radixkv.gateway.models import ServedModel, served_model
 from radixkv.gateway.options import GenerationOptions, Whole, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
-from radixkv.worker.request import (
-    BranchFinished,
-    Completed,
-    Delta,
-    GenerateParams,
-    GenerationEvent,
-    Started,
-    Usage,
-)
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
+from radixkv.worker.stream import BranchFinished, Completed, Delta, GenerationEvent, Started, Usage
 
 __all__ = ["CompletionRequest", "router"]
 

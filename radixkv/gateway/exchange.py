@@ -17,7 +17,8 @@ from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.limits import Limiter, Slot
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.recording import Recorded, Recording
-from radixkv.worker.request import Completed, Delta, GenerateParams, GenerationEvent, Started
+from radixkv.worker.request import GenerateParams
+from radixkv.worker.stream import Completed, Delta, GenerationEvent, Started
 
 __all__ = ["EXCHANGE", "CurrentExchange", "Exchange", "current_exchange"]
 

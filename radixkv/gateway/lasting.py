@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from radixkv.core.errors import UnavailableError
-from radixkv.worker.request import BranchFinished, Delta, GenerateParams, GenerationEvent, Started
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import fresh_seed
+from radixkv.worker.stream import BranchFinished, Delta, GenerationEvent, Started
 
 __all__ = ["Lasting"]
 

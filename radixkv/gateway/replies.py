@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.tools import CallParser, FunctionCalled
-from radixkv.worker.request import BranchFinished, Delta, FinishReason, Usage
 from radixkv.worker.sampling import SampledToken
+from radixkv.worker.stream import BranchFinished, Delta, FinishReason, Usage
 from radixkv.worker.text import Message
 
 __all__ = ["Growth", "Reply", "usage_body"]

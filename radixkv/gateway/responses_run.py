@@ -22,7 +22,7 @@ from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.replies import Growth, Reply
 from radixkv.gateway.responses_output import Output
 from radixkv.gateway.sse import sse
-from radixkv.worker.request import BranchFinished, Completed, Delta, FinishReason, Started, Usage
+from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, Started, Usage
 
 __all__ = ["Ending", "Run", "Runs"]
 

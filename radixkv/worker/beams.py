@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from radixkv.worker.request import FinishReason
 from radixkv.worker.sampling import EarlyStopping, SampledToken, SamplingParams
 from radixkv.worker.stopping import StopRules, Taken
+from radixkv.worker.stream import FinishReason
 
 __all__ = ["Beam", "BeamSearch", "Candidate", "Hypothesis"]
 

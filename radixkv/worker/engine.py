@@ -33,20 +33,12 @@ from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.prompts import PromptReader
-from radixkv.worker.request import (
-    MAX_UNREAD_EVENTS,
-    EventQueue,
-    ForkParams,
-    GenerateParams,
-    GenerationStream,
-    ModelInfo,
-    Prompt,
-    Started,
-)
+from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.worker.rounds import Origin, Rounds
 from radixkv.worker.runner import Runner
 from radixkv.worker.scheduler import Scheduler
 from radixkv.worker.stats import WorkerStats
+from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
 from radixkv.worker.text import ChatText
 from radixkv.worker.verification import Verification
 

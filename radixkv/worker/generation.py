@@ -17,10 +17,10 @@ from radixkv.worker.beams import Beam, BeamSearch
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.pinning import Pinning, PrefixPin
 from radixkv.worker.reply import Reply, ReplyRules
-from radixkv.worker.request import BranchFinished, Completed, Delta, StreamItem, Usage
 from radixkv.worker.sampler import SamplerRow
 from radixkv.worker.sampling import SampledToken, fresh_seed
 from radixkv.worker.stopping import Taken
+from radixkv.worker.stream import BranchFinished, Completed, Delta, StreamItem, Usage
 
 __all__ = ["FinishedGenerations", "Generation", "History", "Terms"]
 

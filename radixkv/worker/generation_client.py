@@ -20,16 +20,9 @@ from radixkv.service.status import error_from_rpc
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker import wire
-from radixkv.worker.request import (
-    ForkParams,
-    GenerateParams,
-    GenerationStream,
-    ModelInfo,
-    Prompt,
-    Started,
-    StreamItem,
-)
+from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.worker.stats import WorkerStats
+from radixkv.worker.stream import GenerationStream, Started, StreamItem
 from radixkv.worker.verification import Verification
 
 __all__ = ["GenerationClient"]

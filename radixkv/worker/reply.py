@@ -17,9 +17,9 @@ import numpy.typing as npt
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.adjustment import Addend, Adjustment
 from radixkv.worker.grammar import GrammarMatcher
-from radixkv.worker.request import FinishReason
 from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.stopping import StopRules, Taken, TextDecoder
+from radixkv.worker.stream import FinishReason
 
 __all__ = ["Reply", "ReplyRules"]
 

@@ -28,7 +28,8 @@ from radixkv.service.security import Security, bind
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker import wire
-from radixkv.worker.request import ForkParams, GenerateParams, GenerationStream, Generator
+from radixkv.worker.request import ForkParams, GenerateParams, Generator
+from radixkv.worker.stream import GenerationStream
 
 __all__ = ["GenerationServer"]
 

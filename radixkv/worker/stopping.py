@@ -6,7 +6,7 @@ import copy
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from radixkv.worker.request import FinishReason
+from radixkv.worker.stream import FinishReason
 
 __all__ = ["StopRules", "StopStrings", "Taken", "TextDecoder"]
 

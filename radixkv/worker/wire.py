@@ -17,21 +17,10 @@ from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
 from radixkv.service.value_conversion import retention_from_proto, retention_to_proto
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker.pinning import MAX_PINS, PrefixPin
-from radixkv.worker.request import (
-    BranchFinished,
-    Completed,
-    Delta,
-    FinishReason,
-    ForkParams,
-    GenerateParams,
-    GenerationEvent,
-    ModelInfo,
-    Prompt,
-    Started,
-    Usage,
-)
+from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.worker.sampling import EarlyStopping, Grammar, SampledToken, SamplingParams
 from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
+from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
 from radixkv.worker.text import Message
 from radixkv.worker.verification import BlockDifference, BlockVerdict, Verification
 

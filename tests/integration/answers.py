@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 import torch
 
 from radixkv.worker.engine import Engine
-from radixkv.worker.request import (
+from radixkv.worker.request import GenerateParams
+from radixkv.worker.sampling import SampledToken, SamplingParams
+from radixkv.worker.stream import (
     BranchFinished,
     Completed,
     Delta,
     FinishReason,
-    GenerateParams,
     GenerationEvent,
     GenerationStream,
     Started,
     Usage,
 )
-from radixkv.worker.sampling import SampledToken, SamplingParams
 
 __all__ = [
     "Answer",

@@ -23,7 +23,8 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 from radixkv.worker.engine import Engine
 from radixkv.worker.model import ForwardRow
-from radixkv.worker.request import GenerateParams, GenerationStream, Generator
+from radixkv.worker.request import GenerateParams, Generator
+from radixkv.worker.stream import GenerationStream
 from radixkv.worker.text import ChatText
 
 __all__ = [

@@ -19,10 +19,10 @@ from radixkv.worker.generation import Generation, Terms
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.reply import ReplyRules
-from radixkv.worker.request import BranchFinished, Delta, StreamItem
 from radixkv.worker.rounds import Origin, Rounds
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.scheduler import Scheduler
+from radixkv.worker.stream import BranchFinished, Delta, StreamItem
 
 __all__ = ["Desk", "LateCache", "advance", "greedy", "take"]
 

@@ -20,9 +20,10 @@ from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.kv_pool import KVPool
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import Delta, FinishReason, ForkParams, GenerateParams, Started
+from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.sampling import EarlyStopping, Grammar, SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.stream import Delta, FinishReason, Started
 from radixkv.worker.text import ChatText
 
 FAMILIES = ("llama", "gpt2", "gemma2")

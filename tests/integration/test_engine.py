@@ -21,19 +21,9 @@ from radixkv import (
 from radixkv.core.api import CacheStats, StepOp, StepResult
 from radixkv.worker.engine import Engine
 from radixkv.worker.model import ForwardRow
-from radixkv.worker.request import (
-    BranchFinished,
-    Completed,
-    Delta,
-    FinishReason,
-    ForkParams,
-    GenerateParams,
-    GenerationStream,
-    Prompt,
-    Started,
-    UnknownGenerationError,
-)
+from radixkv.worker.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 4
 CAPACITY = NUM_BLOCKS * BLOCK_SIZE

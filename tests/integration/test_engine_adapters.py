@@ -20,9 +20,10 @@ from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import Delta, ForkParams, GenerateParams
+from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.stream import Delta
 from radixkv.worker.verification import BlockVerdict
 
 NAMES = ("", "sql", "law")

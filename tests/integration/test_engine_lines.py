@@ -20,8 +20,9 @@ from radixkv.worker.engine import Engine
 from radixkv.worker.generation import Generation
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import Delta, ForkParams, GenerateParams, Usage
+from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Delta, Usage
 
 VOCAB_SIZE, MAX_LENGTH, BLOCK_SIZE, NUM_BLOCKS = 97, 256, 8, 64
 LINE_BLOCKS = MAX_LENGTH // BLOCK_SIZE

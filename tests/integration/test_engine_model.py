@@ -16,8 +16,9 @@ from radixkv import PrefixCache, unpack_tokens
 from radixkv.worker.engine import Engine
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import Delta, ForkParams, GenerateParams
+from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Delta
 
 VOCAB_SIZE = 97
 MAX_LENGTH = 256

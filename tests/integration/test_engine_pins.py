@@ -16,9 +16,10 @@ from radixkv.worker.generation import Generation
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.pinning import PrefixPin
-from radixkv.worker.request import Completed, GenerateParams
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.stream import Completed
 
 BLOCK_SIZE = 4
 PROMPT = [1, 2] * 10

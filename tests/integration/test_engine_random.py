@@ -14,17 +14,9 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.arena import Arena
 from radixkv.worker.engine import Engine
 from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.request import (
-    BranchFinished,
-    Completed,
-    Delta,
-    FinishReason,
-    ForkParams,
-    GenerateParams,
-    GenerationStream,
-    Started,
-)
+from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
 
 POOLS = [(2, 1), (3, 2), (4, 4), (6, 4), (12, 4), (40, 4), (9, 16)]
 

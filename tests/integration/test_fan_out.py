@@ -14,8 +14,9 @@ from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation import Generation
 from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.request import Delta, GenerateParams
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Delta
 
 NUM_REQUESTS = 1000
 PREFIX = [1 + number % 37 for number in range(2000)]

@@ -16,9 +16,10 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import Completed, Delta, ForkParams, GenerateParams, Generator, Started
+from radixkv.worker.request import ForkParams, GenerateParams, Generator
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.stream import Completed, Delta, Started
 
 NUM_BLOCKS = 1024
 

@@ -11,8 +11,9 @@ from openai import OpenAI
 
 from radixkv.gateway.server import GatewayServer
 from radixkv.worker.engine import Engine
-from radixkv.worker.request import Delta, GenerateParams
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Delta
 
 HELLO = [{"role": "user", "content": "hello world"}]
 

@@ -29,18 +29,10 @@ from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import (
-    BranchFinished,
-    Completed,
-    Delta,
-    ForkParams,
-    GenerateParams,
-    GenerationEvent,
-    Prompt,
-    Started,
-)
+from radixkv.worker.request import ForkParams, GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.stream import BranchFinished, Completed, Delta, GenerationEvent, Started
 
 NUM_BLOCKS, BLOCK_SIZE = 20, 4
 

@@ -18,18 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from radixkv import InvalidArgumentError, PoolHeldError, PoolShape, UnavailableError, connect
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import (
-    BranchFinished,
-    Delta,
-    FinishReason,
-    ForkParams,
-    GenerateParams,
-    GenerationEvent,
-    Prompt,
-    Started,
-)
+from radixkv.worker.request import ForkParams, GenerateParams, Prompt
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import BranchFinished, Delta, FinishReason, GenerationEvent, Started
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

@@ -13,8 +13,9 @@ from radixkv import OutOfBlocksError, PoolShape, PrefixCache, connect
 from radixkv.core.api import AcquireOp
 from radixkv.service import ServiceThread
 from radixkv.worker.engine import Engine
-from radixkv.worker.request import GenerateParams, Usage
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Usage
 
 PROMPT = list(range(1, 30))
 

@@ -15,8 +15,9 @@ from radixkv import PrefixCache
 from radixkv.worker.engine import Engine
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import Delta, ForkParams, GenerateParams
+from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Delta
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 96

@@ -20,9 +20,10 @@ from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import BranchFinished, Delta, FinishReason, ForkParams, GenerateParams, Generator
+from radixkv.worker.request import ForkParams, GenerateParams, Generator
 from radixkv.worker.sampling import Grammar, SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.text import ChatText
 
 SCHEMA = json.dumps(

@@ -15,9 +15,10 @@ from radixkv import PrefixCache
 from radixkv.worker.engine import Engine
 from radixkv.worker.kv_pool import KVPool
 from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams, GenerationStream
+from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.sampling import EarlyStopping, Grammar, SamplingParams
 from radixkv.worker.scheduler import SchedulerLimits
+from radixkv.worker.stream import GenerationStream
 from radixkv.worker.text import ChatText
 
 NUM_REQUESTS = 14

@@ -15,12 +15,13 @@ from radixkv import LimitError, PoolShape, PrefixCache, connect, pack_tokens
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.v1 import generation_pb2, prefix_cache_pb2
 from radixkv.worker import engine as engine_module
-from radixkv.worker import request as request_module
+from radixkv.worker import stream as stream_module
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import Delta, EventQueue, GenerateParams, Started
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.stream import Delta, EventQueue, Started
 
 UNREAD_S = 0.2
 DEADLINE_S = 60.0
@@ -106,7 +107,7 @@ def test_a_queue_that_is_full_for_a_moment_is_no_error_and_one_that_nobody_reads
     for _ in range(100):  # a reply that comes all at once
         queue.put(Started("", b""))
     assert queue.qsize() == 100
-    now_s = request_module.UNREAD_S
+    now_s = stream_module.UNREAD_S
     queue.get()
     queue.put(Started("", b""))
     assert not overruns
@@ -121,7 +122,7 @@ def test_a_queue_that_is_full_for_a_moment_is_no_error_and_one_that_nobody_reads
 
 def test_a_generation_that_nobody_reads_ends_and_its_stream_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "MAX_UNREAD_EVENTS", 8)
-    monkeypatch.setattr(request_module, "UNREAD_S", 0.0)
+    monkeypatch.setattr(stream_module, "UNREAD_S", 0.0)
     with Engine(HashRunner(1024, 4), PrefixCache(1024, 4)) as engine:
         stream = engine.generate(_ask(3000))
         wait_until(lambda: not engine.stats().engine.num_generations)

@@ -11,11 +11,12 @@ import torch
 import transformers as tf
 
 from radixkv.worker.pool_size import PoolPlan
-from radixkv.worker.request import Delta, GenerateParams
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.scheduler import SchedulerLimits
 from radixkv.worker.stats import EngineStats
+from radixkv.worker.stream import Delta
 
 NUM_REQUESTS, PROMPT_TOKENS, MAX_TOKENS = 6, 20, 60
 BLOCK_SIZE = 8

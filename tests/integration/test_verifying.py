@@ -17,9 +17,10 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.engine import Engine
 from radixkv.worker.kv_pool import KVPool
-from radixkv.worker.request import Delta, GenerateParams
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Delta
 from radixkv.worker.verification import BlockVerdict
 
 LOCAL = "127.0.0.1:0"

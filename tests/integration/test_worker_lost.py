@@ -20,18 +20,10 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import (
-    BranchFinished,
-    Completed,
-    Delta,
-    FinishReason,
-    GenerateParams,
-    GenerationEvent,
-    Prompt,
-    Started,
-)
+from radixkv.worker.request import GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started
 
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
 PROMPT = [1, 2, 3, 4, 5]

@@ -13,9 +13,9 @@ import torch
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.adjustment import Addend, Adjustment, adjust
 from radixkv.worker.reply import Reply, ReplyRules
-from radixkv.worker.request import FinishReason
 from radixkv.worker.sampler import Sampler, SamplerRow
 from radixkv.worker.sampling import SampledToken, SamplingParams
+from radixkv.worker.stream import FinishReason
 
 VOCAB_SIZE = 50
 STOP = 7

@@ -6,7 +6,7 @@ import pytest
 
 from radixkv.gateway.anthropic_usage import usage_of
 from radixkv.worker.pinning import PrefixPin
-from radixkv.worker.request import Usage
+from radixkv.worker.stream import Usage
 
 SHORT, LONG = 300.0, 3600.0
 

@@ -11,9 +11,9 @@ import pytest
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.beams import BeamSearch, Candidate
-from radixkv.worker.request import FinishReason
 from radixkv.worker.sampling import EarlyStopping, SampledToken, SamplingParams
 from radixkv.worker.stopping import StopRules
+from radixkv.worker.stream import FinishReason
 
 STOP = 0
 VOCAB_SIZE = 4

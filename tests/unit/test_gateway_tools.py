@@ -10,7 +10,7 @@ import pytest
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.tools import CallParser, ChatTool, FunctionCalled, NamedTool, plan_tools
-from radixkv.worker.request import BranchFinished, Delta, FinishReason
+from radixkv.worker.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'

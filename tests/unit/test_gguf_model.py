@@ -20,9 +20,10 @@ from radixkv.worker import model_store
 from radixkv.worker.default_model import resolve_model
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.request import Delta, GenerateParams, Started
+from radixkv.worker.request import GenerateParams
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import Delta, Started
 from radixkv.worker.text import ChatText
 
 TOLERANCE = 1e-4

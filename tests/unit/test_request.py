@@ -9,18 +9,9 @@ from queue import SimpleQueue
 import pytest
 
 from radixkv import InvalidArgumentError, UnavailableError
-from radixkv.worker.request import (
-    Completed,
-    Delta,
-    EventQueue,
-    FinishReason,
-    ForkParams,
-    GenerateParams,
-    GenerationStream,
-    StreamItem,
-    Usage,
-)
+from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.stopping import StopRules, StopStrings
+from radixkv.worker.stream import Completed, Delta, EventQueue, FinishReason, GenerationStream, StreamItem, Usage
 
 USAGE = Usage(1, 0, 1, 1, 0.5)
 

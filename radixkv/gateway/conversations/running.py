@@ -23,7 +23,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
 from radixkv.gateway.turns import remember_reply
-from radixkv.worker.request import BranchFinished, Completed, Delta, Started, Usage
+from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["Branch", "Origin", "Run", "Runs"]
 
