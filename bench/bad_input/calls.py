@@ -77,6 +77,7 @@ def holder_palette() -> Palette:
     """Values for which a call often means something to the pools under attack."""
     names = [b"fuzz-%d" % i for i in range(6)]
     spaces = [b"default", b"a", b"b"]
+    json_texts = [b"", b"{}", b"[]", b'{"type": "object"}', b"[" * 3000, b'{"a":' * 3000, b"nul", b'"\\ud800"']
     return Palette(
         texts={
             "pool": [b"", b"default", *names],
@@ -87,6 +88,7 @@ def holder_palette() -> Palette:
             "text": [b"", b"Hello there", "é日🙂".encode(), b"\xff\xfe", b"x" * 3000],
             "role": [b"user", b"assistant", b"system", b"tool", b"\xff"],
             "service": [b"", b"radixkv.v1.PrefixCache", b"nobody"],
+            **dict.fromkeys(("fields_json", "tools_json", "template_arguments_json", "json_schema"), json_texts),
         },
         numbers={
             "seq_id": [1, 2, 3, 4, 5, 6, 7, 8],

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from radixkv.core.json_text import read_json
 from radixkv.gateway.replies import Growth, Reply
 from radixkv.gateway.tools import FunctionCalled
 from radixkv.worker.stream import FinishReason
@@ -140,8 +141,8 @@ class MessageContent:
 def _input(arguments: str) -> dict[str, Any]:
     """Arguments as the protocol has them, an object; what the model wrote otherwise is a text in one."""
     try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
+        parsed = read_json(arguments)
+    except ValueError:
         parsed = None
     return parsed if isinstance(parsed, dict) else {"arguments": arguments}
 

@@ -20,6 +20,7 @@ from radixkv.gateway.anthropic_schema import MessagesPrompt, MessagesRequest
 from radixkv.gateway.anthropic_turns import template_turns
 from radixkv.gateway.anthropic_usage import usage_of
 from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.models import ServedModel
@@ -35,7 +36,7 @@ from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usa
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["messages"], responses=ERRORS)
+router = APIRouter(tags=["messages"], responses=ERRORS, route_class=JsonRoute)
 
 PING: Mapping[str, Any] = {"type": "ping"}
 

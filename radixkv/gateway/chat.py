@@ -15,6 +15,7 @@ from pydantic import Field
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.answers import ChatCompletion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.chat_chunks import ChatChunks
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
@@ -34,7 +35,7 @@ from radixkv.worker.stream import BranchFinished, Completed, Delta, Started
 
 __all__ = ["ChatRequest", "router"]
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 
 class ChatRequest(GenerationOptions):

@@ -17,6 +17,7 @@ from pydantic import Field
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.answers import Completion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.completion_chunks import CompletionChunks
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
@@ -31,7 +32,7 @@ from radixkv.worker.stream import BranchFinished, Completed, Delta, GenerationEv
 
 __all__ = ["CompletionRequest", "router"]
 
-router = APIRouter(tags=["completions"])
+router = APIRouter(tags=["completions"], route_class=JsonRoute)
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 4096

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.options import ApiModel, check_plain
 from radixkv.worker.text import Message
@@ -98,9 +98,9 @@ def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
     """Templates want arguments as an object; what is none stays the text that it is."""
     arguments: Any = call.function.arguments
     try:
-        parsed = json.loads(call.function.arguments)
+        parsed = read_json(call.function.arguments)
         arguments = parsed if isinstance(parsed, dict) else arguments
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     check_plain(arguments, param)
     function = {"name": call.function.name, "arguments": arguments}

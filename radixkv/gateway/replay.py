@@ -9,11 +9,12 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from radixkv.gateway.auth import CurrentTenant
+from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.recording import shapes_of_branches
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["radixkv"])
+router = APIRouter(tags=["radixkv"], route_class=JsonRoute)
 
 
 class ReplayedRequest(BaseModel):

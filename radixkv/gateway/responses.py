@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from radixkv.gateway.answers import streamed_or
 from radixkv.gateway.auth import Tenant, current_tenant
+from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange, current_exchange
 from radixkv.gateway.models import served_model
@@ -35,7 +36,7 @@ __all__ = ["router"]
 Caller = Annotated[Tenant, Depends(current_tenant)]
 Admitted = Annotated[Exchange, Depends(current_exchange)]
 
-router = APIRouter(tags=["responses"])
+router = APIRouter(tags=["responses"], route_class=JsonRoute)
 
 
 def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.messages import unsupported_part
 from radixkv.gateway.options import check_plain
@@ -133,9 +133,9 @@ def _template_call(item: Item) -> dict[str, Any]:
     """Templates want arguments as an object; what is none stays the text that it is."""
     arguments: Any = item["arguments"]
     try:
-        parsed = json.loads(arguments)
+        parsed = read_json(arguments)
         arguments = parsed if isinstance(parsed, dict) else arguments
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     return {"type": "function", "id": item["call_id"], "function": {"name": item["name"], "arguments": arguments}}
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.options import ApiModel, check_plain
 from radixkv.worker.sampling import Grammar
@@ -220,8 +221,8 @@ class CallParser:
 
     def _read(self, text: str) -> list[FunctionCalled]:
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+            value = read_json(text)
+        except ValueError:
             return []
         calls = [_as_call(item, self._names) for item in (value if isinstance(value, list) else [value])]
         found = [call for call in calls if call is not None]

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
+from radixkv.core.json_text import read_json
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.memo import Memo, MemoLimits, Remembered
@@ -311,7 +312,7 @@ def _canonical_call(call: Mapping[str, Any]) -> list[Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError):  # what is no JSON is a text
-            arguments = json.loads(arguments)
+            arguments = read_json(arguments)
     return [function.get("name"), arguments]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.json_text import read_json
 from radixkv.worker.sampling import Grammar
 
 if TYPE_CHECKING:
@@ -172,8 +173,8 @@ def _source(grammar: Grammar) -> str:
     schema: Any = _ANY_OBJECT
     if grammar.kind == "json_schema":
         try:
-            schema = json.loads(grammar.text)
-        except (ValueError, RecursionError) as error:
+            schema = read_json(grammar.text)
+        except ValueError as error:
             raise InvalidArgumentError("grammar.text", grammar.text[:200], f"a schema in JSON: {error}") from None
         if schema is True:
             schema = {}

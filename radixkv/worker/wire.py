@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.core.json_text import read_json
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.service.reader_conversion import block_times_from_proto
 from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
@@ -112,7 +113,7 @@ def _read_json(field: str, text: str, kind: type) -> Any:
     if not text:
         return kind()
     try:
-        value = json.loads(text)
+        value = read_json(text)
     except ValueError as error:
         raise InvalidArgumentError(field, text[:256], f"JSON: {error}") from None
     if not isinstance(value, kind):

@@ -240,11 +240,11 @@ def test_no_depth_is_too_deep_to_be_answered() -> None:
     circle = {**mapping, "n0": {"parent": "n99999", "message": None}}
     assert "stands below itself" in reason({"mapping": circle})
     nested = b'{"prompt": ' + b'{"text": "x", "role": "prompter", "replies": [' * 100_000 + b"]}" * 100_000 + b"}"
-    with pytest.raises(ApiError, match="nested too deep"):
+    with pytest.raises(ApiError, match="nested deeper than 200 levels"):
         read_conversations(nested, NOW_S)
     first, second = read_conversations(nested + b"\n" + json.dumps(own(said("a"))).encode(), NOW_S)
     assert isinstance(first, RefusedError)
-    assert "nested too deep" in first.reason
+    assert "nested deeper than 200 levels" in first.reason
     assert isinstance(second, Imported)
 
 

@@ -15,6 +15,7 @@ from radixkv.core.errors import PinBudgetError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.auth import CurrentTenant, Tenant
+from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.cache_view.nodes import ViewNode
 from radixkv.gateway.cache_view.observer import CacheObserver
 from radixkv.gateway.errors import ApiError
@@ -28,7 +29,7 @@ MAX_ASKED = 2000
 
 MAX_BLOCKS_TOLD = 256
 
-router = APIRouter(prefix="/v1/radixkv/cache", include_in_schema=False)
+router = APIRouter(prefix="/v1/radixkv/cache", include_in_schema=False, route_class=JsonRoute)
 _Result = TypeVar("_Result")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from radixkv.core.json_text import read_json
 from radixkv.gateway.conversations.exports import FORMAT, FORMAT_VERSION
 from radixkv.gateway.conversations.planting import Imported, Node, RefusedError, plant, read_text, read_time
 from radixkv.gateway.conversations.schema import MessageDetails
@@ -20,7 +21,6 @@ MAX_DOCUMENTS = 10_000
 
 _ROLES = ("system", "user", "assistant")
 _OPEN_ASSISTANT = {"prompter": "user", "assistant": "assistant", "system": "system"}
-_TOO_DEEP = "it is nested too deep"
 
 
 def read_conversations(body: bytes, now_s: float) -> list[Imported | RefusedError]:
@@ -54,9 +54,7 @@ def _documents(body: bytes) -> list[Any]:
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
-    except RecursionError:
-        return RefusedError(_TOO_DEEP)
+        return read_json(text)
     except ValueError as error:
         return RefusedError(f"it is not JSON: {error}")
 

@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from radixkv.gateway.auth import CurrentTenant
+from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
 from radixkv.gateway.conversations.imports import RefusedError, read_conversations
 from radixkv.gateway.conversations.keeping import Conversations, told
@@ -49,7 +50,7 @@ __all__ = ["router"]
 
 MAX_SEARCH_CHARACTERS = 256
 
-router = APIRouter(prefix="/v1/radixkv/conversations", tags=["conversations"])
+router = APIRouter(prefix="/v1/radixkv/conversations", tags=["conversations"], route_class=JsonRoute)
 
 
 def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
