@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.worker.packed_linear import Int8Linear, PackedLinear, pack_linears
+from radixkv.worker.packed_linear import Int8Linear, PackedLinear, pack_linears, padded_length
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -25,6 +25,12 @@ def test_it_computes_what_the_plain_layer_computes(dtype: torch.dtype, with_bias
     assert output.dtype == dtype
     assert output.shape == (1, num_rows, 80)
     assert (output - expected).norm() <= TOLERANCES[dtype] * expected.norm()
+
+
+def test_few_numbers_of_rows_are_multiplied_and_few_rows_are_added() -> None:
+    padded = {num_rows: padded_length(num_rows) for num_rows in range(2049)}
+    assert all(num_rows <= length <= num_rows + num_rows // 8 for num_rows, length in padded.items())
+    assert len(set(padded.values())) == 1 + 16 + 7 * 8  # none, up to 16, and seven doublings
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
