@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of, server_tls
-from radixkv.service.heaps import share_heaps
+from radixkv.service.heaps import keep_heaps_small
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials
@@ -247,7 +247,7 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.service.stopping import StopSignals
     from radixkv.worker.generation_client import GenerationClient
 
-    share_heaps()
+    keep_heaps_small()
     credentials = client_credentials(options)
     with StopSignals() as signals, GenerationClient(options.worker, retries=False, credentials=credentials) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve

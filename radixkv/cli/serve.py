@@ -8,7 +8,7 @@ from typing import Any
 from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_cache_flags, add_command, cache_settings, say
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.security_flags import add_server_flags, security_of
-from radixkv.service.heaps import share_heaps
+from radixkv.service.heaps import keep_heaps_small
 
 __all__ = ["add"]
 
@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from radixkv.service import ServiceConfig, run_service
 
-    share_heaps()
+    keep_heaps_small()
     config = ServiceConfig(
         addresses=tuple(options.listen or [DEFAULT_SERVICE_ADDRESS]),
         lease_ttl_s=options.lease_ttl,

@@ -25,7 +25,7 @@ from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, k
 from radixkv.cli.model_flags import add_model_flags, worker_config
 from radixkv.cli.security_flags import add_server_flags, security_of
 from radixkv.cli.worker import describe_addresses
-from radixkv.service.heaps import share_heaps
+from radixkv.service.heaps import keep_heaps_small
 
 if TYPE_CHECKING:
     from radixkv.worker.run import Worker, WorkerConfig
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.client import Credentials
     from radixkv.service import ServiceConfig, ServiceThread
 
-    share_heaps()
+    keep_heaps_small()
     own_key = secrets.token_urlsafe()
     credentials = Credentials(token=own_key) if options.keys is not None else None
     security = security_of(options)

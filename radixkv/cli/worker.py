@@ -10,7 +10,7 @@ from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_f
 from radixkv.cli.gateway import Front, add_gateway_flags
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
-from radixkv.service.heaps import share_heaps
+from radixkv.service.heaps import keep_heaps_small
 
 if TYPE_CHECKING:
     from radixkv.worker.run import Worker
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    share_heaps()
+    keep_heaps_small()
     credentials = client_credentials(options)
     config = replace(
         worker_config(options, options.service, options.listen, options.drain),

@@ -117,12 +117,9 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
     Args:
         pools: the pool table, owned by the event loop's thread.
         changed: called after each message, for those who follow events.
-
-    `num_ended`: streams that have ended so far.
     """
 
     def __init__(self, pools: PoolTable, changed: Callable[[], None]) -> None:
-        self.num_ended = 0
         self._pools = pools
         self._changed = changed
         self._is_stopping = False
@@ -152,7 +149,6 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
         finally:
             stream.left()
             self._streams.discard(stream)
-            self.num_ended += 1
 
     async def _serve(self, context: Any, stream: _AttachStream) -> None:
         read, receive = context.read, stream.receive

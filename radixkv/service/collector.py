@@ -5,37 +5,92 @@ and goes at once. Python's own schedule looks at all of it again whenever it has
 as long: a fifth of a second for 100,000 nodes. Here what has survived one look is set aside:
 
     made ──(YOUNG_OBJECTS more than were freed)──▶ looked at ──▶ survived: set aside, and freed when nothing refers to it
-    a pool has ended, or MAX_ENDED_STREAMS streams have ──▶ everything is looked at once, since their circles are garbage now,
-                                                            and pages that are empty go back to the system
+    a pool has ended, or MAX_LASTING_CALLS have begun ──▶ everything is looked at once, since their circles are garbage now, and
+                                                          pages that are empty go back to the system
 
 What calls leave in circles (gRPC's own hold a few objects each) is garbage before they are answered, so it goes as young.
+Streams and calls whose callers leave in the middle last longer, and what survives a look meanwhile is set aside: they are
+counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
 
 from radixkv.service.heaps import trim_heaps
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "LastingCalls"]
 
 YOUNG_OBJECTS = 100
 """About as many are looked at each time. A look's cost is in what they refer to, where that is in no processor cache: among
 100,000 leaves it was 0.03 ms on median and 0.7 ms at most, with 250 objects 0.1 and 2.1 ms. All looks together cost the same.
 """
 
-MAX_ENDED_STREAMS = 1000
-"""An ended stream leaves some 200 objects in circles, tens of kilobytes."""
+MAX_LASTING_CALLS = 1000
+"""One leaves some 200 objects in circles, tens of kilobytes."""
+
+MAX_SHARE = 0.05
+"""Of the time, that looks at everything may take, however many calls are begun and left."""
 
 _NEVER = 1 << 30
 
 
-class Collector:
-    """The collector's schedule, from `start` to `stop`. It is the whole process's: only who owns a process sets it."""
+class LastingCalls(grpc.aio.ServerInterceptor):
+    """Counts the calls of a server that are not answered at once: streams, and those that their callers leave in the middle,
+    before or behind their request.
+    """
 
     def __init__(self) -> None:
+        self._num_begun = self._num_answered = 0
+
+    @property
+    def num_begun(self) -> int:
+        """So far, those that are still to be answered among them."""
+        return self._num_begun - self._num_answered
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """See `grpc.aio.ServerInterceptor`."""
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        self._num_begun += 1
+        if handler.request_streaming or handler.response_streaming:
+            return handler
+
+        async def serve(request: Any, context: Any) -> Any:
+            try:
+                answer = handler.unary_unary(request, context)
+                answer = await answer if inspect.isawaitable(answer) else answer
+            except asyncio.CancelledError:
+                raise
+            except BaseException:
+                self._num_answered += 1  # refused
+                raise
+            self._num_answered += 1
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
+
+
+class Collector:
+    """The collector's schedule, from `start` to `stop`. It is the whole process's: only who owns a process sets it.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._thresholds = gc.get_threshold()
-        self._num_pools = self._num_streams = 0
+        self._num_pools = self._num_calls = 0
+        self._rests_until_s = clock()
 
     def start(self) -> None:
         """Collect everything once, set aside what is left, and look at new objects alone from now on. O(objects)."""
@@ -49,17 +104,22 @@ class Collector:
         gc.set_threshold(*self._thresholds)
         gc.unfreeze()
 
-    def ended(self, num_pools: int, num_streams: int) -> bool:
-        """Told how many pools and streams have ended so far, collect everything where that is worth it; whether it was.
+    def tell(self, num_pools_ended: int, num_lasting_calls: int) -> bool:
+        """Told how many pools have ended and lasting calls have begun so far, collect everything where that is worth it, and
+        not too often; whether it was.
 
         O(1), or O(objects): calls in progress wait for it.
         """
-        if num_pools == self._num_pools and num_streams - self._num_streams < MAX_ENDED_STREAMS:
+        start_s = self._clock()
+        is_due = num_pools_ended != self._num_pools or num_lasting_calls - self._num_calls >= MAX_LASTING_CALLS
+        if not is_due or start_s < self._rests_until_s:
             return False
-        self._num_pools, self._num_streams = num_pools, num_streams
+        self._num_pools, self._num_calls = num_pools_ended, num_lasting_calls
         gc.unfreeze()
         gc.collect()
         trim_heaps()
+        end_s = self._clock()
+        self._rests_until_s = end_s + (end_s - start_s) / MAX_SHARE
         return True
 
     def _looked(self, phase: str, _info: dict[str, int]) -> None:

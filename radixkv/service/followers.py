@@ -24,13 +24,10 @@ class Followers:
 
     Args:
         max_followers: how many streams there may be at a time.
-
-    `num_ended`: streams that have ended so far.
     """
 
     def __init__(self, max_followers: int) -> None:
         self.is_stopping = False
-        self.num_ended = 0
         self._max_followers = max_followers
         self._num_followers = 0
         self._next_change = asyncio.Event()
@@ -74,7 +71,6 @@ class Followers:
             yield
         finally:
             self._num_followers -= 1
-            self.num_ended += 1
 
 
 class PoolEvents:

@@ -20,7 +20,7 @@ from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.addresses import Address, parse_address
 from radixkv.service.attaching import WorkersServicer
 from radixkv.service.auditing import Auditor
-from radixkv.service.collector import Collector
+from radixkv.service.collector import Collector, LastingCalls
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
 from radixkv.service.guards import AsyncGuard
@@ -51,7 +51,7 @@ class CacheService:
     Args:
         config: addresses, limits, the lease's TTL.
         clock: seconds, monotonic; leases and recency go by it.
-        collector: told once a second at the longest what has ended; none where the process is not the service's own.
+        collector: told once a second at the longest what may be garbage; none where the process is not the service's own.
 
     All calls must come from one event loop.
     """
@@ -67,6 +67,7 @@ class CacheService:
         self.addresses: tuple[str, ...] = ()
         self._clock = clock
         self._collector = collector
+        self._calls = LastingCalls()
         self._publisher: ZmqPublisher | None = None
         self._paths: list[str] = []
         self._server: grpc.aio.Server | None = None
@@ -88,7 +89,7 @@ class CacheService:
         ring = self.config.security.ring()
         guards = [] if ring.is_open else [AsyncGuard(ring)]
         server = grpc.aio.server(
-            interceptors=(AsyncMalformedRefuser(), *guards),
+            interceptors=(self._calls, AsyncMalformedRefuser(), *guards),
             options=_server_options(self.config),
             maximum_concurrent_rpcs=self.config.max_calls,
         )
@@ -141,7 +142,7 @@ class CacheService:
             self._pools.sweep()
             self._followers.changed()
             if self._collector is not None:
-                self._collector.ended(self._pools.num_ended, self._workers.num_ended + self._followers.num_ended)
+                self._collector.tell(self._pools.num_ended, self._calls.num_begun)
 
     async def stop(self) -> None:
         """Drain: refuse what is new, end the streams, let calls in progress finish, stop listening. May be repeated."""

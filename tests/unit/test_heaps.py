@@ -1,4 +1,4 @@
-"""A server's threads share two heaps of the C library, and what is free there is given back."""
+"""A server's threads share two heaps of the C library, and what lies free there is given back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 SCRIPT = """
 import ctypes, sys, threading
-from radixkv.service.heaps import share_heaps
+from radixkv.service.heaps import keep_heaps_small
 
 if sys.argv[2] == "share":
-    share_heaps()
+    keep_heaps_small()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.fopen.restype, libc.fclose.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -37,23 +37,26 @@ libc.fclose(out)
 
 
 TRIMMED = """
-import ctypes
+import ctypes, time
 from pathlib import Path
-from radixkv.service.heaps import trim_heaps
+from radixkv.service.heaps import keep_heaps_small
 
 def resident_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
 
+keep_heaps_small(0.1)
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 blocks = [libc.malloc(100_000) for _ in range(1000)]
 for block in blocks:
     ctypes.memset(block, 1, 100_000)
+before = resident_mib()
 for block in blocks[:-1]:  # the last one keeps the heap from shrinking
     libc.free(block)
-before = resident_mib()
-trim_heaps()
+until = time.monotonic() + 30
+while before - resident_mib() < 80 and time.monotonic() < until:
+    time.sleep(0.05)
 print(before - resident_mib())
 """
 
@@ -80,4 +83,4 @@ def test_threads_share_two_heaps_unless_the_user_says_otherwise(tmp_path: Path) 
 @glibc_only
 def test_what_lies_free_between_what_is_in_use_is_given_back() -> None:
     run = subprocess.run([sys.executable, "-c", TRIMMED], capture_output=True, text=True, check=True)
-    assert int(run.stdout) > 80
+    assert int(run.stdout) >= 80

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from radixkv import PrefixCache, pack_tokens
-from radixkv.service.collector import MAX_ENDED_STREAMS, YOUNG_OBJECTS, Collector
+from radixkv.service.collector import MAX_LASTING_CALLS, MAX_SHARE, YOUNG_OBJECTS, Collector
 
 
 @pytest.fixture
@@ -67,17 +67,31 @@ def test_a_pool_that_has_ended_is_collected_though_it_was_set_aside(collector: C
     grow(cache, 2000)
     pool, tree = weakref.ref(cache), weakref.ref(cache._forest)
     del cache
-    assert collector.ended(num_pools=0, num_streams=0) is False
-    assert collector.ended(num_pools=1, num_streams=1) is True
+    assert collector.tell(0, 0) is False
+    assert collector.tell(1, 1) is True
     assert pool() is None
     assert tree() is None
-    assert collector.ended(num_pools=1, num_streams=1) is False
+    assert collector.tell(1, 1) is False
 
 
-def test_many_ended_streams_are_collected_together(collector: Collector) -> None:
-    assert not any(collector.ended(0, number) for number in range(MAX_ENDED_STREAMS))
-    assert collector.ended(0, MAX_ENDED_STREAMS)
-    assert not collector.ended(0, 2 * MAX_ENDED_STREAMS - 1)
+def test_what_many_lasting_calls_leave_is_collected_together(collector: Collector) -> None:
+    assert not any(collector.tell(0, number) for number in range(MAX_LASTING_CALLS))
+    assert collector.tell(0, MAX_LASTING_CALLS)
+    assert not collector.tell(0, 2 * MAX_LASTING_CALLS - 1)
+
+
+def test_looks_at_everything_take_a_small_share_of_the_time_alone() -> None:
+    times = iter([0.0, 10.0, 10.2])  # it is made; a look begins and ends
+    now_s = 10.2 + 0.2 / MAX_SHARE - 0.001
+    started = Collector(clock=lambda: next(times, now_s))
+    started.start()
+    try:
+        assert started.tell(1, 0)
+        assert not started.tell(2, 0)
+        now_s += 0.002
+        assert started.tell(2, 0)
+    finally:
+        started.stop()
 
 
 def test_stopping_puts_the_process_s_own_schedule_back() -> None:
