@@ -248,6 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         run_coverage(options.seed, round(COVERAGE_SHARE * num_messages), found)
     with running_target() as (target, victim):
+        target.fill_bounded_stores()
         run = Run(options.seed, options.first, target, victim, found)
         progress = Progress("rounds", -(-(num_messages - found.num_messages.total()) // ROUND_MESSAGES))
         until_s = started_s + 60 * options.minutes

@@ -26,6 +26,8 @@ from radixkv.core.errors import LimitError, UnknownPoolError
 from radixkv.core.tokens import pack_tokens
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
+from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.packed_linear import padded_length
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
 
@@ -83,6 +85,16 @@ class Target:
         """Resident memory of the process."""
         pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * 4096
+
+    def fill_bounded_stores(self) -> None:
+        """Have the model multiply every number of rows that a prompt's chunk can have: oneDNN keeps a kernel for each."""
+        sampling = SamplingParams(max_tokens=1)
+        for num_tokens in sorted(
+            {padded_length(num_rows) for num_rows in range(1, SchedulerLimits().chunk_tokens + 1)}
+        ):
+            tokens = [num_tokens % 251] * num_tokens
+            for _ in self.client.generate(GenerateParams(token_ids=tokens, sampling=sampling, shares_prefix=False)):
+                pass
 
     def wait_idle(self) -> bool:
         """Wait until no generation runs; False if one does after `IDLE_S`, or if calls are still refused as too many then.
