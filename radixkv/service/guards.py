@@ -5,6 +5,7 @@ A call without a credential is refused before its request is even parsed.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn
@@ -38,8 +39,8 @@ class _Door:
         key = _bearer_key(metadata)
         return self._ring.find(key) is None and (key is not None or not self._ring.knows_certificates)
 
-    def admit(self, method: str, metadata: Any, request: Any, context: Any) -> None:
-        """Make sure that the caller is known and may make this call, which is its own from now on.
+    def admit(self, method: str, metadata: Any, request: Any, context: Any) -> Caller:
+        """Make sure that the caller is known and may make this call, which is its own from now on; who it is.
 
         Raises:
             UnauthenticatedError, PermissionDeniedError, InvalidArgumentError: see `check_call`.
@@ -51,6 +52,7 @@ class _Door:
         caller = Caller(tenant, find)
         set_caller(caller)
         check_call(caller, method, request, metadata)
+        return caller
 
     def _finder(self, key: str | None, context: Any) -> Callable[[], Tenant | None]:
         if key is not None:
@@ -152,7 +154,14 @@ class ThreadGuard(grpc.ServerInterceptor):
             return serve(request, context)
 
         def stream(request: Any, context: Any) -> Any:
-            yield from call(request, context)
+            try:
+                caller = door.admit(method, metadata, request, context)
+                with contextlib.closing(serve(request, context)) as answers:
+                    for answer in answers:
+                        caller.check_alive()
+                        yield answer
+            except RadixKVError as error:
+                abort_thread(context, error)
 
         return _like(handler, stream if handler.response_streaming else call)
 

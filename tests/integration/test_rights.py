@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -22,23 +19,19 @@ from guarded import (
     THEIRS,
     Method,
     Site,
-    digest,
     guarded_site,
     methods,
 )
 
 from radixkv import (
     InvalidArgumentError,
-    LeaseError,
     PermissionDeniedError,
     PoolHeldError,
     PoolShape,
-    UnauthenticatedError,
-    UnavailableError,
     connect,
     pack_tokens,
 )
-from radixkv.client import Credentials, RemoteReader
+from radixkv.client import Credentials
 from radixkv.service.credentials import KeyRing
 from radixkv.service.guards import AsyncGuard
 from radixkv.v1 import types_pb2 as types
@@ -345,72 +338,6 @@ def test_a_life_of_a_pool_goes_on_for_its_own_holder_alone(site: Site) -> None:
             )
         holder.interrupt()
         assert holder.step([]) == []
-
-
-# -- keys that come and go
-
-
-def test_a_key_that_is_taken_back_ends_streams_and_a_new_one_is_let_in(tmp_path: Path) -> None:
-    with guarded_site(tmp_path) as site:
-        address, before = site.service.addresses[0], site.keys.read_text()
-        with connect(address, pool_name="filled", credentials=Credentials(token="reader")) as reader:
-            site.fill()
-            events = reader.follow_events(namespace=MINE)
-            next(events)
-            site.keys.write_text(before.replace(digest("reader"), digest("later")))
-            with pytest.raises(UnauthenticatedError):
-                list(events)
-            with pytest.raises(UnauthenticatedError):
-                reader.stats()
-        with connect(address, pool_name="filled", credentials=Credentials(token="later")) as reader:
-            assert reader.stats().num_blocks == 64
-
-
-def test_a_holder_goes_on_when_its_key_is_replaced_and_ends_when_it_is_taken_back(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("holder")
-    with guarded_site(tmp_path, lease_ttl_s=2.0) as site:
-        address, before = site.service.addresses[0], site.keys.read_text()
-        with connect(address, PoolShape(8, name="own"), credentials=Credentials(token_file=path)) as holder:
-            seq_id = holder.acquire([1, 2], namespace=MINE).seq_id
-            path.write_text("later")
-            site.keys.write_text(before.replace(digest("holder"), digest("later")))
-            _until_nobodys(address, "holder")
-            holder.insert(seq_id, num_computed=2)
-            site.keys.write_text(before.replace(digest("holder"), "0" * 64))
-            _until_nobodys(address, "later")
-            with pytest.raises((UnavailableError, LeaseError)):
-                _again_and_again(lambda: holder.step([]))
-
-
-def _again_and_again(call: Callable[[], Any]) -> None:
-    until_s = time.monotonic() + 30
-    while time.monotonic() < until_s:
-        call()
-
-
-def _until_nobodys(address: str, token: str) -> None:
-    """Until a service has read that a key is nobody's any more."""
-    with connect(address, credentials=Credentials(token=token)) as caller, pytest.raises(UnauthenticatedError):
-        _again_and_again(lambda: _stats_or_denied(caller))
-
-
-def _stats_or_denied(caller: RemoteReader) -> None:
-    with contextlib.suppress(PermissionDeniedError):
-        caller.stats_all()
-
-
-def test_a_token_file_is_read_again_when_it_changes(site: Site, tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("reader\n")
-    with connect(site.service.addresses[0], pool_name="filled", credentials=Credentials(token_file=path)) as reader:
-        reader.stats()
-        path.write_text("nobody's")
-        with pytest.raises(UnauthenticatedError):
-            reader.stats()
-        path.unlink()
-        with pytest.raises(UnauthenticatedError):
-            reader.stats()
 
 
 def test_a_token_is_not_sent_in_plaintext_to_another_machine() -> None:
