@@ -22,7 +22,8 @@ __all__ = ["Branch", "Job", "Memory", "Request", "State"]
 class Request:
     """What a client wants: `num_tokens` after the prompt, and drafts that go on otherwise after `fork_at` tokens.
 
-    A draft is the history up to there, one token of its own, and what follows that, to the same length.
+    A draft is the history up to there, one token of its own, and what follows that, to the same length. One that does not share
+    has KV like nobody else's: whoever read it, or whatever it read of others, would answer otherwise.
     """
 
     number: int
@@ -31,7 +32,12 @@ class Request:
     num_tokens: int
     fork_at: int = 0
     draft_tokens: tuple[int, ...] = ()
-    waits: bool = True
+    shares: bool = True
+
+    @property
+    def domain(self) -> str:
+        """Whose KV it is."""
+        return self.namespace if self.shares else f"{self.namespace}, request {self.number} alone"
 
     @property
     def length(self) -> int:
@@ -41,10 +47,10 @@ class Request:
     def expected(self) -> list[tuple[int, ...]]:
         """The histories to be answered, by the definition of the model."""
         prompt = list(self.prompt)
-        histories = [prompt + continue_history(self.namespace, prompt, self.num_tokens)]
+        histories = [prompt + continue_history(self.domain, prompt, self.num_tokens)]
         for token in self.draft_tokens:
             draft = [*histories[0][: self.fork_at], token]
-            histories.append(draft + continue_history(self.namespace, draft, self.length - len(draft)))
+            histories.append(draft + continue_history(self.domain, draft, self.length - len(draft)))
         return [tuple(history) for history in histories]
 
 
@@ -61,18 +67,16 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Branch:
-    """One history that grows.
+    """One history that grows, the request's own (`number` 0) or one of its drafts.
 
     `kv`: what its positions must hold, from the definition. `num_reported`: tokens that the cache was told of. Positions in
     [num_stored, room) are the worker's to write; `num_asked`: the room that it has asked for.
     """
 
-    order: tuple[int, int]
-    namespace: str
+    request: Request
+    number: int
     tokens: list[int]
-    length: int
     state: State = State.QUEUED
-    is_draft: bool = False
     seq_id: int = 0
     kv: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
@@ -83,14 +87,19 @@ class Branch:
     num_asked: int = 0
 
     @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first."""
+        return self.request.number, self.number
+
+    @property
     def is_complete(self) -> bool:
-        return len(self.tokens) >= self.length
+        return len(self.tokens) >= self.request.length
 
     def expected_kv(self) -> list[int]:
         """The KV of all its tokens by definition. O(new tokens)."""
         kv = self.kv
         while len(kv) < len(self.tokens):
-            kv.append(kv_after(kv[-1] if kv else seed_of(self.namespace), self.tokens[len(kv)]))
+            kv.append(kv_after(kv[-1] if kv else seed_of(self.request.domain), self.tokens[len(kv)]))
         return kv
 
     def forget_place(self) -> None:
@@ -138,7 +147,7 @@ class Memory:
         self.num_reads += end
         expected = branch.expected_kv()[:end]
         if found != expected:
-            self._tell(branch.namespace, branch.tokens, table, found, expected)
+            self._tell(branch.request.domain, branch.tokens, table, found, expected)
         return found
 
     def compute(self, branch: Branch, end: int) -> None:
@@ -147,7 +156,7 @@ class Memory:
         self.read(branch, branch.num_computed)
         for position in range(max(branch.num_computed, branch.num_stored), end):
             last = position - 1
-            before = slots[table[last // size] * size + last % size] if position else seed_of(branch.namespace)
+            before = slots[table[last // size] * size + last % size] if position else seed_of(branch.request.domain)
             slots[table[position // size] * size + position % size] = kv_after(before, branch.tokens[position])
         branch.num_computed = end
 
@@ -156,12 +165,12 @@ class Memory:
         return next_token(self.read(branch, branch.num_computed))
 
     def _tell(
-        self, namespace: str, tokens: Sequence[int], table: Sequence[int], found: list[int], expected: list[int]
+        self, domain: str, tokens: Sequence[int], table: Sequence[int], found: list[int], expected: list[int]
     ) -> None:
         size = self.block_size
         position = next(index for index, kv in enumerate(expected) if found[index] != kv)
         what = "nothing" if found[position] == POISON else "other KV"
         raise ViolationError(
-            f"position {position} of {tokens} in {namespace!r}, table {list(table)}: "
+            f"position {position} of {tokens} in {domain!r}, table {list(table)}: "
             f"block {table[position // size]} offset {position % size} holds {what}"
         )

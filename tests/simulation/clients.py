@@ -93,9 +93,9 @@ class Client:
             fork_at = rng.randint(1, len(prompt) + num_tokens - 1)
             drafts = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 3)))
         self._num_requests += 1
-        request = Request(self._num_requests, namespace, prompt, num_tokens, fork_at, drafts)
+        request = Request(self._num_requests, namespace, prompt, num_tokens, fork_at, drafts, shares=rng.random() < 0.9)
         self.open_requests[request.number] = request
-        self._simulator.note("client: asks", request.number, namespace, prompt, num_tokens, fork_at, drafts)
+        self._simulator.note("client: asks", request)
         self._try(request)
         if rng.random() < 0.1:
             self._simulator.after(rng.random() * 0.3, self.process, None, self._cancel, request)
@@ -134,7 +134,7 @@ class Client:
             raise ViolationError(f"request {request.number} was answered {histories}, expected {expected}")
         del self.open_requests[request.number]
         self._histories.add(expected[-1])
-        self._simulator.count("answered")
+        self._simulator.count("answered" if request.shares else "answered alone")
         self._simulator.note("client: is answered", request.number)
 
     def _cancel(self, request: Request) -> None:

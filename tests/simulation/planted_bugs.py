@@ -54,6 +54,18 @@ PLANTED_BUGS = (
         "known_root = forest.roots.get(namespace) or next(iter(forest.roots.values()), None)",
     ),
     PlantedBug(
+        "a sequence that shares nothing reads what others left",
+        "core/cache.py",
+        "known_root = forest.roots.get(namespace) if shares else None",
+        "known_root = forest.roots.get(namespace)",
+    ),
+    PlantedBug(
+        "a sequence that shares nothing is everybody's once it is adopted",
+        "client/ledger.py",
+        "shares = self._trees.get(opened.namespace) == opened.tree",
+        "shares = True",
+    ),
+    PlantedBug(
         "who waits for a sequence that ends is told nothing",
         "core/intents.py",
         '            self._tell("gone", seq.seq_id, watches)\n',

@@ -27,6 +27,7 @@ HAPPENS = (
     "Pin served",
     "answered",
     "break",
+    "answered alone",
     "cancelled",
     "copied",
     "crash service",
@@ -70,7 +71,7 @@ def test_no_fault_makes_an_answer_wrong_or_loses_one(first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "what"), [(291, "heartbeat StaleIncarnationError"), (204, "step StaleIncarnationError")]
+    ("seed", "what"), [(37, "heartbeat StaleIncarnationError"), (295, "step StaleIncarnationError")]
 )
 def test_a_holder_whose_lease_is_over_still_speaks_and_is_refused(seed: int, what: str) -> None:
     """Rare: its stream is told in the same moment."""

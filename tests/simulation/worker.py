@@ -152,7 +152,7 @@ class SimulatedWorker:
         jobs: list[Job] = []
 
         def take(request: Request) -> None:
-            branch = Branch((request.number, 0), request.namespace, list(request.prompt), request.length)
+            branch = Branch(request, 0, list(request.prompt))
             job = Job(request, [branch], end, is_forked=not request.draft_tokens)
             jobs.append(job)
             self.jobs.append(job)
@@ -227,7 +227,9 @@ class SimulatedWorker:
             reserve = self._simulator.rng.choice((0, 0, 1, 3))
             waits = self._simulator.chance(0.9)
             tokens = pack_tokens(branch.tokens)
-            sent.append((AcquireOp(tokens, reserve, branch.namespace, branch.seq_id, waits=waits), [branch]))
+            request = branch.request
+            op = AcquireOp(tokens, reserve, request.namespace, branch.seq_id, waits=waits, shares=request.shares)
+            sent.append((op, [branch]))
 
     def _run(self, job: Job, branch: Branch, sent: _Sent) -> None:
         """Compute what there is room for, say so, and ask for more room, for a fork, or to end."""
@@ -255,7 +257,7 @@ class SimulatedWorker:
                 return
         if branch.room < len(branch.tokens) and branch.num_asked < len(branch.tokens):
             ahead = self._simulator.rng.randint(0, self.shape.block_size)
-            branch.num_asked = min(len(branch.tokens) + ahead, branch.length)
+            branch.num_asked = min(len(branch.tokens) + ahead, branch.request.length)
             sent.append((ExtendOp(branch.seq_id, branch.num_asked), [branch]))
 
     def _fork(self, job: Job, branch: Branch, sent: _Sent) -> bool:
@@ -267,9 +269,7 @@ class SimulatedWorker:
         children = []
         for index, token in enumerate(request.draft_tokens, 1):
             tokens = [*branch.tokens[: request.fork_at], token]
-            child = Branch(
-                (request.number, index), request.namespace, tokens, request.length, State.ASKED, is_draft=True
-            )
+            child = Branch(request, index, tokens, State.ASKED)
             child.seq_id, self._next_seq_id = self._next_seq_id, self._next_seq_id + 1
             children.append(child)
         ids = tuple(child.seq_id for child in children)
