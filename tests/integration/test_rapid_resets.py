@@ -1,0 +1,46 @@
+"""Calls that are begun and taken back at once, by tens of thousands: others are served all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bench.bad_input.http2 import ATTACKS
+from radixkv.client import connect
+from radixkv.core.api import PoolShape
+from radixkv.service import ServiceConfig, ServiceThread
+
+NUM_CONNECTIONS = 60
+METHODS = ("/grpc.health.v1.Health/Watch", "/radixkv.v1.PrefixCache/Events", "/radixkv.v1.PrefixCache/Match")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_others_are_served_behind_a_flood_of_resets(method: str) -> None:
+    flood = ATTACKS["rapid reset"](random.Random(0), method.encode())
+
+    def attack(_number: int) -> None:
+        with socket.create_connection((host, int(port)), timeout=60) as connection, contextlib.suppress(OSError):
+            connection.sendall(flood)
+            connection.settimeout(0.1)
+            while connection.recv(65_536):
+                pass
+
+    with (
+        ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service,
+        connect(service.addresses[0], PoolShape(16)) as holder,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        host, port = service.addresses[0].rsplit(":", 1)
+        seq_id = holder.acquire([1, 2, 3]).seq_id
+        attacks = [threads.submit(attack, number) for number in range(NUM_CONNECTIONS)]
+        for _ in range(20):
+            holder.match([1, 2, 3])
+        for each in attacks:
+            each.result()
+        holder.insert(seq_id, num_computed=3)
+        assert holder.match([1, 2, 3]).num_tokens == 3
+        holder.check()
