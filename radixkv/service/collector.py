@@ -10,23 +10,18 @@ as long: a fifth of a second for 100,000 nodes. Here what has survived one look 
 
 What calls leave in circles (gRPC's own hold a few objects each) is garbage before they are answered, so it goes as young.
 Streams and calls whose callers leave in the middle last longer, and what survives a look meanwhile is set aside: they are
-counted.
+counted; see `lasting_calls`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import inspect
 import time
 from collections.abc import Callable
-from typing import Any
-
-import grpc.aio
 
 from radixkv.service.heaps import trim_heaps
 
-__all__ = ["Collector", "LastingCalls"]
+__all__ = ["Collector"]
 
 YOUNG_OBJECTS = 100
 """About as many are looked at each time. A look's cost is in what they refer to, where that is in no processor cache: among
@@ -40,43 +35,6 @@ MAX_SHARE = 0.05
 """Of the time, that looks at everything may take, however many calls are begun and left."""
 
 _NEVER = 1 << 30
-
-
-class LastingCalls(grpc.aio.ServerInterceptor):
-    """Counts the calls of a server that are not answered at once: streams, and those that their callers leave in the middle,
-    before or behind their request.
-    """
-
-    def __init__(self) -> None:
-        self._num_begun = self._num_answered = 0
-
-    @property
-    def num_begun(self) -> int:
-        """So far, those that are still to be answered among them."""
-        return self._num_begun - self._num_answered
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """See `grpc.aio.ServerInterceptor`."""
-        handler = await continuation(details)
-        if handler is None:
-            return None
-        self._num_begun += 1
-        if handler.request_streaming or handler.response_streaming:
-            return handler
-
-        async def serve(request: Any, context: Any) -> Any:
-            try:
-                answer = handler.unary_unary(request, context)
-                answer = await answer if inspect.isawaitable(answer) else answer
-            except asyncio.CancelledError:
-                raise
-            except BaseException:
-                self._num_answered += 1  # refused
-                raise
-            self._num_answered += 1
-            return answer
-
-        return grpc.unary_unary_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
 
 
 class Collector:

@@ -20,12 +20,13 @@ from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.addresses import Address, parse_address
 from radixkv.service.attaching import WorkersServicer
 from radixkv.service.auditing import Auditor
-from radixkv.service.collector import Collector, LastingCalls
+from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
 from radixkv.service.guards import AsyncGuard
 from radixkv.service.keepalive import server_keepalive
 from radixkv.service.kv_events import KvEventsServicer
+from radixkv.service.lasting_calls import LastingCalls
 from radixkv.service.malformed import AsyncMalformedRefuser
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
