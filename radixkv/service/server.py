@@ -20,6 +20,7 @@ from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.addresses import Address, parse_address
 from radixkv.service.attaching import WorkersServicer
 from radixkv.service.auditing import Auditor
+from radixkv.service.call_tasks import new_task
 from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
@@ -184,6 +185,7 @@ async def _serve(
     on_ready: Callable[[tuple[str, ...]], None],
     collector: Collector | None = None,
 ) -> None:
+    asyncio.get_running_loop().set_task_factory(new_task)
     service = CacheService(config, clock=clock, collector=collector)
     await service.start()
     try:
