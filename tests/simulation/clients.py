@@ -13,7 +13,7 @@ from .branches import Request
 from .clock import Process, Simulator, ViolationError
 from .model import VOCAB_SIZE
 from .network import End, Network
-from .service import ReaderCall
+from .reader_calls import ReaderCall
 
 __all__ = ["NAMESPACES", "TOGETHER_S", "Client", "Histories", "Reader"]
 

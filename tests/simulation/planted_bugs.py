@@ -211,4 +211,22 @@ PLANTED_BUGS = (
         "        self._adoption = self._adoption_steps(ledger)\n",
         "        self._adoption = None\n",
     ),
+    PlantedBug(
+        "a router that comes back is not told what it has missed",
+        "core/event_feed.py",
+        "return number if first <= number <= self.next_number else None",
+        "return max(first, number) if number <= self.next_number else None",
+    ),
+    PlantedBug(
+        "a namespace's events go on for a router that has missed some",
+        "core/event_feed.py",
+        "        if number == self.next_in(namespace):\n            return self.next_number\n",
+        "        if number <= self.next_in(namespace):\n            return self.next_number\n",
+    ),
+    PlantedBug(
+        "the numbers of a restarted service's events begin anew",
+        "service/pools.py",
+        "            first_event_number=self._first_event_number(),\n",
+        "            first_event_number=1,\n",
+    ),
 )

@@ -6,39 +6,19 @@ from typing import Any
 
 from radixkv.core.errors import LeaseError, RadixKVError, UnavailableError
 from radixkv.service.config import ServiceConfig
-from radixkv.service.followers import Followers
 from radixkv.service.holding import Holding
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reading import PrefixCacheServicer
-from radixkv.service.status import status_of
 from radixkv.v1 import workers_pb2 as workers
 
-from .clock import Process, Simulator, ViolationError
+from .clock import Process, Simulator
 from .leases import LeaseBook
 from .network import End, Network
+from .reader_calls import ReaderCall, SimulatedFollowers, serve
 
-__all__ = ["ReaderCall", "SimulatedService"]
+__all__ = ["SimulatedService"]
 
 _SLOWEST_END_S = 0.02
-
-
-class _RefusedError(Exception):
-    """A call ended with a status."""
-
-
-class _Context:
-    """As much of gRPC's context as a refused call needs."""
-
-    async def abort(self, status: Any, message: str, _metadata: Any) -> None:
-        raise _RefusedError(f"{status.name}: {message}")
-
-
-class ReaderCall:
-    """A unary or streaming call of a reader: its method, its request, and who takes the answer."""
-
-    def __init__(self, method: str, request: Any) -> None:
-        self.method = method
-        self.request = request
 
 
 class _Stream:
@@ -66,6 +46,7 @@ class _Stream:
         was_repeated = service.book.is_repeated(self.number, request)
         service.book.acted(self.number, request, self.sent, error, service.table(), service.clock())
         service.changed(request, self.sent, error, was_repeated=was_repeated)
+        service.followers.changed()
         if error is not None:
             self._over(error)
         elif self._holding.is_over:
@@ -129,13 +110,15 @@ class SimulatedService:
         self._sweep_interval_s = min(self.config.lease_ttl_s / 4, 1.0)
         self._due_s = self.clock() + self._sweep_interval_s
         self.book = LeaseBook(self.config.lease_ttl_s)
-        self._servicer = PrefixCacheServicer(self.pools, Followers(self.config.max_event_subscribers))
+        self.followers = SimulatedFollowers(self.config.max_event_subscribers)
+        self.servicer = PrefixCacheServicer(self.pools, self.followers)
         self._sweep()
 
     def stop(self) -> None:
         """Send holders away, then end."""
         for stream in list(self.streams.values()):
             stream.stop()
+        self.followers.stop()
         self.crash()
 
     def crash(self) -> None:
@@ -191,7 +174,7 @@ class SimulatedService:
 
         def receive(message: Any) -> None:
             if isinstance(message, ReaderCall):
-                self._serve_reader(message, end)
+                serve(self, message, end)
                 return
             if not stream:
                 stream.append(_Stream(self, end))
@@ -214,69 +197,6 @@ class SimulatedService:
         if self.pools.num_ended != num_ended:
             self.simulator.count("expired")
             self.simulator.note("service: a lease has expired")
+        self.followers.changed()
         self._due_s = self.clock() + self._sweep_interval_s
         self.simulator.after(self._sweep_interval_s, self.process, None, self._sweep)
-
-    # -- readers
-
-    def _serve_reader(self, call: ReaderCall, end: End) -> None:
-        self.awake("call")
-        if call.method in ("Dump", "Events"):
-            # How answers are written to a caller is the business of gRPC and its loop.
-            answers = getattr(PrefixCacheServicer, call.method).__wrapped__(self._servicer, call.request)
-            self._advance(call, answers, end, [])
-            return
-        serve = getattr(self._servicer, call.method)(call.request, _Context())
-        try:
-            serve.send(None)
-        except StopIteration as done:
-            self._answer(call, end, done.value)
-        except _RefusedError as refused:
-            self._answer(call, end, str(refused))
-        else:
-            raise ViolationError(f"{call.method} waits for something")
-
-    def _advance(self, call: ReaderCall, messages: Any, end: End, answers: list[Any]) -> None:
-        """Serve a stream up to where it lets Steps come in between."""
-        while True:
-            step = messages.__anext__()
-            try:
-                step.send(None)
-            except StopIteration as done:
-                answers.append(done.value)
-            except StopAsyncIteration:
-                self._answer(call, end, answers)
-                return
-            except RadixKVError as error:
-                self._answer(call, end, f"{status_of(error).name}: {error}")
-                return
-            else:
-                self._later(call, messages, step, end, answers)
-                return
-
-    def _later(self, call: ReaderCall, messages: Any, step: Any, end: End, answers: list[Any]) -> None:
-        """Go on with a stream that sleeps."""
-
-        def go_on() -> None:
-            self.awake("call")
-            try:
-                step.send(None)
-            except StopIteration as done:
-                answers.append(done.value)
-                self._advance(call, messages, end, answers)
-            except StopAsyncIteration:
-                self._answer(call, end, answers)
-            except RadixKVError as error:
-                self._answer(call, end, f"{status_of(error).name}: {error}")
-            else:
-                self._later(call, messages, step, end, answers)
-
-        self.simulator.after(self.simulator.rng.random() * 0.004, self.process, None, go_on)
-
-    def _answer(self, call: ReaderCall, end: End, answer: Any) -> None:
-        refused = answer.partition(":")[0] if isinstance(answer, str) else "served"
-        self.simulator.count(f"{call.method} {refused}")
-        self.simulator.note(f"service: {call.method}", refused)
-        self.has_acted = True
-        end.send(answer)
-        end.finish(UnavailableError("the call is over"))

@@ -38,11 +38,12 @@ def plant(package: Path, bug: PlantedBug) -> None:
 def hunt(folder: Path, max_seeds: int) -> str:
     """Run the simulation over the copy in `folder`, in a process of its own; its last line."""
     package = __package__ or ""
-    root = Path(__file__).resolve().parents[len(package.split("."))]
+    parents = Path(__file__).resolve().parents
+    where = os.pathsep.join(map(str, (parents[len(package.split("."))], parents[2])))
     finished = subprocess.run(
         [sys.executable, "-m", f"{package}.hunt", str(max_seeds)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": where, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=HUNT_TIMEOUT_S,

@@ -32,6 +32,8 @@ HAPPENS = (
     "copied",
     "crash service",
     "crash worker",
+    "events anew",
+    "events resumed",
     "expired",
     "forgiven at a call",
     "forgiven at a message",
@@ -71,7 +73,7 @@ def test_no_fault_makes_an_answer_wrong_or_loses_one(first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "what"), [(37, "heartbeat StaleIncarnationError"), (295, "step StaleIncarnationError")]
+    ("seed", "what"), [(314, "heartbeat StaleIncarnationError"), (379, "step StaleIncarnationError")]
 )
 def test_a_holder_whose_lease_is_over_still_speaks_and_is_refused(seed: int, what: str) -> None:
     """Rare: its stream is told in the same moment."""

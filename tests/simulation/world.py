@@ -17,6 +17,7 @@ from .clock import Note, Simulator, ViolationError
 from .faults import Faults
 from .model import kv_of
 from .network import Network
+from .router import Router
 from .service import SimulatedService
 from .worker import SimulatedWorker
 
@@ -82,6 +83,12 @@ class _World:
         everyone = [*self._workers, *([self._rival] if self._rival is not None else [])]
         self._client = Client(simulator, network, histories, [worker.process.name for worker in everyone])
         self._reader = Reader(simulator, network, histories, [shape.name for shape in shapes])
+        self._routers = [
+            Router(
+                simulator, network, f"router{index}", rng.choice(shapes), rng.choice((None, None, "default", "other"))
+            )
+            for index in range(rng.choice((0, 0, 1, 2)))
+        ]
         self._faults = Faults(simulator, network, self._service, everyone)
         self._num_checked = 0
         self._plan(everyone)
@@ -95,6 +102,8 @@ class _World:
             simulator.after(at_s, None, None, self._client.ask_together, rng.randint(1, 4))
         for _ in range(rng.choice((0, 2, 6))):
             simulator.after(rng.random() * ACTIVE_S, None, None, self._reader.ask)
+        for router in self._routers:
+            simulator.after(rng.random() * ACTIVE_S / 2, None, None, router.start)
         self._faults.plan(rng.choice((0, 2, 4, 8, 12)), ACTIVE_S)
 
     def run(self) -> None:
@@ -126,7 +135,8 @@ class _World:
         has_jobs = any(worker.process.is_up and worker.jobs for worker in self._workers)
         is_rival_gone = self._rival is None or not self._rival.process.is_up
         is_attached = all(worker.holder is not None and worker.holder.session.is_attached for worker in self._workers)
-        return not self._client.num_open and not has_jobs and is_rival_gone and is_attached
+        is_told = all(router.is_following for router in self._routers)
+        return not self._client.num_open and not has_jobs and is_rival_gone and is_attached and is_told
 
     # -- after every event
 
@@ -174,6 +184,7 @@ class _World:
         for name, pool in table.items():
             pool.cache.check()
             self._audit(pool)
+            self._check_routers(name, pool)
             stats = pool.cache.stats()
             if stats.num_sequences or stats.num_private_blocks or stats.num_promised_blocks:
                 raise ViolationError(f"pool {name} keeps sequences or their blocks though nothing runs: {stats}")
@@ -181,3 +192,8 @@ class _World:
                 raise ViolationError(f"pool {name} has lost blocks: {stats}")
             if pool.answers or pool.notices or pool.cache.take_notices():
                 raise ViolationError(f"pool {name} keeps answers or notices that its holder has had")
+
+    def _check_routers(self, name: str, pool: Pool) -> None:
+        for router in self._routers:
+            if router.pool_name == name:
+                router.check(pool.cache)
