@@ -179,20 +179,7 @@ class Rounds:
             num_preemptions=swap.num_preemptions,
             num_saved_blocks=swap.space.num_saved,
             num_loaded_blocks=swap.space.num_loaded,
-            num_forwards=counters.num_forwards,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_cached_tokens=counters.num_cached_tokens,
-            num_computed_tokens=counters.num_computed_tokens,
-            num_generated_tokens=counters.num_generated_tokens,
-            num_prefilled_tokens=counters.num_prefilled_tokens,
-            prefill_s=counters.prefill_s,
-            num_finished=counters.num_finished,
-            num_cancelled=counters.num_cancelled,
-            num_failed=counters.num_failed,
-            num_expired=counters.num_expired,
-            time_to_first_token=counters.time_to_first_token.percentiles(),
-            inter_token=counters.inter_token.percentiles(),
-            waited=counters.waited.percentiles(),
+            **counters.told(),
         )
 
     def call_later(self, run: Callable[[], None]) -> None:
