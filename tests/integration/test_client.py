@@ -1,8 +1,7 @@
-"""The client against a live service: the same answers as in process, whatever happens to the wire."""
+"""The client against a live service: what it refuses, what it tells, and what outlives breaks, pools and other holders."""
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,17 +14,13 @@ from live_service import Clock
 from radixkv import (
     AbortedError,
     AcquireOp,
-    CacheEvent,
     EvictedTokens,
     ExtendOp,
-    ForkOp,
-    InsertOp,
     InvalidArgumentError,
     LimitError,
     NamespaceMatch,
     OutOfBlocksError,
     PinBudgetError,
-    PinOp,
     PoolHeldError,
     PoolShape,
     PrefixCache,
@@ -44,128 +39,6 @@ from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 
 PROMPT = pack_tokens(range(100))
-
-
-def unnumbered(events: list[CacheEvent]) -> list[CacheEvent]:
-    """A service's pools begin with other numbers than a cache in process."""
-    return [event._replace(sequence_number=0) for event in events]
-
-
-def outcome(call: Callable[[], Any]) -> object:
-    """What a call answers or raises, comparable."""
-    try:
-        return call()
-    except RadixKVError as error:
-        return comparable(error)
-
-
-def comparable(result: object) -> object:
-    if isinstance(result, RadixKVError):
-        return type(result), str(result), vars(result)
-    return result
-
-
-class RandomCalls:
-    """Random calls of every kind, mostly valid, from a tiny alphabet."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._ids = list(range(1, 9))
-
-    def tokens(self, longest: int = 30) -> bytes:
-        return pack_tokens([self._random.randrange(2) for _ in range(self._random.randrange(longest))])
-
-    def ranges(self) -> tuple[Retention, ...]:
-        """Ranges of a history, one in a few of them out of bounds."""
-        choose = self._random
-
-        def some() -> Retention:
-            start, priority = choose.randrange(-1, 20), choose.choice([0, 20, 35, 80, 80, 101])
-            end = choose.choice([None, None, start + choose.randrange(12)])
-            return Retention(start, end, priority, choose.choice([None, 0.03, 0.2, 60, -1.0]))
-
-        return tuple(some() for _ in range(choose.choice([0, 0, 1, 1, 2, 70])))
-
-    def op(self) -> Any:
-        choose = self._random
-        seq_id, namespace = choose.choice(self._ids), choose.choice(["default", "other", ""])
-        match choose.randrange(10):
-            case 0 | 1:
-                chosen = choose.choice([seq_id, None, -1])
-                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, chosen, retention=self.ranges())
-            case 2 | 3:
-                return ExtendOp(seq_id, choose.randrange(40))
-            case 4 | 5:
-                return InsertOp(seq_id, choose.randrange(40), self.tokens(4))
-            case 6 | 7:
-                n = choose.randrange(3)
-                ids = choose.choice([None, tuple(choose.sample(self._ids, n))])
-                return ForkOp(seq_id, choose.randrange(40), n, choose.randrange(3), ids)
-            case 8:
-                return PinOp(self.tokens(), choose.choice([0.05, 0.3, 300.0, -1.0]), namespace)
-        return ReleaseOp(seq_id, choose.random() < 0.5)
-
-    def call(self) -> Callable[[Any], Any]:
-        """A call to be made of a holder."""
-        choose = self._random
-        kind = choose.randrange(16)
-        if kind < 6:
-            ops = [self.op() for _ in range(choose.randrange(6))]
-            return lambda holder: [comparable(result) for result in holder.step(ops)]
-        tokens, count, ttl = self.tokens(), choose.randrange(-1, 4), choose.choice([0.05, 0.3, "5m", "1h", -1.0])
-        namespace, ranges = choose.choice([None, "default", "other"]), self.ranges()
-        also = ("other", "default", "")[: choose.choice([0, 1, 2, 2, 3])]
-        blocks, sequences = choose.choice([None, -1, 6, 12, 20, 25, True]), choose.choice([None, None, -1, 1, 3])
-        calls: list[Callable[[Any], Any]] = [
-            lambda holder: holder.match(tokens, namespace or "default"),
-            lambda holder: holder.explain(tokens, namespace or "default", also),
-            lambda holder: holder.evict(count),
-            lambda holder: holder.clear("other"),
-            lambda holder: holder.pin(tokens, ttl, namespace or "default"),
-            lambda holder: holder.unpin(tokens, namespace or "default"),
-            lambda holder: holder.retain(tokens, ranges, namespace or "default"),
-            lambda holder: holder.set_quota(namespace or "default", blocks, sequences),
-            lambda holder: holder.usage("nobody"),
-            lambda holder: (
-                holder.stats(),
-                holder.usage(namespace),
-                holder.dump(namespace),
-                holder.pins(namespace),
-                unnumbered(holder.events(min(count, 0), namespace)),
-            ),
-        ]
-        return calls[kind - 6]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_every_call_answers_as_in_process_also_over_broken_streams(
-    seed: int, service: ServiceThread, clock: Clock
-) -> None:
-    calls, breaks = RandomCalls(seed), random.Random(seed)
-    local = PrefixCache(24, 4, clock=clock)
-    with connect(service.addresses[0], PoolShape(24, 4)) as remote:
-        for _ in range(60):
-            call = calls.call()
-            clock.now_s += 0.01
-            if breaks.random() < 0.1:
-                remote.interrupt()
-            assert outcome(lambda call=call: call(remote)) == outcome(lambda call=call: call(local))  # type: ignore[misc]  # bound now
-            remote.check()
-
-
-def test_the_methods_answer_as_in_process(holder: RemoteHolder) -> None:
-    local = PrefixCache(64)
-    for cache in (local, holder):
-        opened = cache.acquire(list(range(100)), reserve=20)
-        cache.insert(opened.seq_id, 100)
-        assert cache.extend(opened.seq_id, 120).first_changed == 7
-        cache.insert(opened.seq_id, 101, [7])
-        first, second = cache.fork(opened.seq_id, position=50, n=2, seq_ids=[8, 9])
-        assert (first.seq_id, second.num_stored_tokens) == (8, 50)
-        cache.release(8, keep=False)
-        cache.release(opened.seq_id)
-    assert holder.stats() == local.stats()
-    assert holder.match(range(101)) == local.match(range(101))
 
 
 def test_what_is_worth_more_outlives_what_is_worth_less(holder: RemoteHolder, clock: Clock) -> None:
