@@ -52,7 +52,7 @@ def _of_validation(refusal: RequestValidationError) -> ApiError:
     path, error = max(errors, key=lambda pair: len(pair[0]))
     if error["type"] == "json_invalid":
         reason = error.get("ctx", {}).get("error", error["msg"])
-        return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
+        return ApiError(400, f"the body cannot be read as JSON: {reason}", code="invalid_json")
     param = ".".join(map(str, path)) or "body"
     return ApiError(400, f"{param}: {error['msg']}", code="invalid_value", param=param)
 
