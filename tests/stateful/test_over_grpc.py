@@ -64,7 +64,7 @@ def run_machine(backend: Backend, max_examples: int) -> None:
 
 @pytest.mark.timeout(1200)
 def test_every_call_over_dropped_and_resumed_streams(backend: OverGrpc) -> None:
-    run_machine(backend, 300)
+    run_machine(backend, 200)
 
 
 @pytest.mark.slow
