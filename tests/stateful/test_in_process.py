@@ -57,7 +57,7 @@ class InProcessMachine(CacheMachine):
 
 TestInProcess = InProcessMachine.TestCase
 TestInProcess.settings = settings(
-    max_examples=700,
+    max_examples=500,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -22,7 +22,7 @@ from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
 from radixkv.worker.model import ModelRunner
 from radixkv.worker.steady_code import SteadyCode
 
-LENGTH = 60
+LENGTH = 48
 DTYPES = ("float32", "bfloat16")
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "axk1")
 
