@@ -41,11 +41,11 @@ class Router:
 
     def start(self) -> None:
         """Follow, and do so again whenever the stream has ended."""
-        is_synced = self._believes.is_synced
-        request = readers.EventsRequest(pool=self.pool_name, follow=True, start=self._believes.next_number * is_synced)
+        self._was_synced = self._believes.is_synced
+        start = self._believes.next_number if self._was_synced else 0
+        request = readers.EventsRequest(pool=self.pool_name, follow=True, start=start)
         if self._namespace is not None:
             request.namespace = self._namespace
-        self._was_synced = is_synced
         self._stream = self._network.connect(self.process, "service", self._told, self._ended)
         self._stream.send(ReaderCall("Events", request))
 
