@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -23,6 +24,9 @@ def let_the_next_kill() -> None:
 class StopSignals:
     """Waits for a stop signal, a context manager; on the main thread alone.
 
+    The kernel may hand a signal to any thread, and one that waits in a system call learns nothing of it; so it is the
+    interpreter's own handler, which runs on whichever thread, that writes to a pipe, and the pipe that is waited for.
+
     with StopSignals() as signals:
         ...                     # signals do what they did before
         signals.listen()        # from here on the first one is waited for, and the second one kills
@@ -32,10 +36,12 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._fd_before: int | None = None
         self._has_come = False
 
     def __enter__(self) -> Self:
         self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
         return self
 
     def __exit__(
@@ -43,20 +49,26 @@ class StopSignals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._fd_before is not None:
+            signal.set_wakeup_fd(self._fd_before)
         os.close(self._reading)
         os.close(self._writing)
 
     def listen(self) -> None:
         """Take the signals from now on."""
+        self._fd_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the first one, so long at most; whether it has come."""
-        if not self._has_come:  # a lock, as an event has one, could be held by the very thread that takes the signal
-            select.select([self._reading], [], [], timeout_s)
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._has_come:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            if not select.select([self._reading], [], [], left_s)[0]:
+                break
+            self._has_come = any(number in STOP_SIGNALS for number in os.read(self._reading, 64))
         return self._has_come
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
         self._has_come = True
         let_the_next_kill()
-        os.write(self._writing, b"\0")

@@ -26,6 +26,17 @@ with StopSignals() as signals:
     print("drains", flush=True)
     time.sleep(3600)
 """
+ELSEWHERE = """
+import signal, threading
+from radixkv.service.stopping import StopSignals
+other = threading.Thread(target=threading.Event().wait, daemon=True)
+other.start()
+with StopSignals() as signals:
+    signals.listen()
+    threading.Timer(0.2, lambda: signal.pthread_kill(other.ident, signal.SIGTERM)).start()
+    assert signals.wait()
+    print("drains")
+"""
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
@@ -57,6 +68,12 @@ def test_the_second_signal_ends_what_drains_at_once_and_without_a_word(
         assert process.stdout.readline() == "drains\n"
         process.send_signal(second)
         assert rest(process) == ("", -second)
+
+
+def test_a_signal_that_another_thread_takes_is_noticed() -> None:
+    """As the kernel hands one over now and then, although the main thread waits too."""
+    with running("-c", ELSEWHERE) as process:
+        assert rest(process) == ("drains\n", 0)
 
 
 def test_signals_do_what_they_did_before_and_afterwards() -> None:
