@@ -54,7 +54,7 @@ class Site:
             self.runner.dictated.extend([*self.text.encode(reply, special=False), *self.runner.eos_token_ids])
 
     def close(self) -> None:
-        self.runner.gate.set()
+        self.runner.gate.open()
         self.stop()
         self._stack.close()
 
@@ -81,6 +81,6 @@ def converse(site: Site, page: Page, *turns: tuple[str, str]) -> None:
 def hold_in_a_reply(site: Site, page: Page) -> None:
     """Ask for a long reply, which is held up behind its beginning."""
     site.dictate("word " * 100)
-    site.runner.close_gate_after(20)
+    site.runner.gate.close_after(20)
     say(page, "Go on and on")
     expect(page.locator("article.running")).to_contain_text("word word")

@@ -121,7 +121,7 @@ def gibberish_engine(
     cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, clock=clock)
     with Engine(runner, cache, text=text, model_name="gibberish") as engine:
         yield Watched(engine), runner, text
-        runner.gate.set()
+        runner.gate.open()
         engine.call(lambda _: cache.check())
 
 
@@ -130,7 +130,7 @@ def chat_stack(model: str, config: GatewayConfig | None = None, **kwargs: Any) -
     """An engine and a gateway before it."""
     with gibberish_engine(model, **kwargs) as (engine, runner, text), gateway(engine, config) as server:
         yield Stack(server, engine, runner, text)
-        runner.gate.set()
+        runner.gate.open()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from radixkv.core.api import Copy
 from radixkv.worker.model import ForwardRow
 from radixkv.worker.verification import BlockDifference
 
-__all__ = ["EOS", "VOCAB_SIZE", "HashRunner", "generate"]
+__all__ = ["EOS", "VOCAB_SIZE", "Gate", "HashRunner", "generate"]
 
 VOCAB_SIZE = 40
 EOS = 0
@@ -76,23 +76,54 @@ class HashPool:
             self.slots[block_id * size : (block_id + 1) * size] = self.host.pop(slot)
 
 
+class Gate:
+    """Forwards go through it one by one; while it is closed, the next one waits."""
+
+    def __init__(self) -> None:
+        self._is_open = threading.Event()
+        self._is_open.set()
+        self._num_until_closed = 0
+        self._lock = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open.is_set()
+
+    def open(self) -> None:
+        """For all that come, also where it was to be closed after some."""
+        with self._lock:
+            self._num_until_closed = 0
+            self._is_open.set()
+
+    def close(self) -> None:
+        self._is_open.clear()
+
+    def close_after(self, num_forwards: int) -> None:
+        """Let so many through, then hold the next one until it is opened."""
+        with self._lock:
+            self._num_until_closed = num_forwards
+
+    def enter(self) -> None:
+        """What a forward begins with."""
+        assert self._is_open.wait(60)
+        with self._lock:
+            if self._num_until_closed:
+                self._num_until_closed -= 1
+                if not self._num_until_closed:
+                    self._is_open.clear()
+
+
 class HashRunner:
-    """Runs rows over a pool of slots. `gate`, if given, must be open for a forward to begin; `rows` counts positions run."""
+    """Runs rows over a pool of slots. Each forward begins at the `gate`; `rows` counts positions run."""
 
     def __init__(self, num_blocks: int, block_size: int, *, max_model_len: int = 4096) -> None:
         self.vocab_size = VOCAB_SIZE
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset([EOS])
         self.pool = HashPool(num_blocks, block_size, [_GARBAGE] * (num_blocks * block_size))
-        self.gate = threading.Event()
-        self.gate.set()
+        self.gate = Gate()
         self.rows: list[tuple[int, int]] = []
-        self._num_until_closed = 0
         self._slots = self.pool.slots
-
-    def close_gate_after(self, num_forwards: int) -> None:
-        """Let so many forwards pass, then hold the next one until the gate is set."""
-        self._num_until_closed = num_forwards
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         size = self.pool.block_size
@@ -101,11 +132,7 @@ class HashRunner:
             self._slots[dst * size : dst * size + num_tokens] = self._slots[src * size : src * size + num_tokens]
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
-        assert self.gate.wait(60)
-        if self._num_until_closed:
-            self._num_until_closed -= 1
-            if not self._num_until_closed:
-                self.gate.clear()
+        self.gate.enter()
         logits: list[Tensor] = []
         size = self.pool.block_size
         written: set[int] = set()

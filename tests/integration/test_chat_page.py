@@ -206,7 +206,7 @@ def try_again(site: Site, page: Page) -> None:
     failed = page.locator("article.failed")
     expect(failed).to_contain_text("word word")
     expect(shown(page).first).to_contain_text("Go on and on")
-    site.runner.gate.set()
+    site.runner.gate.open()
     wait_until(lambda: not site.engine.stats().engine.num_generations)  # what was held up has ended
     site.dictate("Now then.")
     failed.get_by_role("button", name="Try again").click()
@@ -236,7 +236,7 @@ def test_a_reply_whose_gateway_restarts_keeps_its_text(site: Site, page: Page) -
 def test_a_reply_is_stopped_and_keeps_its_text(site: Site, page: Page) -> None:
     hold_in_a_reply(site, page)
     page.locator("article.running").get_by_role("button", name="Stop").click()
-    site.runner.gate.set()
+    site.runner.gate.open()
     stopped = page.locator("article.stopped")
     expect(stopped).to_contain_text("word word")
     wait_until(lambda: not site.engine.stats().engine.num_generations)

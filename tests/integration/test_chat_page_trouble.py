@@ -225,7 +225,7 @@ def test_a_branch_is_regenerated_while_another_is_being_written(site: Site, page
     converse(site, page, THREE[0])
     hold_in_a_reply(site, page)
     shown(page).nth(1).get_by_role("button", name="Branch").click()
-    site.runner.gate.set()
+    site.runner.gate.open()
     say(page, "Meanwhile")
     expect(shown(page).nth(2)).to_contain_text("Meanwhile")
     expect(shown(page).nth(2)).to_contain_text("2 / 2")

@@ -42,9 +42,9 @@ def other(stack: Stack) -> Iterator[Talk]:
 @pytest.fixture
 def held(stack: Stack) -> Iterator[Stack]:
     """The model computes nothing until the gate is opened."""
-    stack.runner.gate.clear()
+    stack.runner.gate.close()
     yield stack
-    stack.runner.gate.set()
+    stack.runner.gate.open()
 
 
 def num_known(stack: Stack, number: int) -> int:
@@ -257,14 +257,14 @@ def test_what_was_deleted_is_read_as_text_from_then_on(stack: Stack, talk: Talk)
 
 def test_a_stopped_reply_keeps_what_was_written(stack: Stack, talk: Talk) -> None:
     stack.dictate("one two three four five six seven eight nine ten eleven twelve")
-    stack.runner.close_gate_after(6)
+    stack.runner.gate.close_after(6)
     conversation_id = talk.begin()
     _, begun = talk.say(conversation_id, "Count")
     with talk.following(conversation_id) as follower:
         follower.wait(lambda: len(follower.messages[begun["id"]]["text"]) > 8)
         stopped = talk.call("POST", f"/{conversation_id}/messages/{begun['id']}/stop")
         assert follower.wait_end(begun["id"]) == stopped
-    stack.runner.gate.set()
+    stack.runner.gate.open()
     assert stopped["status"] == "stopped"
     assert "one two three four five six seven".startswith(stopped["text"])
     assert stopped["details"]["generated_tokens"] > 0
@@ -282,7 +282,7 @@ def test_of_several_drafts_one_alone_is_stopped(held: Stack, talk: Talk) -> None
     _, *drafts = talk.say(conversation_id, "Hello", n=3)
     path = f"/{conversation_id}/messages"
     assert talk.call("POST", f"{path}/{drafts[1]['id']}/stop")["status"] == "stopped"
-    held.runner.gate.set()
+    held.runner.gate.open()
     ended = [talk.ended(conversation_id, draft["id"]) for draft in drafts]
     assert [draft["status"] for draft in ended] == ["complete", "stopped", "complete"]
     assert ended[1]["text"] == ""
@@ -293,7 +293,7 @@ def test_drafts_that_nobody_waits_for_any_more_are_ended(held: Stack, talk: Talk
     asked, *drafts = talk.say(conversation_id, "Hello", n=2)
     talk.call("POST", f"/{conversation_id}/messages/{drafts[0]['id']}/stop")
     talk.call("DELETE", f"/{conversation_id}/messages/{drafts[1]['id']}")
-    held.runner.gate.set()
+    held.runner.gate.open()
     wait_until(lambda: held.engine.stats().engine.num_generations == 0)
     assert [message["id"] for message in talk.messages(conversation_id)] == [asked["id"], drafts[0]["id"]]
 
@@ -302,7 +302,7 @@ def test_a_reply_is_stopped_when_its_conversation_goes(held: Stack, talk: Talk) 
     conversation_id = talk.begin()
     talk.say(conversation_id, "Hello")
     talk.call("DELETE", f"/{conversation_id}")
-    held.runner.gate.set()
+    held.runner.gate.open()
     wait_until(lambda: held.engine.stats().engine.num_generations == 0)
     talk.refused(404, "GET", f"/{conversation_id}")
 
@@ -312,7 +312,7 @@ def test_nothing_goes_on_from_a_reply_that_is_still_written(held: Stack, talk: T
     _, begun = talk.say(conversation_id, "Hello")
     body = {"parent": begun["id"], "role": "user", "text": "And?"}
     assert "still being written" in talk.refused(409, "POST", f"/{conversation_id}/messages", body)["message"]
-    held.runner.gate.set()
+    held.runner.gate.open()
     talk.ended(conversation_id, begun["id"])
     talk.call("POST", f"/{conversation_id}/messages", body)
 
@@ -352,12 +352,12 @@ def test_a_tenant_at_its_limit_is_told_so_and_its_message_stays(default_model: s
         listen="127.0.0.1:0", keys_file=keys_file(tmp_path / "keys.toml", max_concurrent=1), drain_s=1.0
     )
     with chat_stack(default_model, config) as stack, Talk(stack.server.url, "red") as talk:
-        stack.runner.gate.clear()
+        stack.runner.gate.close()
         conversation_id = talk.begin()
         _, begun = talk.say(conversation_id, "Hello")
         body = {"role": "user", "text": "And here?", "replies": {"max_tokens": 8}}
         assert "being written" in talk.refused(429, "POST", f"/{conversation_id}/messages", body)["message"]
-        stack.runner.gate.set()
+        stack.runner.gate.open()
         talk.ended(conversation_id, begun["id"])
         refused = talk.messages(conversation_id)[-1]
         assert refused["text"] == "And here?"

@@ -43,7 +43,7 @@ def config(folder: Path, drain_s: float) -> GatewayConfig:
 def test_all_followers_see_the_same_from_whenever_they_join(stack: Stack, talk: Talk) -> None:
     text = "one two three four five six seven eight nine ten eleven twelve"
     stack.dictate(text)
-    stack.runner.close_gate_after(6)
+    stack.runner.gate.close_after(6)
     conversation_id = talk.begin()
     with talk.following(conversation_id) as early:
         assert early.messages == {}
@@ -52,7 +52,7 @@ def test_all_followers_see_the_same_from_whenever_they_join(stack: Stack, talk: 
         with talk.following(conversation_id) as late:
             assert text.startswith(late.messages[begun["id"]]["text"])
             assert late.messages[begun["id"]]["text"] != ""
-            stack.runner.gate.set()
+            stack.runner.gate.open()
             assert early.wait_end(begun["id"]) == late.wait_end(begun["id"])
             for follower in (early, late):
                 follower.wait(lambda follower=follower: follower.conversation["head"] == begun["id"])  # type: ignore[misc]
@@ -149,13 +149,13 @@ def test_followers_do_not_keep_a_server_that_stops(default_model: str) -> None:
 def test_a_reply_may_end_while_the_gateway_drains(default_model: str, tmp_path: Path) -> None:
     with gibberish_engine(default_model) as (engine, runner, _):
         with gateway(engine, config(tmp_path, 500.0)) as server, Talk(server.url) as talk:
-            runner.gate.clear()
+            runner.gate.close()
             conversation_id = talk.begin()
             _, begun = talk.say(conversation_id, "Hello")
             with talk.following(conversation_id) as follower:
                 server.drain()
                 follower.wait(lambda: follower.has_ended)
-            runner.gate.set()
+            runner.gate.open()
         with gateway(engine, config(tmp_path, 0.2)) as server, Talk(server.url) as talk:
             reply = talk.message(conversation_id, begun["id"])
             assert (reply["status"], reply["error"]) == ("complete", None)
@@ -168,13 +168,13 @@ def test_what_is_still_written_when_the_gateway_stops_has_failed_and_keeps_its_t
     with gibberish_engine(default_model) as (engine, runner, text):
         with gateway(engine, config(tmp_path, 0.2)) as server, Talk(server.url) as talk:
             runner.dictated.extend(text.encode("one two three four five six seven eight", special=False))
-            runner.close_gate_after(5)
+            runner.gate.close_after(5)
             conversation_id = talk.begin()
             asked, begun = talk.say(conversation_id, "Hello")
             with talk.following(conversation_id) as follower:
                 follower.wait(lambda: "one two" in follower.messages[begun["id"]]["text"])
         runner.dictated.clear()
-        runner.gate.set()
+        runner.gate.open()
         with gateway(engine, config(tmp_path, 0.2)) as server, Talk(server.url) as talk:
             failed = talk.message(conversation_id, begun["id"])
             assert (failed["status"], failed["error"]) == ("failed", "the server stopped")
@@ -268,7 +268,7 @@ def test_a_reply_whose_worker_goes_keeps_its_text_and_another_one_works(default_
             Talk(server.url) as talk,
         ):
             runner.dictated.extend(text.encode("one two three four five six seven eight", special=False))
-            runner.close_gate_after(5)
+            runner.gate.close_after(5)
             conversation_id = talk.begin()
             asked, begun = talk.say(conversation_id, "Hello", n=1)
             with talk.following(conversation_id) as follower:
@@ -280,7 +280,7 @@ def test_a_reply_whose_worker_goes_keeps_its_text_and_another_one_works(default_
             assert failed["text"].startswith("one two")
             assert talk.message(conversation_id, begun["id"]) == failed
             runner.dictated.clear()
-            runner.gate.set()
+            runner.gate.open()
             body = {"role": "user", "text": "Is anybody there?", "replies": {}}
             assert talk.refused(503, "POST", f"/{conversation_id}/messages", body)["code"] == "unavailable"
             assert talk.messages(conversation_id)[-1]["text"] == "Is anybody there?"

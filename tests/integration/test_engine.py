@@ -38,7 +38,7 @@ def runner() -> HashRunner:
 def engine(runner: HashRunner) -> Iterator[Engine]:
     with Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), num_remembered=3) as engine:
         yield engine
-        runner.gate.set()
+        runner.gate.open()
 
 
 def _greedy(max_tokens: int = 8, *, ignore_eos: bool = True, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
@@ -108,13 +108,13 @@ def test_a_stop_token_ends_a_branch_and_is_its_last_token(engine: Engine) -> Non
 
 
 def test_closing_a_stream_frees_its_blocks_within_a_step(engine: Engine, runner: HashRunner) -> None:
-    runner.close_gate_after(4)
+    runner.gate.close_after(4)
     stream = _start(engine, [1] * 9, _greedy(50))
     for _ in range(4):
         next(stream)
     stream.close()
     num_rows = len(runner.rows)
-    runner.gate.set()
+    runner.gate.open()
     stats = _stats(engine)
     assert stats.num_sequences == 0
     assert stats.num_private_blocks == 0
@@ -130,7 +130,7 @@ def test_a_dropped_stream_is_cancelled(engine: Engine) -> None:
 
 
 def test_closing_a_stream_wakes_a_consumer_that_waits(engine: Engine, runner: HashRunner) -> None:
-    runner.gate.clear()
+    runner.gate.close()
     stream = _start(engine, [1] * 9, _greedy(50))
     next(stream)
     seen: list[object] = []
@@ -138,18 +138,18 @@ def test_closing_a_stream_wakes_a_consumer_that_waits(engine: Engine, runner: Ha
     consumer.start()
     stream.close()
     consumer.join(10)
-    runner.gate.set()
+    runner.gate.open()
     assert not consumer.is_alive()
     assert seen == []
 
 
 def test_a_queued_request_can_be_cancelled(engine: Engine, runner: HashRunner) -> None:
-    runner.gate.clear()
+    runner.gate.close()
     first = _start(engine, [1] * 60, _greedy(4))
     second = _start(engine, [2] * 60, _greedy(4))
     third = _start(engine, [3] * 60, _greedy(4))
     second.close()
-    runner.gate.set()
+    runner.gate.open()
     assert _tokens(first) == generate([1] * 60, 4)
     assert _tokens(third) == generate([3] * 60, 4)
     assert _tokens(second) == []
@@ -273,15 +273,15 @@ def test_a_generation_ends_with_an_error_when_its_time_is_over(runner: HashRunne
     now_s = [0.0]
     cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
     with Engine(runner, cache, clock=lambda: now_s[0]) as engine:
-        runner.close_gate_after(2)
+        runner.gate.close_after(2)
         late = engine.generate(GenerateParams(token_ids=[1] * 9, sampling=_greedy(50), timeout_s=5))
         events = iter(late)
         assert isinstance(next(events), Started)
         assert isinstance(next(events), Delta)
-        while runner.gate.is_set():
+        while runner.gate.is_open:
             pass
         now_s[0] = 5.0
-        runner.gate.set()
+        runner.gate.open()
         with pytest.raises(DeadlineExceededError, match="5 s"):
             list(events)
         assert _stats(engine).num_sequences == 0

@@ -103,14 +103,14 @@ def test_over_grpc_a_notice_wakes_an_engine_that_has_nothing_else_to_do() -> Non
         holder = connect(service.addresses[0], PoolShape(256, 16), on_notices=wake)
         with holder, Engine(runner, holder, limits=SchedulerLimits(chunk_tokens=16)) as engine:
             engines.append(engine)
-            runner.close_gate_after(3)
+            runner.gate.close_after(3)
             sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
             prompts = [[*PREFIX[:608], 1 + number, 5] for number in range(20)]
             streams = [engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)) for prompt in prompts]
-            while runner.gate.is_set():
+            while runner.gate.is_open:
                 pass
             streams[0].close()
-            runner.gate.set()
+            runner.gate.open()
             for prompt, stream in zip(prompts[1:], streams[1:], strict=True):
                 tokens = [token_id for event in stream if isinstance(event, Delta) for token_id in event.token_ids]
                 assert tokens == generate(prompt, 2)

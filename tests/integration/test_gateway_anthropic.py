@@ -134,14 +134,13 @@ def test_the_events_of_a_stream_come_in_the_protocols_order(stack: Stack, client
 def test_a_client_that_leaves_ends_the_generation(stack: Stack, client: Anthropic) -> None:
     num_before = stack.engine.stats().engine.num_cancelled
     stack.dictate("one two three four five six seven")
-    stack.runner.close_gate_after(3)
+    stack.runner.gate.close_after(3)
     try:
         with client.messages.create(**arguments(HELLO, {}), stream=True) as stream:
             assert next(stream).type == "message_start"
         wait_until(lambda: stack.server.app.state.gate.num_running == 0)
     finally:
-        stack.runner.close_gate_after(0)  # where it was cancelled before it had passed so often
-        stack.runner.gate.set()
+        stack.runner.gate.open()
     wait_until(lambda: stack.engine.stats().engine.num_generations == 0)
     assert stack.engine.stats().engine.num_cancelled == num_before + 1
     stack.runner.dictated.clear()

@@ -39,9 +39,9 @@ def held(worker: tuple[Engine, GibberishRunner, ChatText]) -> Iterator[Gibberish
     """The model, in the midst of a reply, which goes on when its gate is set."""
     _, runner, text = worker
     runner.dictated.extend(text.encode("one two three four five", special=False))
-    runner.close_gate_after(2)
+    runner.gate.close_after(2)
     yield runner
-    runner.gate.set()
+    runner.gate.open()
     runner.dictated.clear()
 
 
@@ -79,7 +79,7 @@ def test_a_full_server_says_that_it_is_overloaded(engine: Engine, held: Gibberis
             next(stream)
             with pytest.raises(anthropic.OverloadedError) as caught:
                 client.messages.create(**ASK, max_tokens=1)
-            held.gate.set()
+            held.gate.open()
         assert (caught.value.status_code, caught.value.type) == (529, "overloaded_error")
         assert int(caught.value.response.headers["retry-after"]) >= 1
         wait_until(lambda: server.app.state.gate.num_running == 0)

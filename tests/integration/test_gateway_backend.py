@@ -33,7 +33,7 @@ def runner() -> HashRunner:
 def engine(runner: HashRunner) -> Iterator[Engine]:
     with Engine(runner, PrefixCache(NUM_BLOCKS, 4)) as engine:
         yield engine
-        runner.gate.set()
+        runner.gate.open()
 
 
 @pytest.fixture(params=["in process", "over gRPC"])
@@ -102,11 +102,11 @@ def test_what_comes_while_the_loop_is_busy_wakes_it_once(engine: Engine, runner:
             num_calls += 1
             return plain(*arguments, **keywords)
 
-        runner.gate.clear()
+        runner.gate.close()
         streams = [await backend.generate(params([1, 2, number % 40], 10)) for number in range(100)]
         await asyncio.sleep(0)
         loop.call_soon_threadsafe = counted  # type: ignore[method-assign,assignment]
-        runner.gate.set()
+        runner.gate.open()
         while engine.stats().engine.num_generations:  # blocks the loop until more than 1,000 events have come
             pass
         replies = await asyncio.gather(*map(read, streams))
@@ -152,7 +152,7 @@ def test_errors_reach_who_asks_and_who_listens(generator: Generator, engine: Eng
             await backend.generate(params([1_000_000]))
         stream = await backend.generate(params([1, 2], 3000))
         assert await stream.take()
-        runner.gate.set()
+        runner.gate.open()
         await asyncio.to_thread(engine.close)
         with pytest.raises(UnavailableError):
             await read(stream)

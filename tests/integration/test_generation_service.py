@@ -46,7 +46,7 @@ def runner() -> HashRunner:
 def engine(runner: HashRunner) -> Iterator[Engine]:
     with Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), model_name="hash") as engine:
         yield engine
-        runner.gate.set()
+        runner.gate.open()
 
 
 @pytest.fixture
@@ -178,9 +178,9 @@ def test_absent_sampling_fields_have_the_defaults_of_a_request_in_process(
 
 def test_a_client_that_goes_away_frees_its_blocks(client: GenerationClient, engine: Engine, runner: HashRunner) -> None:
     stream = client.generate(GenerateParams(token_ids=[1] * 9, sampling=_greedy(70)))
-    runner.gate.clear()
+    runner.gate.close()
     stream.close()
-    runner.gate.set()
+    runner.gate.open()
     assert _has_ended(engine)
     assert engine.call(lambda holder: holder.stats()).num_sequences == 0
     assert list(stream) == []
@@ -194,7 +194,7 @@ def _has_ended(engine: Engine) -> bool:
 def test_one_stream_too_many_is_refused_while_health_still_answers(
     client: GenerationClient, server: GenerationServer, runner: HashRunner
 ) -> None:
-    runner.gate.clear()
+    runner.gate.close()
     params = GenerateParams(token_ids=[1], sampling=_greedy(50))
     streams = [client.generate(params) for _ in range(3)]
     with pytest.raises(LimitError, match="3 generations"):
@@ -206,7 +206,7 @@ def test_one_stream_too_many_is_refused_while_health_still_answers(
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     for stream in streams:
         stream.close()
-    runner.gate.set()
+    runner.gate.open()
 
 
 def test_reflection_lists_the_service(server: GenerationServer) -> None:
@@ -226,11 +226,11 @@ def test_a_stopping_server_ends_its_streams_and_its_address_is_free_again(engine
     server = GenerationServer(engine, "127.0.0.1:0").start()
     with GenerationClient(server.address) as client:
         stream = client.generate(GenerateParams(token_ids=[1], sampling=_greedy(70)))
-        runner.gate.clear()
+        runner.gate.close()
         server.stop()
         with pytest.raises(UnavailableError):
             list(stream)
-        runner.gate.set()
+        runner.gate.open()
         with pytest.raises(UnavailableError):
             client.model()
     with GenerationServer(engine, server.address) as again:
@@ -291,10 +291,10 @@ def test_what_runs_is_computed_again_when_the_cache_service_is_lost() -> None:
             ]
             for stream in streams:
                 next(stream)
-            runner.gate.clear()
+            runner.gate.close()
             first.stop()
             holders[0].close()
-            runner.gate.set()
+            runner.gate.open()
             for number, stream in enumerate(streams):
                 assert _ids(list(stream)) == generate([1, 2, number], 60)
             assert engine.call(lambda holder: holder.stats()).num_sequences == 0
@@ -315,7 +315,7 @@ def test_stats_are_those_of_the_engine(engine: Engine, client: GenerationClient)
 
 
 def test_a_generation_ends_with_the_deadline_of_its_call(runner: HashRunner, client: GenerationClient) -> None:
-    runner.gate.clear()
+    runner.gate.close()
     prompt = pb.Prompt(token_ids=pack_tokens([1, 2, 3]))
     request = pb.GenerateRequest(prompt=prompt, sampling=pb.SamplingParams(max_tokens=50))
     with grpc.insecure_channel(client.address) as channel:
@@ -323,7 +323,7 @@ def test_a_generation_ends_with_the_deadline_of_its_call(runner: HashRunner, cli
         with pytest.raises(grpc.RpcError) as refusal:
             list(call)
     assert refusal.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    runner.gate.set()
+    runner.gate.open()
     while client.stats().engine.num_generations:
         pass
     assert client.stats().engine.num_finished == 0
@@ -337,11 +337,11 @@ def test_a_generation_whose_own_time_is_over_says_so(runner: HashRunner) -> None
         GenerationServer(engine, "127.0.0.1:0") as server,
         GenerationClient(server.address) as client,
     ):
-        runner.gate.clear()
+        runner.gate.close()
         params = GenerateParams(token_ids=[1, 2, 3], sampling=_greedy(50), timeout_s=7)
         stream = client.generate(params)
         assert isinstance(next(stream), Started)
         now_s[0] = 7.0
-        runner.gate.set()
+        runner.gate.open()
         with pytest.raises(DeadlineExceededError, match="7 s"):
             list(stream)

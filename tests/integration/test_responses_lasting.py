@@ -63,9 +63,9 @@ def other(stack: Stack) -> Iterator[OpenAI]:
 @pytest.fixture
 def held(stack: Stack) -> Iterator[Stack]:
     """The model computes nothing until the gate is opened."""
-    stack.runner.gate.clear()
+    stack.runner.gate.close()
     yield stack
-    stack.runner.gate.set()
+    stack.runner.gate.open()
 
 
 def create(client: OpenAI, text: Any = "Hello there", **kwargs: Any) -> Response:
@@ -100,7 +100,7 @@ def test_a_response_in_the_background_is_answered_at_once_and_fetched_later(held
     assert client.responses.retrieve(begun.id).status in ("queued", "in_progress")
     with pytest.raises(openai.BadRequestError, match="go on from one that is completed"):
         create(client, previous_response_id=begun.id)
-    held.runner.gate.set()
+    held.runner.gate.open()
     response = finished(client, begun.id)
     assert (response.status, response.output_text) == ("completed", "Good day.")
     assert cached(create(client, "And?", previous_response_id=begun.id)) >= total(response) - 1
@@ -113,7 +113,7 @@ def test_the_events_of_a_response_in_the_background_are_followed_from_any_point(
     ) as events:
         first = next(iter(events))
     assert first.type == "response.created"
-    held.runner.gate.set()
+    held.runner.gate.open()
     response = finished(client, first.response.id)
     assert response.status == "completed", "it went on without its reader"
     every = list(client.responses.retrieve(response.id, stream=True))
@@ -135,7 +135,7 @@ def test_events_that_were_not_kept_are_refused(client: OpenAI) -> None:
 def test_a_response_in_the_background_is_cancelled(held: Stack, client: OpenAI) -> None:
     begun = create(client, background=True)
     assert client.responses.cancel(begun.id).status == "cancelled"
-    held.runner.gate.set()
+    held.runner.gate.open()
     assert client.responses.retrieve(begun.id).status == "cancelled"
     assert client.responses.cancel(begun.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="cancelled"):
@@ -147,7 +147,7 @@ def test_a_response_in_the_background_is_cancelled(held: Stack, client: OpenAI) 
 def test_a_response_that_is_deleted_while_it_runs_is_ended(held: Stack, client: OpenAI) -> None:
     begun = create(client, background=True)
     client.responses.delete(begun.id)
-    held.runner.gate.set()
+    held.runner.gate.open()
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(begun.id)
     while held.engine.stats().engine.num_generations:
@@ -162,7 +162,7 @@ def test_one_tenant_cannot_take_all_of_the_background(
     with pytest.raises(openai.RateLimitError, match="3 of your responses"):
         create(client, background=True)
     theirs = create(other, background=True)
-    held.runner.gate.set()
+    held.runner.gate.open()
     for response in begun:
         finished(client, response.id)
     finished(other, theirs.id)
@@ -177,7 +177,7 @@ def test_a_response_that_fails_while_its_caller_waits_is_an_error(client: OpenAI
 
 def test_a_response_that_runs_out_of_time_has_failed(held: Stack, client: OpenAI) -> None:
     begun = create(client, background=True, extra_body={"timeout": 1e-6})
-    held.runner.gate.set()
+    held.runner.gate.open()
     response = finished(client, begun.id)
     assert response.status == "failed"
     assert response.error is not None
@@ -211,7 +211,7 @@ def test_a_tenant_sees_nothing_of_what_another_has_under_way(held: Stack, client
     for call in (other.responses.retrieve, other.responses.delete, other.responses.cancel):
         with pytest.raises(openai.NotFoundError):
             call(begun.id)
-    held.runner.gate.set()
+    held.runner.gate.open()
     assert finished(client, begun.id).status in ("completed", "incomplete")
 
 
@@ -304,10 +304,10 @@ def test_a_response_in_the_background_may_end_while_the_gateway_drains(default_m
     config = GatewayConfig(listen="127.0.0.1:0", drain_s=60.0, state_file=tmp_path / "state.sqlite")
     with gibberish_engine(default_model) as (engine, runner, _):
         with gateway(engine, config) as server, client_of(server) as client:
-            runner.gate.clear()
+            runner.gate.close()
             begun = create(client, background=True)
             server.drain()
-            threading.Timer(0.3, runner.gate.set).start()
+            threading.Timer(0.3, runner.gate.open).start()
         with gateway(engine, config) as server, client_of(server) as client:
             assert client.responses.retrieve(begun.id).status in ("completed", "incomplete")
 
@@ -316,9 +316,9 @@ def test_what_runs_when_the_gateway_stops_is_ended_and_said_so(default_model: st
     config = GatewayConfig(listen="127.0.0.1:0", drain_s=0.2, state_file=tmp_path / "state.sqlite")
     with gibberish_engine(default_model) as (engine, runner, _):
         with gateway(engine, config) as server, client_of(server) as client:
-            runner.gate.clear()
+            runner.gate.close()
             begun = create(client, background=True)
-        runner.gate.set()
+        runner.gate.open()
         with gateway(engine, config) as server, client_of(server) as client:
             ended = client.responses.retrieve(begun.id)
     assert ended.status == "failed"

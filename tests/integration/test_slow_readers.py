@@ -154,7 +154,7 @@ def test_who_is_one_too_many_is_told_when_to_come_back() -> None:
     ):
         for _ in range(3):  # so that the pace is known
             list(client.generate(_ask(2)))
-        runner.gate.clear()
+        runner.gate.close()
         running = client.generate(_ask(50))
         assert isinstance(next(running), Started)
         with pytest.raises(LimitError) as raised:
@@ -162,7 +162,7 @@ def test_who_is_one_too_many_is_told_when_to_come_back() -> None:
         assert raised.value.retry_after_s is not None
         assert 0.1 <= raised.value.retry_after_s <= 60.0
         assert _pushback_ms(server.address) == pytest.approx(1000 * raised.value.retry_after_s, rel=0.5)
-        runner.gate.set()
+        runner.gate.open()
         assert any(isinstance(event, Delta) for event in running)
 
 

@@ -32,7 +32,7 @@ def runner() -> HashRunner:
 def engine(runner: HashRunner) -> Iterator[Engine]:
     with Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), model_name="hash") as engine:
         yield engine
-        runner.gate.set()
+        runner.gate.open()
 
 
 @pytest.fixture

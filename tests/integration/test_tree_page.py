@@ -173,7 +173,7 @@ def test_the_page_shows_a_worker_at_work(browser: Browser, default_model: str) -
         open_page(browser, f"http://{server.address}/tree") as page,
     ):
         expect(page.get_by_text("Nothing is cached yet")).to_be_visible()
-        runner.close_gate_after(40)
+        runner.gate.close_after(40)
         params = [
             GenerateParams(
                 text=f"{RHINE} And question {number}?", sampling=SamplingParams(max_tokens=60, ignore_eos=True)
@@ -183,7 +183,7 @@ def test_the_page_shows_a_worker_at_work(browser: Browser, default_model: str) -
         streams = [engine.generate(each) for each in params]
         expect(page.get_by_role("img", name=re.compile(r"[1-9]\d* in use"))).to_be_visible()
         expect(page.locator(".count")).not_to_have_text("0 nodes")
-        runner.gate.set()
+        runner.gate.open()
         for stream in streams:
             list(stream)
         expect(page.locator("section[aria-labelledby=card-saved]")).to_contain_text(

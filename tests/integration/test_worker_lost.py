@@ -39,7 +39,7 @@ class Life:
 
     def end(self) -> None:
         self.server.stop()
-        self.runner.gate.set()
+        self.runner.gate.open()
         self.engine.close()
 
 
@@ -98,12 +98,12 @@ def test_a_generation_goes_on_with_the_next_worker_to_the_same_tokens(
 
     async def use(stack: ExitStack) -> list[GenerationEvent]:
         first = Life(address)
-        first.runner.close_gate_after(num_forwards)
+        first.runner.gate.close_after(num_forwards)
         with GenerationClient(address, retries=False) as client:
             backend = Backend(client, patience_s=30)
             events: list[GenerationEvent] = []
             async with await backend.generate(params) as stream:
-                while first.runner.gate.is_set():
+                while first.runner.gate.is_open:
                     await asyncio.sleep(0.01)
                 await asyncio.to_thread(first.end)
                 stack.enter_context(live(address))
@@ -201,7 +201,7 @@ def test_the_wait_has_a_bound() -> None:
 def test_a_draining_worker_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/worker"
     with live(address) as life, GenerationClient(address, retries=False) as client:
-        life.runner.close_gate_after(3)
+        life.runner.gate.close_after(3)
         stream = client.generate(request())
         assert not life.server.drain(0.05)
         with pytest.raises(UnavailableError, match="stopping"):
@@ -210,7 +210,7 @@ def test_a_draining_worker_ends_what_runs_and_takes_nothing_new(tmp_path: Path) 
         with grpc.insecure_channel(address) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert check.status == health_pb2.HealthCheckResponse.NOT_SERVING
-        life.runner.gate.set()
+        life.runner.gate.open()
         assert isinstance(list(stream)[-1], Completed)
         assert life.server.drain(10)
 

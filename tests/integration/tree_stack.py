@@ -84,7 +84,7 @@ def busy_stack(model: str, num_blocks: int = 512) -> Iterator[tuple[GatewayServe
             gateway(engine, config) as server,
         ):
             yield server, engine, runner
-            runner.gate.set()
+            runner.gate.open()
 
 
 def operators_file(path: Path, tenants: Sequence[str], operators: Sequence[str]) -> Path:
