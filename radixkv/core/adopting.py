@@ -202,21 +202,26 @@ class LocalAdopter(LocalManager):
         return _child_with(walk.node, fragment, table[index]) or self._lend(root, walk.node, fragment, table[index])
 
     def _lend(self, root: RootNode, parent: Node, fragment: bytes, block_id: int) -> Node | None:
-        """Hang a block that a sequence has beside the tree below `parent`, as the tail that it once was."""
+        """Hang a block that a sequence has beside the tree below `parent`, as the tail that it once was.
+
+        It begins with `fragment`, and is named by as much of what is written there as no other block is named by.
+        """
         forest, start = self._forest, parent.end_bytes
         index = start // forest.block_bytes
         owner = next((seq for seq in self._sequences.values() if block_id in seq.private_blocks()), None)
         if owner is None or owner.root is not root or owner.table[index : index + 1] != array("i", [block_id]):
             return None
-        if owner.private_from == index:  # its own last block, which others cover
-            fragment = bytes(owner.tokens[start : owner.num_computed * TOKEN_BYTES])
-        if not fragment or (parent.children is not None and fragment in parent.children):
+        written = bytes(owner.tokens[start : owner.num_computed * TOKEN_BYTES][: forest.block_bytes - TOKEN_BYTES])
+        lengths = range(len(written), len(fragment) - 1, -TOKEN_BYTES)
+        names = (written[:length] for length in lengths)
+        name = next((name for name in names if not parent.children or name not in parent.children), None)
+        if name is None:
             return None
-        tail = forest.attach(root, parent, fragment, array("i", [block_id]))
+        tail = forest.attach(root, parent, name, array("i", [block_id]))
         tail.writer = owner
         if owner.private_from == index:
             forest.move_lock(root, parent, tail)
-            owner.node, owner.private_from, owner.published_bytes = tail, index + 1, start + len(fragment)
+            owner.node, owner.private_from, owner.published_bytes = tail, index + 1, tail.end_bytes
         else:
             forest.lock(root, tail)
             owner.kept_blocks.remove(block_id)
