@@ -299,8 +299,8 @@ class HolderSession:
                 _require_adopted(pending.ops, results)
             elif self._ledger is not None:
                 self._ledger.answered(cast("Sequence[StepOp]", pending.ops), results)
-                while self._cleared and self._cleared[0][0] <= answer.number:
-                    self._clear(self._cleared.popleft()[1])
+            while self._cleared and self._cleared[0][0] <= answer.number:
+                self._clear(self._cleared.popleft()[1])
             if self._adoption is not None or self._num_sent < len(self._pending):
                 self._send_what_fits()
         if pending.future is not None:

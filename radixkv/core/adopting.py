@@ -6,6 +6,9 @@ continuation of the one before it:
 
     adopt([system, question A])   ─▶  root ── [system, 128 blocks] ─┬─ [question A, 3 blocks]
     adopt([question B], kept=128) ─▶                                └─ [question B, 7 blocks]
+
+What is adopted is older than whatever is cleared meanwhile: of such a namespace no history comes back, and sequences that
+shared it go on among themselves, beside the tree.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 
 from radixkv.core import validation
 from radixkv.core.api import DEFAULT_NAMESPACE, Retention
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.errors import InvalidArgumentError, LimitError
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.management import LocalManager
 from radixkv.core.node import Node, RootNode
@@ -27,6 +30,9 @@ from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["LocalAdopter"]
+
+MAX_CLEARED = 65_536
+"""Namespaces that may be cleared before the first block of a pool is taken."""
 
 _PASSING_ID = -1
 """Of the sequence that publishes an adopted history; it is gone before the call returns."""
@@ -58,13 +64,32 @@ class LocalAdopter(LocalManager):
 
     _adopted = (DEFAULT_NAMESPACE, b"")  # the history adopted last
 
+    def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """See `LocalManager.clear`. What is adopted later was known before, and stays forgotten too.
+
+        Raises:
+            InvalidArgumentError: a bad namespace.
+            LimitError: 65,536 others were cleared of a pool of which nothing was taken yet. Nothing has changed.
+        """
+        root = self._forest.roots.get(validation.check_namespace(namespace))
+        if not self._forest.pool.can_claim:
+            self._cleared.clear()
+        elif namespace not in self._cleared and len(self._cleared) >= MAX_CLEARED:
+            raise LimitError(
+                f"{MAX_CLEARED:,} namespaces were cleared before anything was cached; at most so many can be"
+            )
+        else:
+            self._cleared[namespace] = root or self._cleared.get(namespace)
+        return super().clear(namespace)
+
     def adopt(
         self, tokens: TokensLike, block_ids: SequenceOf[int], num_kept: int = 0, namespace: str = DEFAULT_NAMESPACE
     ) -> int:
         """Cache a history whose KV lies in blocks already, for a pool of which nothing was taken; how much of it matches then.
 
         The history is the first `num_kept` tokens (whole blocks) of the one adopted last, and `tokens` behind it, which lie in
-        `block_ids`. A block that another owns ends it; what is cached already stays in the blocks where it is. O(history).
+        `block_ids`. A block that another owns ends it; what is cached already stays in the blocks where it is; of a namespace
+        that was cleared before nothing is taken. O(history).
 
         Raises:
             InvalidArgumentError: no tokens, not as many blocks as they need, more kept than there was, a bad namespace; or
@@ -84,6 +109,8 @@ class LocalAdopter(LocalManager):
         _check_length("block_ids", table, forest.table_length(len(packed) // TOKEN_BYTES))
         history = last[: num_kept * TOKEN_BYTES] + packed
         self._adopted = (namespace, history)
+        if namespace in self._cleared:
+            return 0
 
         root = forest.roots.get(namespace) or RootNode(namespace, forest.account_of(namespace))
         walk = forest.walk(root, history)
@@ -138,7 +165,9 @@ class LocalAdopter(LocalManager):
         self._require_untaken()
         _check_length("block_table", table, forest.table_length(room))
         known_root = self._root_beside(beside, namespace) if beside is not None else None
-        if known_root is None and shares:
+        if shares and namespace in self._cleared:
+            known_root, shares = self._cleared_root(namespace), False
+        elif known_root is None and shares:
             known_root = forest.roots.get(namespace)
         root = known_root or RootNode(namespace, forest.account_of(namespace), is_hidden=not shares)
         walk = forest.walk(root, packed[: num_computed * TOKEN_BYTES])
@@ -173,6 +202,14 @@ class LocalAdopter(LocalManager):
         promise(forest, seq, promised_length, promised_length - len(table) + (seq.shares_last_block and reserve > 0))
         if self._intents.is_active:
             self._intents.update(seq)
+
+    def _cleared_root(self, namespace: str) -> RootNode:
+        """Where the sequences stand, hidden from others, that shared what was cleared."""
+        root = self._cleared[namespace]
+        if root is None or not any(seq.root is root for seq in self._sequences.values()):
+            root = RootNode(namespace, self._forest.account_of(namespace), is_hidden=True)
+            self._cleared[namespace] = root
+        return root
 
     def _find_swap(self, root: RootNode, index: int, in_tree: int, own: int) -> _Swap | None:
         """Where a block that a sequence reads through the tree was adopted as another's private one: its place in the tree is

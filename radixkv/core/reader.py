@@ -70,6 +70,7 @@ class LocalReader:
         self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)
         self._pins = PinBook(self._forest, pin_budget)
         self._sequences: dict[int, Sequence] = {}
+        self._cleared: dict[str, RootNode | None] = {}  # while adoptions may come; where their sequences stand
         self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
         self._owner_thread: int | None = None
         self._counters = Counters()

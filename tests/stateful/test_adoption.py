@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from radixkv.client.notices import NoticeBox
-from radixkv.client.session import HolderSession
 from radixkv.core.api import (
     AcquireOp,
     AdoptOp,
@@ -23,70 +21,18 @@ from radixkv.core.api import (
     NodeInfo,
     Notice,
     Pending,
-    PoolShape,
     ReleaseOp,
     StepOp,
 )
 from radixkv.core.cache import PrefixCache
-from radixkv.core.errors import InvalidArgumentError, RadixKVError, StaleIncarnationError
+from radixkv.core.errors import InvalidArgumentError, StaleIncarnationError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
-from radixkv.service.config import ServiceConfig
-from radixkv.service.holding import Holding
-from radixkv.service.pools import Pool, PoolTable
 from radixkv.v1 import workers_pb2 as workers
 
 from .hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
+from .wire import BLOCK_SIZE, NUM_BLOCKS, Wire
 
-NUM_BLOCKS, BLOCK_SIZE = 24, 4
 NAMESPACES = ("default", "other")
-
-
-class Wire:
-    """A holder and a service; messages arrive when they are carried, or never."""
-
-    def __init__(self) -> None:
-        self.notices = NoticeBox(None)
-        self.session = HolderSession(PoolShape(NUM_BLOCKS, BLOCK_SIZE), 7, self.notices)
-        self.submit = self.session.submit
-        self.restart()
-
-    def restart(self) -> None:
-        """A service that knows nothing takes the place of the one before, and the holder attaches to it."""
-        self.pools = PoolTable(ServiceConfig(), lambda: 0.0)
-        self.holding = Holding(self.pools, self._to_holder, self._ended)
-        self.reconnect()
-
-    def reconnect(self) -> None:
-        """What was on the way is lost, and the holder attaches to the same service."""
-        self.holding.lost()
-        self.session.lose_stream()
-        self.holding = Holding(self.pools, self._to_holder, self._ended)
-        self._to_service: list[bytes] = []
-        self._answers: list[bytes] = []
-        self.session.open(self._to_service.append)
-
-    def act(self) -> None:
-        """The service acts on all that is on the way to it."""
-        while self._to_service:
-            self.holding.receive(workers.AttachRequest.FromString(self._to_service.pop(0)))
-
-    def carry(self) -> None:
-        """Carry every message to where it goes, until nothing is on the way."""
-        while self._to_service or self._answers:
-            self.act()
-            while self._answers:
-                self.session.receive(self._answers.pop(0))
-
-    def _to_holder(self, response: workers.AttachResponse) -> None:
-        self._answers.append(response.SerializeToString())
-
-    def _ended(self, error: RadixKVError) -> None:
-        raise AssertionError(f"the service ended the stream: {error}")
-
-    @property
-    def pool(self) -> Pool:
-        (pool,) = self.pools.select("")
-        return pool
 
 
 class Drive:
@@ -112,6 +58,12 @@ class Drive:
             self.counts["restarts"] += 1
             self.counts["lost"] += self.worker.num_behind
             self.wire.restart()
+            if self.clears and self.random.random() < 0.4:  # on what it is about to be told, or has been told in part
+                self.counts["cleared early"] += 1
+                self.wire.act()
+                if self.random.random() < 0.7:
+                    self.wire.hear()
+                self.wire.pool.clear(self.random.choice(NAMESPACES))
         elif fate < 0.10:
             self.counts["answers lost"] += 1
             self.wire.act()
@@ -195,6 +147,7 @@ def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: in
         counts += drive.counts
     assert counts["restarts"] > 100
     assert counts["lost"] > 50
+    assert counts["cleared early"] > 30
 
 
 def test_a_restarted_service_finds_all_that_was_cached() -> None:
@@ -217,27 +170,6 @@ def test_a_restarted_service_finds_all_that_was_cached() -> None:
         histories[node.node_id] = (node.namespace, histories.get(node.parent_id, ("", b""))[1] + node.tokens)
         namespace, tokens = histories[node.node_id]
         assert after.match(tokens, namespace).num_tokens == len(tokens) // 4
-
-
-def test_what_was_cleared_does_not_come_back() -> None:
-    wire = Wire()
-    wire.carry()
-    wire.submit([AcquireOp(pack_tokens(range(10)), seq_id=1), InsertOp(1, 10), ReleaseOp(1)])
-    wire.submit([AcquireOp(pack_tokens(range(10)), 0, "other", 2), InsertOp(2, 10)])
-    wire.carry()
-    wire.pool.clear("default")
-    wire.pool.clear("other")
-    wire.carry()
-    wire.restart()
-    wire.carry()
-    assert wire.pool.cache.match(pack_tokens(range(10))).num_tokens == 0
-    assert wire.pool.cache.match(pack_tokens(range(10)), "other").num_tokens == 0
-    opened = wire.submit([ForkOp(2, 7, 1, 0, (3,))])
-    wire.carry()
-    (children,) = opened.result(0)
-    assert isinstance(children, list), "a sequence of the cleared namespace goes on"
-    assert children[0].num_stored_tokens == 7
-    wire.pool.cache.check()
 
 
 def test_a_stream_that_breaks_before_the_service_is_told_anything_leaves_it_to_be_told() -> None:

@@ -1,0 +1,68 @@
+"""A holder and a service in one thread: the real session and the real pools, and between them messages that a test carries."""
+
+from __future__ import annotations
+
+from radixkv.client.notices import NoticeBox
+from radixkv.client.session import HolderSession
+from radixkv.core.api import PoolShape
+from radixkv.core.errors import RadixKVError
+from radixkv.service.config import ServiceConfig
+from radixkv.service.holding import Holding
+from radixkv.service.pools import Pool, PoolTable
+from radixkv.v1 import workers_pb2 as workers
+
+__all__ = ["BLOCK_SIZE", "NUM_BLOCKS", "Wire"]
+
+NUM_BLOCKS, BLOCK_SIZE = 24, 4
+
+
+class Wire:
+    """A holder and a service; messages arrive when they are carried, or never."""
+
+    def __init__(self) -> None:
+        self.notices = NoticeBox(None)
+        self.session = HolderSession(PoolShape(NUM_BLOCKS, BLOCK_SIZE), 7, self.notices)
+        self.submit = self.session.submit
+        self.restart()
+
+    def restart(self) -> None:
+        """A service that knows nothing takes the place of the one before, and the holder attaches to it."""
+        self.pools = PoolTable(ServiceConfig(), lambda: 0.0)
+        self.holding = Holding(self.pools, self._to_holder, self._ended)
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """What was on the way is lost, and the holder attaches to the same service."""
+        self.holding.lost()
+        self.session.lose_stream()
+        self.holding = Holding(self.pools, self._to_holder, self._ended)
+        self._to_service: list[bytes] = []
+        self._answers: list[bytes] = []
+        self.session.open(self._to_service.append)
+
+    def act(self) -> None:
+        """The service acts on all that is on the way to it."""
+        while self._to_service:
+            self.holding.receive(workers.AttachRequest.FromString(self._to_service.pop(0)))
+
+    def hear(self) -> None:
+        """The holder hears all that is on the way to it."""
+        while self._answers:
+            self.session.receive(self._answers.pop(0))
+
+    def carry(self) -> None:
+        """Carry every message to where it goes, until nothing is on the way."""
+        while self._to_service or self._answers:
+            self.act()
+            self.hear()
+
+    def _to_holder(self, response: workers.AttachResponse) -> None:
+        self._answers.append(response.SerializeToString())
+
+    def _ended(self, error: RadixKVError) -> None:
+        raise AssertionError(f"the service ended the stream: {error}")
+
+    @property
+    def pool(self) -> Pool:
+        (pool,) = self.pools.select("")
+        return pool
