@@ -159,8 +159,9 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Clear(self, request, context):
-        """Drops everything cached of a namespace; what live sequences stand on goes when they end. Errors: INVALID_ARGUMENT,
-        NOT_FOUND.
+        """Drops everything cached of a namespace; what live sequences stand on goes when they end. What a holder still has to tell a
+        restarted service of it is dropped too. Errors: INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where holders have heard of too
+        few of those that were dropped before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
