@@ -70,7 +70,8 @@ class Branch:
     """One history that grows, the request's own (`number` 0) or one of its drafts.
 
     `kv`: what its positions must hold, from the definition. `num_reported`: tokens that the cache was told of. Positions in
-    [num_stored, room) are the worker's to write; `num_asked`: the room that it has asked for.
+    [num_stored, room) are the worker's to write; `num_asked`: the room that it has asked for. `is_cleared`: its namespace was
+    cleared since it was opened; others are to read nothing of it.
     """
 
     request: Request
@@ -85,6 +86,7 @@ class Branch:
     num_computed: int = 0
     room: int = 0
     num_asked: int = 0
+    is_cleared: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -106,6 +108,7 @@ class Branch:
         """It has no sequence any more: all is to be computed again."""
         self.table = []
         self.num_reported = self.num_stored = self.num_computed = self.room = self.num_asked = self.seq_id = 0
+        self.is_cleared = False
 
 
 @dataclass(eq=False)
@@ -127,18 +130,32 @@ class Job:
 class Memory:
     """The slots of a pool, written and read through block tables.
 
-    `num_reads`: positions read so far.
+    `domains`: whose KV each slot holds; `cleared`: slots whose namespace was cleared since; `num_reads`: positions read so far.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.slots = [POISON] * (num_blocks * block_size)
+        self.domains = [""] * len(self.slots)
+        self.cleared: set[int] = set()
         self.num_reads = 0
+
+    def copied(self) -> Memory:
+        """Another one that holds the same."""
+        memory = Memory(0, self.block_size)
+        memory.slots, memory.domains, memory.cleared = list(self.slots), list(self.domains), set(self.cleared)
+        return memory
 
     def copy(self, src: int, dst: int, num_tokens: int) -> None:
         """Carry out a block op."""
         size = self.block_size
-        self.slots[dst * size : dst * size + num_tokens] = self.slots[src * size : src * size + num_tokens]
+        for offset in range(num_tokens):
+            slot = src * size + offset
+            self._write(dst * size + offset, self.slots[slot], self.domains[slot], is_cleared=slot in self.cleared)
+
+    def _write(self, slot: int, kv: int, domain: str, *, is_cleared: bool) -> None:
+        self.slots[slot], self.domains[slot] = kv, domain
+        (self.cleared.add if is_cleared else self.cleared.discard)(slot)
 
     def read(self, branch: Branch, end: int) -> list[int]:
         """What a kernel reads of positions below `end`; it must be right."""
@@ -152,12 +169,13 @@ class Memory:
 
     def compute(self, branch: Branch, end: int) -> None:
         """Run the model over positions up to `end`: read what is before them, write what is not stored."""
-        size, slots, table = self.block_size, self.slots, branch.table
+        size, slots, table, domain = self.block_size, self.slots, branch.table, branch.request.domain
         self.read(branch, branch.num_computed)
         for position in range(max(branch.num_computed, branch.num_stored), end):
             last = position - 1
-            before = slots[table[last // size] * size + last % size] if position else seed_of(branch.request.domain)
-            slots[table[position // size] * size + position % size] = kv_after(before, branch.tokens[position])
+            before = slots[table[last // size] * size + last % size] if position else seed_of(domain)
+            slot, kv = table[position // size] * size + position % size, kv_after(before, branch.tokens[position])
+            self._write(slot, kv, domain, is_cleared=branch.is_cleared)
         branch.num_computed = end
 
     def sample(self, branch: Branch) -> int:

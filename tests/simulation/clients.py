@@ -167,12 +167,21 @@ class Reader:
         self._num_calls += 1
         self.call(call, _request(call, rng.randint(0, 4), pool, namespace, tokens, f"{self._num_calls}"))
 
+    def clear_soon(self) -> None:
+        """Clear some namespace of every pool, at a few moments from now on."""
+        rng = self._simulator.rng
+        for _ in range(_NUM_CLEARS):
+            self._num_calls += 1
+            request = _request("Clear", 0, "", rng.choice(NAMESPACES), b"", f"{self._num_calls}")
+            self._simulator.after(rng.random() * _CLEARS_S, None, None, self.call, "Clear", request)
+
     def call(self, method: str, request: Any) -> None:
         """Make this call once; its answer is looked at, if it comes."""
         end = self._network.connect(self.process, "service", lambda answer: _look_at(method, answer), _ignore)
         end.send(ReaderCall(method, request))
 
 
+_NUM_CLEARS, _CLEARS_S = 3, 0.1
 _CALLS = (
     "Match",
     "Pin",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .clients import Reader
 from .clock import Process, Simulator
 from .network import Network
 from .service import SimulatedService
@@ -24,14 +25,22 @@ _KINDS = (
     ("leap", 1),
 )
 
+_CLEAR_SHARE = 0.2
+
 
 class Faults:
     """Breaks connections, parts, kills, pauses and starts again, until it is told to stop."""
 
     def __init__(
-        self, simulator: Simulator, network: Network, service: SimulatedService, workers: Sequence[SimulatedWorker]
+        self,
+        simulator: Simulator,
+        network: Network,
+        service: SimulatedService,
+        workers: Sequence[SimulatedWorker],
+        reader: Reader,
     ) -> None:
         self._simulator = simulator
+        self._reader = reader
         self._network = network
         self._service = service
         self._workers = workers
@@ -131,3 +140,5 @@ class Faults:
     def _restart_service(self) -> None:
         if not self._service.process.is_up:
             self._service.start()
+            if self._simulator.chance(_CLEAR_SHARE):  # what holders are about to tell it
+                self._reader.clear_soon()

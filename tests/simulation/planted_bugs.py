@@ -229,4 +229,28 @@ PLANTED_BUGS = (
         "            first_event_number=self._first_event_number(),\n",
         "            first_event_number=1,\n",
     ),
+    PlantedBug(
+        "what is cleared while a restarted service is told of it comes back",
+        "core/adopting.py",
+        "        if namespace in self._cleared:\n            return 0\n",
+        "",
+    ),
+    PlantedBug(
+        "sequences of what was cleared come into sight as they are adopted",
+        "core/adopting.py",
+        "if shares and namespace in self._cleared:",
+        "if False:",
+    ),
+    PlantedBug(
+        "what a holder heard to be cleared is told to the next service",
+        "client/ledger.py",
+        "        self._trees.pop(namespace, None)\n",
+        "        pass\n",
+    ),
+    PlantedBug(
+        "what was cleared is matched until it is evicted",
+        "core/management.py",
+        "root = self._forest.roots.pop(validation.check_namespace(namespace), None)",
+        "root = self._forest.roots.get(validation.check_namespace(namespace))",
+    ),
 )

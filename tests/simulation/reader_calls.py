@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import types
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from radixkv.service.followers import Followers
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.service.status import status_of
 
+from .clears import unheard
 from .clock import ViolationError
 from .network import End
 
@@ -79,15 +81,28 @@ def serve(service: SimulatedService, call: ReaderCall, end: End) -> None:
     if call.method in _STREAMS:
         _StreamCall(service, call, end).go_on()
         return
+    if call.method == "Clear":
+        before = {name: unheard(pool) for name, pool in service.table().items()}
     serving = getattr(service.servicer, call.method)(call.request, _Context())
     try:
         serving.send(None)
     except StopIteration as done:
+        if call.method == "Clear":
+            _note_clears(service, call.request.namespace, before)
         _answer(service, call, end, done.value)
     except _RefusedError as refused:
         _answer(service, call, end, str(refused))
     else:
         raise ViolationError(f"{call.method} waits for something")
+
+
+def _note_clears(service: SimulatedService, namespace: str, before: dict[str, Counter[str]]) -> None:
+    """Of a call that was repeated, only the first time it cleared anything."""
+    for name, pool in service.table().items():
+        if unheard(pool)[namespace] > before[name][namespace]:
+            service.clears.cleared(pool, namespace)
+            is_early = pool.cache._forest.pool.can_claim and pool.first_step > 1
+            service.simulator.count("cleared before all was adopted" if is_early else "cleared")
 
 
 def _answer(service: SimulatedService, call: ReaderCall, end: End, answer: Any) -> None:

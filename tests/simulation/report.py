@@ -29,5 +29,5 @@ def refusals(counts: Counter[str]) -> str:
     A holder whose sequence is refused loses its lease and computes again: slower, never wrong. It is to be rare.
     """
     num_refused, num_adopted = counts["sequence not taken on"], counts["adopted"]
-    is_rare = num_refused <= 2 + num_adopted // 20
+    is_rare = num_refused <= 1 + num_adopted // 100
     return "" if is_rare else f"{num_refused} of {num_adopted} restarted services could not take a sequence on"

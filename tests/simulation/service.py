@@ -11,6 +11,7 @@ from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.v1 import workers_pb2 as workers
 
+from .clears import Clears
 from .clock import Process, Simulator
 from .leases import LeaseBook
 from .network import End, Network
@@ -89,6 +90,7 @@ class SimulatedService:
     Attributes:
         skew_s: how far its clock has leapt ahead of the simulator's.
         has_acted: whether it has done anything since it was checked last.
+        clears: knows what was cleared.
     """
 
     def __init__(self, simulator: Simulator, network: Network, config: ServiceConfig) -> None:
@@ -97,6 +99,7 @@ class SimulatedService:
         self.config = config
         self.skew_s = 0.0
         self.has_acted = False
+        self.clears = Clears(())
         self._network = network
         network.listen(self)
         self.start()
@@ -125,6 +128,7 @@ class SimulatedService:
         """Lose everything."""
         self._network.died(self.process)
         self.process.die()
+        self.clears.lost(self.table())
         self.has_acted = False
 
     def clock(self) -> float:

@@ -29,6 +29,8 @@ HAPPENS = (
     "break",
     "answered alone",
     "cancelled",
+    "cleared",
+    "cleared before all was adopted",
     "copied",
     "crash service",
     "crash worker",

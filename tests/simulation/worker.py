@@ -134,16 +134,15 @@ class SimulatedWorker:
         delay_s = self._simulator.rng.uniform(0.005, 0.05) + 0.1 * isinstance(error, PoolHeldError)
         self._simulator.after(delay_s, self.process, None, self._begin_memory)
 
-    def slots_when_applied(self) -> list[int]:
-        """What the slots of its memory will hold once it has carried out what it was answered."""
-        memory = Memory(self.shape.num_blocks, self.shape.block_size)
-        memory.slots = list(self.memory.slots)
+    def memory_when_applied(self) -> Memory:
+        """Its memory as it will be once it has carried out what it was answered."""
+        memory = self.memory.copied()
         for _, answers in self._unapplied:
             if not answers.done():
                 break
             for copy in itertools.chain.from_iterable(map(_copies, answers.result())):
                 memory.copy(*copy)
-        return memory.slots
+        return memory
 
     # -- clients
 
@@ -307,7 +306,7 @@ class SimulatedWorker:
         elif isinstance(op, ForkOp) and isinstance(result, list):
             for child, opened in zip(branches[1:], result, strict=True):
                 self._open(child, opened)
-                child.num_reported = op.position
+                child.num_reported, child.is_cleared = op.position, branch.is_cleared
             self._forked(branches)
         elif isinstance(op, ExtendOp) and isinstance(result, ExtendResult):
             self._carry_out(result.ops)

@@ -12,6 +12,8 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.service.config import ServiceConfig
 from radixkv.service.pools import Pool
 
+from .branches import Memory
+from .clears import Clears
 from .clients import TOGETHER_S, Client, Histories, Reader
 from .clock import Note, Simulator, ViolationError
 from .faults import Faults
@@ -78,9 +80,10 @@ class _World:
         self._rival = (
             SimulatedWorker(simulator, network, "rival", shapes[0], chunk, patience_s) if rng.random() < 0.25 else None
         )
+        everyone = [*self._workers, *([self._rival] if self._rival is not None else [])]
+        self._service.clears = Clears(everyone)
         longest = min(MAX_HISTORY, *(shape.num_blocks * shape.block_size for shape in shapes))
         histories = Histories(simulator, longest)
-        everyone = [*self._workers, *([self._rival] if self._rival is not None else [])]
         self._client = Client(simulator, network, histories, [worker.process.name for worker in everyone])
         self._reader = Reader(simulator, network, histories, [shape.name for shape in shapes])
         self._routers = [
@@ -89,7 +92,7 @@ class _World:
             )
             for index in range(rng.choice((0, 0, 1, 2)))
         ]
-        self._faults = Faults(simulator, network, self._service, everyone)
+        self._faults = Faults(simulator, network, self._service, everyone, self._reader)
         self._num_checked = 0
         self._plan(everyone)
 
@@ -155,26 +158,30 @@ class _World:
 
     def _audit(self, pool: Pool) -> None:
         """What the cache says is cached lies in the slots of the worker whose memory it is, to the last token, once the worker
-        has carried out what it was answered: answers are applied in order, so nobody reads a block before.
+        has carried out what it was answered: answers are applied in order, so nobody reads a block before. And nothing of it
+        was cleared since it was computed.
         """
         for worker in (*self._workers, self._rival):
             if worker is None or worker.incarnation != pool.incarnation or not worker.process.is_up:
                 continue
-            slots = worker.slots_when_applied()
+            memory = worker.memory_when_applied()
             nodes: dict[int, NodeInfo] = {}
             histories: dict[int, list[int]] = {0: []}
             for node in pool.cache.dump():
                 nodes[node.node_id] = node
                 before = histories[node.parent_id]
                 history = histories[node.node_id] = before + unpack_tokens(bytes(node.tokens))
-                self._audit_node(slots, worker.shape.block_size, node, history, len(before))
+                self._audit_node(memory, node, history, len(before))
 
-    def _audit_node(self, slots: list[int], size: int, node: NodeInfo, history: list[int], start: int) -> None:
-        kv = kv_of(node.namespace, history)
+    def _audit_node(self, memory: Memory, node: NodeInfo, history: list[int], start: int) -> None:
+        kv, size = kv_of(node.namespace, history), memory.block_size
         for index in range(start, len(history)):
             block = node.block_ids[(index - start) // size]
-            if slots[block * size + index % size] != kv[index]:
+            slot = block * size + index % size
+            if memory.slots[slot] != kv[index]:
                 raise ViolationError(f"block {block} is cached for {history} at position {index}, and holds other KV")
+            if slot in memory.cleared:
+                raise ViolationError(f"block {block} is cached for {history} at position {index}, which was cleared")
 
     def _check_end(self) -> None:
         table = self._service.table()
