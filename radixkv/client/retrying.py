@@ -3,7 +3,7 @@
 What was told UNAVAILABLE (nobody listens, the connection broke, the server is stopping) before it was told anything else is
 tried again, `MAX_TRIES` times in all, over about one and a half seconds and never beyond the caller's timeout: longer than a
 cache service takes to be started again. So is what a server cancels though its caller did not: gRPC's servers drop calls at
-random where more than a thousand wait to be looked at. Only calls that may be repeated are made in this way.
+random where too many wait to be looked at. Only calls that may be repeated are made in this way.
 
 gRPC would retry streams by the same policy. One that a stopping server refused was then sometimes neither retried nor ended,
 with grpcio 1.85, and a stream of tokens has no deadline that would end it.

@@ -46,6 +46,14 @@ SERVICE_NAMES = (
 )
 _LONGEST_END_OF_CALLS_S = 1.0
 
+_STREAMS_PER_CONNECTION = 100
+"""Calls in flight, beside those who follow events; a client keeps further ones back by itself. gRPC drops calls at random
+where too many wait to be looked at, which so takes a flood from many connections.
+"""
+
+_LEAST_UNSEEN = 1000
+"""Calls that may wait to be looked at before some are dropped; of twice as many all are."""
+
 
 class CacheService:
     """A cache service on the running event loop.
@@ -170,10 +178,14 @@ class CacheService:
 
 
 def _server_options(config: ServiceConfig) -> list[tuple[str, int]]:
+    num_unseen = max(_LEAST_UNSEEN, config.max_calls)
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION + config.max_event_subscribers),
+        ("grpc.server.max_pending_requests", num_unseen),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * num_unseen),
         *server_keepalive(),
     ]
 

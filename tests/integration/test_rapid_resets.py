@@ -7,14 +7,17 @@ import random
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from bench.bad_input.http2 import ATTACKS
 from radixkv.client import connect
 from radixkv.core.api import PoolShape
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1.prefix_cache_pb2_grpc import PrefixCacheStub
 
-NUM_CONNECTIONS = 60
+NUM_CONNECTIONS, NUM_AT_ONCE = 60, 6
 METHODS = ("/grpc.health.v1.Health/Watch", "/radixkv.v1.PrefixCache/Events", "/radixkv.v1.PrefixCache/Match")
 
 
@@ -32,13 +35,15 @@ def test_others_are_served_behind_a_flood_of_resets(method: str) -> None:
     with (
         ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service,
         connect(service.addresses[0], PoolShape(16)) as holder,
-        ThreadPoolExecutor(8) as threads,
+        grpc.insecure_channel(service.addresses[0], options=[("grpc.enable_retries", 0)]) as channel,
+        ThreadPoolExecutor(NUM_AT_ONCE) as threads,
     ):
         host, port = service.addresses[0].rsplit(":", 1)
         seq_id = holder.acquire([1, 2, 3]).seq_id
         attacks = [threads.submit(attack, number) for number in range(NUM_CONNECTIONS)]
-        for _ in range(20):
-            holder.match([1, 2, 3])
+        reader = PrefixCacheStub(channel)  # type: ignore[no-untyped-call]  # generated
+        while not all(each.done() for each in attacks):
+            reader.Match(readers.MatchRequest(pool="default", tokens=b"\1\0\0\0"), timeout=60)
         for each in attacks:
             each.result()
         holder.insert(seq_id, num_computed=3)
