@@ -103,7 +103,8 @@ def ask_http(connection: http.client.HTTPConnection, model: str, content: str, n
         "stream_options": {"include_usage": True},
     }
     connection.close()  # one left alone for long is closed by the server
-    connection.connect()
+    connection.request("GET", "/health")  # until it is answered the server has not taken the connection
+    connection.getresponse().read()
     started_s = perf_counter()
     first_s = None
     pieces: list[str] = []

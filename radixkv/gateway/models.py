@@ -18,6 +18,8 @@ from radixkv.worker.request import ModelInfo
 
 __all__ = ["ServedModel", "router", "served_model"]
 
+_VERSION = version("radixkv")  # read once: it takes as long as all else that a request needs before it is on its way
+
 router = APIRouter(tags=["models"])
 
 
@@ -52,7 +54,7 @@ async def served_model(request: Request, asked: str | None = None) -> ServedMode
 
 
 def _served(name: str, info: ModelInfo, adapter: str) -> ServedModel:
-    digest = hashlib.sha256(repr((version("radixkv"), info, adapter)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((_VERSION, info, adapter)).encode()).hexdigest()
     return ServedModel(name, info, f"fp_{digest[:10]}", adapter)
 
 
