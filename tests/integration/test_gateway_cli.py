@@ -23,21 +23,26 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 @contextmanager
 def running(*arguments: str, until: str) -> Iterator[str]:
     """A command, from the line that matches `until`, whose first group is given, to Ctrl-C, which it must take well."""
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    try:
-        said = ""
-        for line in process.stdout:
-            said += line
-            if match := re.search(until, line):
-                break
-        else:
-            raise AssertionError(said)
-        yield match[1]
-    finally:
-        process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=60)[0]
-        assert process.returncode == 0, rest
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            said = ""
+            for line in process.stdout:
+                said += line
+                if match := re.search(until, line):
+                    break
+            else:
+                raise AssertionError(said)
+            yield match[1]
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                rest = process.communicate(timeout=60)[0]
+            finally:
+                process.kill()
+            assert process.returncode == 0, rest
 
 
 def answer(url: str, key: str = "none") -> str:
