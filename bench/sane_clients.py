@@ -29,7 +29,8 @@ __all__ = ["GIVE_UP_S", "Asker", "Client", "Done", "Failure", "Heard", "HungErro
 
 GIVE_UP_S = 90.0
 """From the first try of a request: longer than any restart takes. Who waits longer was forgotten."""
-_SILENCE_S = 45.0
+_SILENCE_S = 75.0
+"""A gateway may wait for its worker for a minute without a word, where an answer comes in one piece."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 _RETRIED = frozenset({429, 502, 503, 504})
 _VARYING = re.compile(r"/\S+|\b[0-9a-f]{8,}\b|\d+")
