@@ -72,15 +72,17 @@ class LocalAdopter(LocalManager):
             LimitError: 65,536 others were cleared of a pool of which nothing was taken yet. Nothing has changed.
         """
         root = self._forest.roots.get(validation.check_namespace(namespace))
-        if not self._forest.pool.can_claim:
-            self._cleared.clear()
-        elif namespace not in self._cleared and len(self._cleared) >= MAX_CLEARED:
+        may_adopt = self._forest.pool.can_claim
+        if may_adopt and namespace not in self._cleared and len(self._cleared) >= MAX_CLEARED:
             raise LimitError(
                 f"{MAX_CLEARED:,} namespaces were cleared before anything was cached; at most so many can be"
             )
-        else:
+        num_blocks = super().clear(namespace)
+        if may_adopt:
             self._cleared[namespace] = root or self._cleared.get(namespace)
-        return super().clear(namespace)
+        else:
+            self._cleared.clear()
+        return num_blocks
 
     def adopt(
         self, tokens: TokensLike, block_ids: SequenceOf[int], num_kept: int = 0, namespace: str = DEFAULT_NAMESPACE
