@@ -177,9 +177,10 @@ class AdoptResult(NamedTuple):
 class Retention(NamedTuple):
     """How long a range of a history is worth keeping: positions in [`start`, `end`), to its end if None.
 
-    Unlocked branches of a lower `priority` (0 to 100; 35 is what has none) are evicted before those of a higher one, whatever
-    the policy. It lasts for `duration_s` seconds after it was given and after each use; then the range is as any other. None:
-    for good. Whole blocks are kept: a block belongs to the range of its first token.
+    Of one namespace unlocked branches of a lower `priority` (0 to 100; 35 is what has none) are evicted before those of a
+    higher one, whatever the policy; how much of each namespace is evicted does not depend on it. It lasts for `duration_s`
+    seconds after it was given and after each use; then the range is as any other. None: for good. Whole blocks are kept: a
+    block belongs to the range of its first token.
     """
 
     start: int = 0

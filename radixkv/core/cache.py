@@ -55,7 +55,7 @@ class PrefixCache(LocalAdopter):
             it readers begin anew with a snapshot. Nothing is noted while nobody reads.
         first_event_number: the first sequence number of an event.
         pin_budget: block-seconds that the pins of one namespace may cost, each its blocks times its ttl; half of the pool
-            for an hour if None. All pins together protect at most half of the pool.
+            for an hour if None. All pins together protect at most half of the pool, which namespaces share.
         max_waits: how many waits and untaken notices may be outstanding; past it an acquire that may wait is opened at once.
         clock: seconds, monotonic.
         seq_ids: source of the ids of sequences whose caller chooses none.

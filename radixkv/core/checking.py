@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.errors import CorruptionError
+from radixkv.core.eviction import PriorityOrder
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
 from radixkv.core.node import Node, RootNode
@@ -110,6 +111,8 @@ def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pi
             is_in_last_block = len(pin.node.blocks) + pin.node.start_bytes // forest.block_bytes == pin.num_blocks
             require(pin.node.start_bytes < len(tokens) <= pin.node.end_bytes, "a pin stands on its last token")
             require(is_in_last_block, "a pin stands where its last block ends")
+        num_pinned = sum(len(node.blocks) for node in forest.nodes(root) if node.pin_mark is not None)
+        require(root.num_pinned == num_pinned, "a namespace's pinned blocks are counted", root.num_pinned, num_pinned)
         require(not (root.is_hidden and root.pins), "a cleared namespace has no pins")
     require(pins.num_pins == expected.total(), "pins are counted", pins.num_pins)
     for node in nodes:
@@ -156,9 +159,14 @@ def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[
         require(account.num_sequences == num_open, "its sequences are", namespace, account.num_sequences)
         require(account.has_quota == (account.share is not forest.shares[0]), "a quota is a share of one's own")
         require(not account.is_idle, "no idle account is left behind", namespace)
+        if isinstance(account.leaves, PriorityOrder):
+            num_leaves = sum(1 for root in roots if root.account is account for _ in forest.leaves(root))
+            require(
+                len(account.leaves) == num_leaves, "leaves with priorities are in their namespace's order", namespace
+            )
     for share in forest.shares:
         own = [account for account in forest.accounts.values() if account.share is share]
-        queued = share.policy.nodes()
+        queued = share.leaves()
         require(share.num_held == sum(account.num_held for account in own), "a share's blocks are its namespaces'")
         require(share.num_in_use == sum(account.num_in_use for account in own), "what a share uses is, too")
         require(sorted(map(id, queued)) == sorted(leaves[id(share)]), "a share queues its own leaves, each once")

@@ -24,7 +24,7 @@ A call that raises one of these has changed nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from radixkv.core.api import PinInfo
@@ -42,6 +42,7 @@ __all__ = [
     "PoolHeldError",
     "QuotaError",
     "RadixKVError",
+    "RateLimit",
     "StaleIncarnationError",
     "UnauthenticatedError",
     "UnavailableError",
@@ -168,12 +169,33 @@ class UnknownPoolError(RadixKVError, LookupError):
     """No pool of this name is attached to the service."""
 
 
-class LimitError(RadixKVError):
-    """A message, a queue or a count exceeds its configured limit."""
+class RateLimit(NamedTuple):
+    """What a tenant has left of a limit per minute.
 
-    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+    Attributes:
+        kind: ``"requests"`` or ``"tokens"``. limit: of them, per minute. remaining: whole ones that are left.
+        reset_s: until all of them are there again.
+    """
+
+    kind: str
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+class LimitError(RadixKVError):
+    """A message, a queue or a count exceeds its configured limit.
+
+    Attributes:
+        rates: what is left of the caller's limits per minute, where it has any.
+    """
+
+    def __init__(
+        self, message: str = "", *, retry_after_s: float | None = None, rates: tuple[RateLimit, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.rates = rates
 
 
 class DeadlineExceededError(RadixKVError):

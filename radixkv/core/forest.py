@@ -142,6 +142,10 @@ class Forest:
             if node.children:
                 pending.extend(node.children.values())
 
+    def leaves(self, root: Node) -> Iterator[Node]:
+        """The evictable leaves below `root`. O(nodes)."""
+        return (node for node in self.nodes(root) if node.queue_entry is not None)
+
     # -- locking ------------------------------------------------------------------------------------------------------
 
     def lock(self, root: RootNode, node: Node) -> None:
@@ -159,7 +163,7 @@ class Forest:
                 if above.access_number:  # a node that never rested keeps the 0 that costs no memory
                     above.found_at = share.num_taken
                 if above.queue_entry is not None:
-                    share.policy.remove(above)
+                    account.leaves.remove(above)
             above = above.parent
         if num_locked:
             self.num_evictable -= num_locked
@@ -261,21 +265,21 @@ class Forest:
 
     def queue_if_leaf(self, root: RootNode, node: Node) -> None:
         if node.parent is not None and not node.lock_ref and not node.children and node.queue_entry is None:
-            root.account.share.policy.add(node)
+            root.account.leaves.add(node)
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def set_retention(self, root: RootNode, node: Node, retention: NodeRetention | None) -> None:
-        """Give a node another retention, None for an ordinary one's. O(log n)."""
-        share = root.account.share
-        if retention is not None:
-            share.rank_by_priority()
+        """Give a node another retention, None for an ordinary one's. O(log n), the first time O(nodes of the namespace)."""
+        account = root.account
+        if retention is not None and not account.has_priorities:
+            account.move(account.share, self.leaves(root), has_priorities=True)
         is_queued = node.queue_entry is not None
         if is_queued:
-            share.policy.remove(node)
+            account.leaves.remove(node)
         node.retention = retention
         if is_queued:
-            share.policy.add(node)
+            account.leaves.add(node)
         if retention is not None and not node.lock_ref:
             self.retentions.watch(node)
 
@@ -310,7 +314,7 @@ class Forest:
         if node.used_bytes > node.start_bytes:
             parent.used_bytes = parent.end_bytes
         if node.queue_entry is not None:
-            root.account.share.policy.remove(node)
+            root.account.leaves.remove(node)
         if not node.lock_ref:
             self.num_evictable -= len(node.blocks)
         node.parent = node.writer = None

@@ -23,9 +23,13 @@ class LocalManager(LocalReader):
         the time anew. Past its end the branch is an ordinary one, as old as its last use. The answer says how much was cached
         and is pinned now; where nothing was, nothing is. O(path + pins of the namespace).
 
+        Half of the pool's blocks may be pinned. Namespaces that have pins share them evenly: what one leaves idle of its share
+        others may pin, and where it wants it, the newest pins of whoever is furthest above its share end.
+
         Raises:
             InvalidArgumentError: unpackable tokens, a ttl out of its bound, a bad namespace.
-            PinBudgetError: it passes the namespace's budget or the pool's share; it tells what is pinned. Nothing changed.
+            PinBudgetError: it passes the namespace's budget, or its share where that is all that is left to pin; it tells what
+                the namespace has pinned. Nothing changed.
             OutOfBlocksError: what it would protect is promised to running sequences. Nothing changed.
         """
         self._enter()

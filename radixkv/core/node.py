@@ -195,10 +195,11 @@ class RootNode(Node):
 
     `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
     opened it shares with nobody; its sequences and their forks share among themselves, and what they leave is freed at once.
-    `account`: what the namespace holds of the pool. `pins`: the namespace's by their tokens, the oldest first.
+    `account`: what the namespace holds of the pool. `pins`: the namespace's by their tokens, the oldest first. `num_pinned`:
+    blocks that they protect.
     """
 
-    __slots__ = ("account", "is_hidden", "namespace", "pins")
+    __slots__ = ("account", "is_hidden", "namespace", "num_pinned", "pins")
 
     def __init__(self, namespace: str, account: Account, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
@@ -206,6 +207,7 @@ class RootNode(Node):
         self.account = account
         self.is_hidden = is_hidden
         self.pins: dict[bytes, Pin] = {}
+        self.num_pinned = 0
 
 
 class Children(dict[bytes, Node]):

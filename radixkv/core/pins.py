@@ -5,7 +5,9 @@ node whose last block holds the last of them. A use of all that it protects puts
 ordinary one, as old as its last use.
 
 Two bounds hold them: a namespace's pins cost blocks x ttl each, together at most its budget of block-seconds; and all pins of a
-pool together protect at most a share of its blocks, where a block that several pins protect counts once.
+pool together protect at most a part of its blocks, where a block that several pins protect counts once. Namespaces that have
+pins share that part evenly. What one leaves idle of its share another may pin, until its owner wants it: then the newest pins
+of whoever is furthest above its share end.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class PinBook:
         self.max_blocks = math.floor(MAX_PINNED_SHARE * forest.pool.num_blocks)
         self.num_blocks = 0
         self.num_pins = 0
+        self._roots: dict[RootNode, None] = {}  # those with pins
         self._expiries: list[tuple[float, int, Pin]] = []  # a heap by `queued_s`
         self._num_queued = 0
 
@@ -83,9 +86,10 @@ class PinBook:
             told = self._costliest(root)
             raise PinBudgetError("block-seconds of its namespace", num_blocks * ttl_s, left, self.budget, told)
         num_new = self._num_unpinned(walk, num_blocks) if same is None else 0
-        if self.num_blocks + num_new > self.max_blocks:
-            left = self.max_blocks - self.num_blocks
-            raise PinBudgetError("blocks of the pool", num_new, left, self.max_blocks, self._costliest(root))
+        share = self._share_with(root)
+        if self.num_blocks + num_new > self.max_blocks and root.num_pinned + num_new > share:
+            left = max(self.max_blocks - self.num_blocks, share - root.num_pinned)
+            raise PinBudgetError("blocks of the pool", num_new, left, root.num_pinned + left, self._costliest(root))
 
     def lock_cost(self, root: RootNode, tokens: bytes, walk: Walk) -> int:
         """Evictable blocks that a pin of `tokens`, of which `walk` is all, takes from the pool. O(unlocked path)."""
@@ -98,10 +102,14 @@ class PinBook:
         return cost
 
     def set(self, root: RootNode, tokens: bytes, walk: Walk, ttl_s: float) -> Pin:
-        """Pin `tokens`, of which `walk` is all, or set the time of their pin anew; it was checked. O(path + log pins)."""
+        """Pin `tokens`, of which `walk` is all, or set the time of their pin anew; it was checked. O(path + log pins).
+
+        Where others hold what is left of its namespace's share, pins of theirs end: O(path + namespaces with pins) each.
+        """
         pin = root.pins.get(tokens)
         if pin is None:
             num_blocks = self._num_blocks(tokens)
+            self._make_room(root, self._num_unpinned(walk, num_blocks))
             node = stand_node(self._forest, walk, num_blocks)
             self._forest.lock(root, node)
             node.used_bytes = max(node.used_bytes, walk.matched_bytes)
@@ -173,6 +181,19 @@ class PinBook:
             above = above.parent
         return count
 
+    def _share_with(self, root: RootNode) -> int:
+        """What each namespace may pin where all that have pins do, and this one. O(1)."""
+        return self.max_blocks // (len(self._roots) + (root not in self._roots))
+
+    def _make_room(self, root: RootNode, num_new: int) -> None:
+        """End pins of others until a namespace can pin so many more blocks, which leave it within its share or fit as it is.
+
+        Where they do not fit somebody else is above its share, since all shares together are no more than may be pinned.
+        """
+        while self.num_blocks + num_new > self.max_blocks:
+            others = (other for other in self._roots if other is not root)
+            self.drop(next(reversed(max(others, key=lambda other: other.num_pinned).pins.values())))
+
     def _costliest(self, root: RootNode) -> tuple[PinInfo, ...]:
         now_s = self._forest.clock()
         costliest = heapq.nlargest(MAX_TOLD, root.pins.values(), key=lambda pin: pin.cost)
@@ -191,7 +212,9 @@ class PinBook:
 
     def _mark(self, pin: Pin) -> None:
         """Count the pin on its node and, where it is the first below, on those above. O(path that no pin protects yet)."""
-        pin.root.pins[pin.tokens] = pin
+        root = pin.root
+        root.pins[pin.tokens] = pin
+        self._roots[root] = None
         self.num_pins += 1
         above: Node | None = pin.node
         while above is not None:
@@ -200,13 +223,17 @@ class PinBook:
                 mark.num_refs += 1
                 break
             above.pin_mark = PinMark()
+            root.num_pinned += len(above.blocks)
             self.num_blocks += len(above.blocks)
             above = above.parent
         assert pin.node.pin_mark is not None, "just marked"
         pin.node.pin_mark.pins.append(pin)
 
     def _unmark(self, pin: Pin) -> None:
-        del pin.root.pins[pin.tokens]
+        root = pin.root
+        del root.pins[pin.tokens]
+        if not root.pins:
+            del self._roots[root]
         self.num_pins -= 1
         above: Node | None = pin.node
         assert pin.node.pin_mark is not None, "a pinned node is marked"
@@ -218,6 +245,7 @@ class PinBook:
             if mark.num_refs:
                 break
             above.pin_mark = None
+            root.num_pinned -= len(above.blocks)
             self.num_blocks -= len(above.blocks)
             above = above.parent
 

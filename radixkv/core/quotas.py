@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from radixkv.core.api import NamespaceUsage
-from radixkv.core.eviction import PriorityPolicy
 from radixkv.core.forest import Forest
 from radixkv.core.shares import Account, Share
 from radixkv.core.validation import check_int
@@ -63,15 +62,10 @@ def _close_share(forest: Forest, namespace: str, account: Account) -> None:
 
 def _move(forest: Forest, namespace: str, account: Account, share: Share) -> None:
     """Put all that a namespace holds into another share; its leaves keep their recency."""
-    old, account.share = account.share, share
-    if isinstance(old.policy, PriorityPolicy):
-        share.rank_by_priority()
+    old = account.share
     old.num_held -= account.num_held
     old.num_in_use -= account.num_in_use
     share.num_held += account.num_held
     share.num_in_use += account.num_in_use
     root = forest.roots.get(namespace)
-    leaves = [] if root is None else [node for node in forest.nodes(root) if node.queue_entry is not None]
-    for leaf in sorted(leaves, key=lambda leaf: leaf.access_number):
-        old.policy.remove(leaf)
-        share.policy.add(leaf)
+    account.move(share, [] if root is None else forest.leaves(root), has_priorities=account.has_priorities)

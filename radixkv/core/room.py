@@ -78,7 +78,7 @@ def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionR
     policy = share.policy
     evicted, now_s = 0, forest.clock()
     while evicted < num_blocks and len(policy):
-        leaf = policy.take(share.num_taken)
+        leaf = share.take_leaf()
         evicted += len(leaf.blocks)
         root = forest.root_above(leaf)
         parent = _evict_leaf(forest, root, leaf, reason, now_s)

@@ -13,9 +13,10 @@ evicting them. Whoever needs room while its share is full evicts its own branche
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from radixkv.core.eviction import EvictionPolicy, PriorityPolicy
+from radixkv.core.eviction import EvictionPolicy, Place, PriorityOrder
+from radixkv.core.node import Node
 
 __all__ = ["Account", "Share"]
 
@@ -34,7 +35,7 @@ class Share:
         num_taken: blocks taken for its namespaces so far: its time, by which the eviction policy goes.
     """
 
-    __slots__ = ("_make_policy", "num_blocks", "num_held", "num_in_use", "num_taken", "policy")
+    __slots__ = ("num_blocks", "num_held", "num_in_use", "num_taken", "policy")
 
     def __init__(self, num_blocks: int, make_policy: Callable[[int], EvictionPolicy]) -> None:
         self.num_blocks = num_blocks
@@ -42,13 +43,15 @@ class Share:
         self.num_in_use = 0
         self.num_taken = 0
         self.policy = make_policy(max(1, num_blocks))
-        self._make_policy = make_policy
 
-    def rank_by_priority(self) -> None:
-        """From now on nodes of several retention priorities may come to rest here."""
-        if not isinstance(self.policy, PriorityPolicy):
-            make_policy, num_blocks = self._make_policy, max(1, self.num_blocks)
-            self.policy = PriorityPolicy(self.policy, lambda: make_policy(num_blocks))
+    def take_leaf(self) -> Node:
+        """Take out the leaf to be evicted, of which there is one at least. O(log n)."""
+        leaf = self.policy.take(self.num_taken)
+        return leaf.order.take(leaf, self.num_taken) if isinstance(leaf, Place) else leaf
+
+    def leaves(self) -> list[Node]:
+        """All evictable leaves, for checks."""
+        return [leaf.leaf if isinstance(leaf, Place) else leaf for leaf in self.policy.nodes()]
 
     @property
     def num_borrowed(self) -> int:
@@ -61,21 +64,39 @@ class Account:
 
     Attributes:
         share: its own where it has a quota, else the common one.
+        leaves: where its evictable leaves are filed: with the policy of its share, or in an order of its own once it has
+            retention priorities.
         has_quota: whether the share is its own.
         max_sequences: how many sequences may be open in it; None: as many as fit.
         num_held, num_in_use: as in `Share`.
         num_sequences: open ones.
     """
 
-    __slots__ = ("has_quota", "max_sequences", "num_held", "num_in_use", "num_sequences", "share")
+    __slots__ = ("has_quota", "leaves", "max_sequences", "num_held", "num_in_use", "num_sequences", "share")
 
     def __init__(self, share: Share) -> None:
         self.share = share
+        self.leaves: EvictionPolicy | PriorityOrder = share.policy
         self.has_quota = False
         self.max_sequences: int | None = None
         self.num_held = 0
         self.num_in_use = 0
         self.num_sequences = 0
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether leaves of several retention priorities may come to rest in it."""
+        return isinstance(self.leaves, PriorityOrder)
+
+    def move(self, share: Share, leaves: Iterable[Node], *, has_priorities: bool) -> None:
+        """File its leaves anew in a share; their recency stays. O(leaves · log leaves)."""
+        moved = sorted(leaves, key=lambda leaf: leaf.access_number)
+        for leaf in moved:
+            self.leaves.remove(leaf)
+        self.share = share
+        self.leaves = PriorityOrder(share.policy) if has_priorities else share.policy
+        for leaf in moved:
+            self.leaves.add(leaf)
 
     @property
     def is_idle(self) -> bool:

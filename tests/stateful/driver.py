@@ -33,6 +33,7 @@ from .event_follower import Followers
 from .explanations import check_explanation, check_gone
 from .hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
 from .oracle import Oracle, Tokens
+from .pinned import check_refused_pin, pins_that_gave_way
 from .recency import Recency
 from .retained import Retained, check_none_better_went
 from .shares import REFUSALS
@@ -133,7 +134,7 @@ class CacheDriver:
                     self.waiting.append((result, op))
         ops = [op for step in steps for op in step]
         if has_evicted and len(ops) == 1:
-            check_none_better_went(self.snapshot, after, self.oracle.shares)
+            check_none_better_went(self.snapshot, after)
         withdraws = any(isinstance(op, ReleaseOp) and not op.keep for op in ops)
         self._settle(
             after, has_evicted=has_evicted, is_one_call=len(ops) == 1, keeps_all=not (has_evicted or withdraws)
@@ -194,14 +195,17 @@ class CacheDriver:
         """Pin what is cached of these tokens, or be refused and change nothing."""
         self.is_sound = False
         found = self.match(namespace, tokens)
+        listed = [(pin.namespace, tuple(unpack_tokens(pin.tokens))) for pin in self.holder.pins()]
         try:
             info = self.holder.pin(pack_tokens(tokens), PIN_TTL_S, namespace)
-        except (PinBudgetError, *REFUSALS):
+        except (PinBudgetError, *REFUSALS) as error:
             assert read_snapshot(self.holder) == self.snapshot, "a refused pin changed something"
+            check_refused_pin(self.snapshot, namespace, error)
         else:
             assert info.num_tokens == found == len(unpack_tokens(info.tokens)), f"{found} tokens match, pinned: {info}"
             after = read_snapshot(self.holder)
             if found:
+                self.oracle.pins -= pins_that_gave_way(self.snapshot, after, listed, namespace)
                 self.oracle.pinned(namespace, tokens[:found])
             self._settle(after)
         self.is_sound = True
@@ -224,6 +228,7 @@ class CacheDriver:
         self.is_sound = False
         found = self.match(namespace, tokens)
         num_tokens = self.holder.retain(pack_tokens(tokens), ranges, namespace)
+        self.oracle.shares.ranked.add(namespace)
         assert num_tokens == found, f"{found} tokens match, and {num_tokens} were meant"
         after = read_snapshot(self.holder)
         assert after.cached == self.snapshot.cached, "what is worth more or less is cached no more"

@@ -1,4 +1,4 @@
-"""Runs the machine over whichever radixkv lies in the working folder, and says whether it found a bug there.
+"""Runs the machine, and the pairs of `neighbours`, over whichever radixkv lies in the working folder; whether they find a bug.
 
 python -m stateful.hunt MAX_EXAMPLES      prints `found: ...`, or `survived` after so many examples
 """
@@ -14,7 +14,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import radixkv
 
+from .neighbours import check_neighbour
 from .test_in_process import InProcessMachine
+
+NUM_NEIGHBOURS = 4
+"""Pairs of caches that are compared before the machine runs."""
 
 
 def hunt(max_examples: int) -> str | None:
@@ -32,6 +36,8 @@ def hunt(max_examples: int) -> str | None:
         suppress_health_check=list(HealthCheck),
     )
     try:
+        for seed in range(NUM_NEIGHBOURS):
+            check_neighbour(seed)
         run_state_machine_as_test(InProcessMachine, settings=quick)
     except HypothesisException:
         raise

@@ -262,6 +262,8 @@ class Oracle:
         generation = self._generations.get(op.namespace, 0) if op.shares else UNSHARED
         branch = self._opened(op.namespace, generation, tokens, op.reserve, result)
         branch.retention = op.retention
+        if op.retention:
+            self.shares.ranked.add(op.namespace)
         self._use(branch, stored)
         self.num_acquired += 1
         self.num_acquired_tokens += len(tokens)

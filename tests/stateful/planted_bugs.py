@@ -92,9 +92,9 @@ PLANTED_BUGS = (
     PlantedBug(
         "a locked leaf left in the eviction queue",
         "forest.py",
-        "                if above.queue_entry is not None:\n                    share.policy.remove(above)",
+        "                if above.queue_entry is not None:\n                    account.leaves.remove(above)",
         "                if above.queue_entry is not None and above is not node:\n"
-        "                    share.policy.remove(above)",
+        "                    account.leaves.remove(above)",
     ),
     PlantedBug(
         "blocks freed twice: what was published still counts as private",

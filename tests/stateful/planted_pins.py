@@ -58,8 +58,20 @@ PLANTED_PINS = (
     PlantedBug(
         "no bound on what all pins protect",
         "pins.py",
-        "if self.num_blocks + num_new > self.max_blocks:",
-        "if num_new > self.max_blocks:",
+        "if self.num_blocks + num_new > self.max_blocks and",
+        "if num_new > self.max_blocks and",
+    ),
+    PlantedBug(
+        "a namespace that may pin nothing once another has pinned all that may be",
+        "pins.py",
+        " and root.num_pinned + num_new > share:",
+        ":",
+    ),
+    PlantedBug(
+        "a namespace that makes others give way for more than its share",
+        "pins.py",
+        " and root.num_pinned + num_new > share:",
+        " and num_new > share:",
     ),
     PlantedBug(
         "a pin that takes blocks promised to sequences",

@@ -105,9 +105,9 @@ PLANTED_QUOTAS = (
     ),
     PlantedBug(
         "leaves left to the eviction of the share that their namespace has left",
-        "quotas.py",
-        "        old.policy.remove(leaf)\n        share.policy.add(leaf)\n",
-        "        pass\n",
+        "shares.py",
+        "moved = sorted(leaves, key=lambda leaf: leaf.access_number)",
+        "moved: list[Node] = []",
     ),
     PlantedBug(
         "an account closed with its last block, and its quota with it",

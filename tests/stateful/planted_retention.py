@@ -10,8 +10,27 @@ PLANTED_RETENTION = (
     PlantedBug(
         "the highest priority first",
         "eviction/priorities.py",
-        "next(policy for policy in self._policies.values() if len(policy))",
-        "next(policy for policy in reversed(self._policies.values()) if len(policy))",
+        "self._queues.peekitem(0)[1]",
+        "self._queues.peekitem(-1)[1]",
+    ),
+    PlantedBug(
+        "priorities that go before those of other namespaces",
+        "shares.py",
+        "        leaf = self.policy.take(self.num_taken)\n",
+        "        leaf = min(self.policy.nodes(), key=lambda each: (getattr(each, 'leaf', each).priority, each.access_number))\n"
+        "        self.policy.remove(leaf)\n",
+    ),
+    PlantedBug(
+        "a leaf whose turn comes and that stays as if it had just been used",
+        "eviction/priorities.py",
+        "Place(self, place.leaf, place.oldest)",
+        "Place(self, place.leaf, leaf if leaf.access_number > place.leaf.access_number else place.leaf)",
+    ),
+    PlantedBug(
+        "a leaf that stays and is paid for by two",
+        "eviction/priorities.py",
+        "if place.num_owed > 0 else",
+        "if place.num_owed >= 0 else",
     ),
     PlantedBug(
         "a release without keep that says what its history is worth all the same",

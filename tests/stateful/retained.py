@@ -14,7 +14,6 @@ from typing import NamedTuple
 from radixkv.core.api import DEFAULT_PRIORITY, NodeInfo, Retention
 
 from .oracle import Oracle, Tokens
-from .shares import Shares
 from .snapshot import Snapshot
 
 __all__ = ["RANGES", "Retained", "check_none_better_went"]
@@ -222,8 +221,8 @@ def _covers(held: Tokens, tokens: Tokens, size: int) -> bool:
     return start < len(held) <= start + size and held[: len(tokens)] == tokens
 
 
-def check_none_better_went(before: Snapshot, after: Snapshot, shares: Shares) -> None:
-    """Assert of one call that evicted: of no share one of a higher priority went while an evictable leaf of a lower stayed."""
+def check_none_better_went(before: Snapshot, after: Snapshot) -> None:
+    """Assert of one call that evicted: of no namespace a leaf of a higher priority went while one of a lower stayed."""
     left = {(path.node.namespace, path.tokens): path.node for path in after.paths.values()}
     gone = [
         path.node
@@ -232,11 +231,10 @@ def check_none_better_went(before: Snapshot, after: Snapshot, shares: Shares) ->
     ]
     dearest: dict[str, int] = {}
     for node in gone:
-        share = shares.share_of(node.namespace)
-        dearest[share] = max(node.priority, dearest.get(share, 0))
+        dearest[node.namespace] = max(node.priority, dearest.get(node.namespace, 0))
     parents = {path.node.parent_id for path in before.paths.values()}
     for node_id, path in before.paths.items():
         stays = left.get((path.node.namespace, path.tokens))
         if stays is not None and node_id not in parents and not path.node.lock_ref and not stays.lock_ref:
-            least = dearest.get(shares.share_of(stays.namespace), 0)
+            least = dearest.get(stays.namespace, 0)
             assert stays.priority >= least, f"{stays} stayed, and of {gone} one went that is worth more"

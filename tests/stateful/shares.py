@@ -6,7 +6,7 @@ in a share never exceeds it; what is cached may, in blocks that lie idle in anot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.core.api import AcquireOp, ExtendOp, ForkOp, NamespaceUsage, NodeInfo, Pending, StepOp, StepResult
@@ -32,12 +32,15 @@ class _Room(NamedTuple):
 
 
 class Shares:
-    """The quotas that were set: `blocks` in the order in which namespaces came by them, and `sequences`."""
+    """The quotas that were set: `blocks` in the order in which namespaces came by them, and `sequences`. `ranked`: namespaces
+    that ever said what something is worth.
+    """
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self.blocks: dict[str, int] = {}
         self.sequences: dict[str, int] = {}
+        self.ranked: set[str] = set()
 
     def set(self, namespace: str, blocks: int | None, sequences: int | None) -> None:
         for quotas, quota in ((self.blocks, blocks), (self.sequences, sequences)):
@@ -252,29 +255,39 @@ class EvictionOrder:
         self._num_due = 0
 
     def worth_least(self, leaves: list[NodeInfo]) -> list[NodeInfo]:
-        """Of the leaves of each share those of its lowest priority."""
-        lowest: dict[str, int] = {}
-        for leaf in leaves:
-            share = self._shares.share_of(leaf.namespace)
-            lowest[share] = min(leaf.priority, lowest.get(share, leaf.priority))
-        return [leaf for leaf in leaves if leaf.priority == lowest[self._shares.share_of(leaf.namespace)]]
+        """Of the leaves of each namespace those of its lowest priority."""
+        return [
+            leaf
+            for own in _by_name(leaves, lambda leaf: leaf.namespace).values()
+            for leaf in own
+            if leaf.priority == min(other.priority for other in own)
+        ]
 
-    def narrow(self, leaves: list[NodeInfo]) -> list[NodeInfo]:
-        """Those of the leaves of which the next one goes."""
-        by_share: dict[str, list[NodeInfo]] = {}
-        for leaf in leaves:
-            by_share.setdefault(self._shares.share_of(leaf.namespace), []).append(leaf)
+    def next_used_longest_ago(self, leaves: list[NodeInfo]) -> list[NodeInfo]:
+        """Those of which the next one goes under LRU: of each namespace the one used longest ago, of those that never said what
+        anything is worth the oldest. When it is the turn of one that did, its own leaves do not tell.
+        """
+        by_share = _by_name(leaves, lambda leaf: self._shares.share_of(leaf.namespace))
         if self._num_due <= 0 or self._share not in by_share:
             self._share = max((share for share in self._borrowed if share in by_share), key=self._borrowed.__getitem__)
             borrowed = max(1, self._borrowed[self._share])
             self._num_due = self._num_missing if len(self._borrowed) == 1 else min(self._num_missing, borrowed)
-        return by_share[self._share]
+        ranked = self._shares.ranked
+        groups = _by_name(by_share[self._share], lambda leaf: leaf.namespace if leaf.namespace in ranked else COMMON)
+        return [min(own, key=lambda leaf: leaf.last_access_s) for own in groups.values()]
 
     def went(self, leaf: NodeInfo) -> None:
         num_blocks = len(leaf.block_ids)
         self._num_due -= num_blocks
         self._num_missing -= num_blocks
         self._borrowed[self._share] -= num_blocks
+
+
+def _by_name(leaves: Iterable[NodeInfo], name_of: Callable[[NodeInfo], str]) -> dict[str, list[NodeInfo]]:
+    groups: dict[str, list[NodeInfo]] = {}
+    for leaf in leaves:
+        groups.setdefault(name_of(leaf), []).append(leaf)
+    return groups
 
 
 def _num_opened(op: StepOp) -> int:

@@ -168,8 +168,8 @@ def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
 
 
 def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicted: int, order: EvictionOrder) -> None:
-    """Assert that whole unlocked leaves went, no more than were asked for: of each share the lowest priorities first, and under
-    LRU the least recently used of them, of the share whose turn it is.
+    """Assert that whole unlocked leaves went, no more than were asked for: of each namespace the lowest priorities first, and
+    under LRU the least recently used of them, of the share whose turn it is.
     """
     evictable = before.stats.num_evictable_blocks
     left = {(path.node.namespace, path.tokens) for path in after.paths.values()}
@@ -181,27 +181,55 @@ def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicte
     assert num_evicted == sum(len(remaining[key].node.block_ids) for key in gone)
     assert num_evicted == after.stats.num_free_blocks - before.stats.num_free_blocks
     assert num_evicted == after.stats.num_evicted_blocks - before.stats.num_evicted_blocks
+    if before.stats.eviction == "lru":
+        _check_order(remaining, gone, num_asked, order)
+    else:
+        assert _can_have_gone(remaining, frozenset(gone), num_asked, order, set()), (
+            f"one of {gone} went that was locked, had children that stayed, or is worth more than what stayed of its namespace"
+        )
+
+
+def _check_order(remaining: dict[int, Path], gone: set[int], num_asked: int, order: EvictionOrder) -> None:
+    """Assert that under LRU just these nodes went."""
     num_freed = 0
     while gone:
-        assert num_freed < num_asked, f"{num_asked} blocks were asked for and {num_evicted} evicted"
-        parents = {path.node.parent_id for path in remaining.values()}
-        leaves = [path.node for key, path in remaining.items() if not path.node.lock_ref and key not in parents]
-        leaves = order.worth_least(leaves)
-        going = [node for node in leaves if node.node_id in gone]
-        assert going, f"a node went that was locked, had children that stayed, or is worth more than {leaves}"
-        if before.stats.eviction == "lru":
-            leaves = order.narrow(leaves)
-            oldest_s = min(node.last_access_s for node in leaves)
-            going = [node for node in leaves if node.node_id in gone and node.last_access_s == oldest_s]
-            assert going, (
-                f"an older leaf than those evicted was left: {[n for n in leaves if n.last_access_s == oldest_s]}"
-            )
-            order.went(going[0])
-        else:  # the last to go was the one that made up the number, and that may be any
-            going.sort(key=lambda node: len(node.block_ids))
+        assert num_freed < num_asked, f"{num_asked} blocks were asked for, and more went"
+        leaves = order.next_used_longest_ago(order.worth_least(_leaves(remaining)))
+        # the last to go was the one that made up the number, and that may be any
+        going = sorted((leaf for leaf in leaves if leaf.node_id in gone), key=lambda leaf: len(leaf.block_ids))
+        assert going, f"an older leaf than those evicted was left, or one that is worth less: {leaves}"
+        order.went(going[0])
         num_freed += len(going[0].block_ids)
         gone.remove(going[0].node_id)
         del remaining[going[0].node_id]
+
+
+def _can_have_gone(
+    remaining: dict[int, Path],
+    gone: frozenset[int],
+    num_missing: int,
+    order: EvictionOrder,
+    refuted: set[frozenset[int]],
+) -> bool:
+    """Whether just these nodes can have gone one after the other, each a leaf worth least of its namespace, until no block was
+    missing any more.
+    """
+    if not gone:
+        return True
+    if num_missing <= 0 or gone in refuted:
+        return False
+    for leaf in order.worth_least(_leaves(remaining)):
+        if leaf.node_id in gone:
+            left = {key: path for key, path in remaining.items() if key != leaf.node_id}
+            if _can_have_gone(left, gone - {leaf.node_id}, num_missing - len(leaf.block_ids), order, refuted):
+                return True
+    refuted.add(gone)
+    return False
+
+
+def _leaves(paths: dict[int, Path]) -> list[NodeInfo]:
+    parents = {path.node.parent_id for path in paths.values()}
+    return [path.node for key, path in paths.items() if not path.node.lock_ref and key not in parents]
 
 
 def check_branch_eviction(before: Snapshot, after: Snapshot, namespace: str, tokens: Tokens, num_evicted: int) -> None:

@@ -221,6 +221,62 @@ def test_all_pins_together_protect_at_most_half_of_the_pool_counting_shared_bloc
     bench.cache.check()
 
 
+def pin_many(bench: Bench, namespace: str, num_pins: int) -> list[list[int]]:
+    """Prefixes of a block each, all of them pinned for an hour."""
+    prefixes = [[token] * 4 for token in range(1, num_pins + 1)]
+    for prefix in prefixes:
+        bench.store(prefix, namespace)
+        bench.cache.pin(prefix, "1h", namespace)
+    return prefixes
+
+
+def test_a_namespace_that_has_pinned_all_it_may_leaves_others_their_share() -> None:
+    bench = Bench(num_blocks=64)
+    prefixes = pin_many(bench, "a", 32)
+    bench.store([90] * 8, "b")
+    assert bench.cache.pin([90] * 8, "1h", "b").num_blocks == 2
+    assert [bench.left_s(prefix, "a") is None for prefix in prefixes] == [False] * 30 + [True] * 2
+    pin_many(bench, "b", 14)
+    with pytest.raises(PinBudgetError, match="takes 1 blocks of the pool, of which pins may take 16 and 0 are left"):
+        pin_many(bench, "b", 15)
+    assert len(bench.cache.pins("a")) == 16
+    bench.store([9] * 4, "c")
+    bench.cache.pin([9] * 4, "1h", "c")
+    assert bench.cache.stats().num_pinned_blocks == 32
+
+
+def test_what_others_leave_idle_may_be_pinned_until_they_want_it() -> None:
+    bench = Bench(num_blocks=64)
+    bench.store(SYSTEM, "b")
+    bench.cache.pin(SYSTEM, "5m", "b")
+    pin_many(bench, "a", 30)
+    with pytest.raises(PinBudgetError, match="pins may take 30 and 0 are left"):
+        pin_many(bench, "a", 31)
+    bench.now_s += 300
+    pin_many(bench, "a", 32)
+
+
+def test_a_pin_within_its_share_is_never_ended_by_another_namespace() -> None:
+    bench = Bench(num_blocks=64)
+    for number, namespace in enumerate(("a", "b", "c", "d")):
+        pin_many(bench, namespace, 8)
+        assert all(len(bench.cache.pins(other)) == 8 for other in "abcd"[: number + 1])
+    for namespace in ("a", "b", "c", "d"):
+        bench.store([9] * 4, namespace)
+        with pytest.raises(PinBudgetError):
+            bench.cache.pin([9] * 4, "1h", namespace)
+    assert bench.cache.stats().num_pins == 32
+
+
+def test_a_pin_that_is_refused_ends_no_other() -> None:
+    bench = Bench(num_blocks=64)
+    pin_many(bench, "a", 32)
+    bench.store([1] * 68, "b")
+    with pytest.raises(PinBudgetError, match="takes 17 blocks of the pool, of which pins may take 16 and 16 are left"):
+        bench.cache.pin([1] * 68, "1h", "b")
+    assert len(bench.cache.pins("a")) == 32
+
+
 def test_what_is_promised_to_running_sequences_is_not_pinned() -> None:
     bench = Bench(num_blocks=8)
     bench.store(SYSTEM)

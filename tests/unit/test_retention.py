@@ -277,6 +277,54 @@ def test_it_stays_within_a_quota() -> None:
     assert sum(node.priority == 100 for node in cache.dump("tenant")) == 3
 
 
+def warm_turns(eviction: str, worth: tuple[Retention, ...], prompt_blocks: int, small: int) -> int:
+    """Of 40 turns in chats of `b` those that find all before them, while `a` asks two prompts with every turn and says what
+    they are worth, and `small` more of a block each, of which it says that they are worth nothing.
+    """
+    cache = PrefixCache(256, 4, eviction=eviction)
+    fresh = iter(range(1, 10**6))
+    chats = [[next(fresh) for _ in range(16)] for _ in range(8)]
+    num_warm = 0
+    for turn in range(48):
+        chat = chats[turn % 8]
+        seq = cache.acquire(chat, namespace="b")
+        num_warm += turn >= 8 and seq.num_cached_tokens >= len(chat) - 5
+        cache.insert(seq.seq_id, len(chat))
+        cache.release(seq.seq_id)
+        chat += [next(fresh) for _ in range(4)]
+        for _ in range(2):
+            serve(cache, [next(fresh) for _ in range(4 * prompt_blocks)], *worth, namespace="a")
+        for _ in range(small):
+            serve(cache, [next(fresh) for _ in range(4)], *(Retention(priority=0) for _ in worth), namespace="a")
+    return num_warm
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize(("prompt_blocks", "small"), [(8, 0), (3, 0), (4, 6)])
+def test_a_namespace_that_marks_all_it_has_takes_no_hit_from_another(
+    eviction: str, prompt_blocks: int, small: int
+) -> None:
+    without = warm_turns(eviction, (), prompt_blocks, small)
+    assert warm_turns(eviction, (Retention(priority=100),), prompt_blocks, small) >= 0.9 * without > 0
+
+
+def test_a_leaf_that_stays_is_paid_for_by_as_many_blocks_of_its_own_namespace() -> None:
+    cache = PrefixCache(40, BLOCK, eviction="lru")
+    serve(cache, [1] * 8, Retention(priority=90), namespace="a")
+    for token in range(2, 7):
+        serve(cache, [token] * 2, namespace="a")
+    serve(cache, [7] * 2, namespace="b")
+    serve(cache, [8] * 2, namespace="a")
+    for _ in range(6):
+        cache.evict(1)
+        cache.check()
+    assert [cache.match([token] * 2, "a").num_tokens for token in range(1, 9)] == [2, *[0] * 7]
+    assert cache.match([7] * 2, "b").num_tokens == 2
+    cache.evict(1)
+    assert cache.match([1] * 8, "a").num_tokens == 0, "nothing is left that is worth less"
+    cache.check()
+
+
 def test_nodes_that_were_evicted_are_not_watched_for_ever() -> None:
     clock = Clock()
     cache = PrefixCache(8, BLOCK, clock=clock)
@@ -323,3 +371,18 @@ def test_bad_ranges_are_refused_and_change_nothing(ranges: list[Retention], mess
     with pytest.raises(InvalidArgumentError, match=message):
         cache.acquire([1] * 4, retention=ranges)
     assert (cache.stats(), cache.dump()) == before
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "slru", "hit-density", "priority"])
+def test_nodes_that_were_one_until_their_priorities_parted_them_are_told_apart(eviction: str) -> None:
+    cache = PrefixCache(8, 4, eviction=eviction)
+    first, second = [1, 0, 1, 1, 0, 0, 1, 1, 0, 1, 0, 1], [1, 1, 1, 0, 0, 1, 1, 0, 1]
+    worth = {1: [Retention(3, 4, priority=0)], 2: [Retention(0, 1, priority=36), Retention(1, 2, priority=0)]}
+    for seq_id, tokens in ((1, first), (2, second)):
+        cache.acquire(tokens, retention=worth[seq_id], seq_id=seq_id)
+        cache.insert(seq_id, num_computed=len(tokens))
+    cache.release(2)
+    cache.release(1)
+    cache.retain([1, 0, 1, 1, 0, 1], [Retention(3, 5, priority=0), Retention(8, 11, priority=0)])
+    assert cache.evict(8) == 6
+    cache.check()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction.hit_density import HitDensityPolicy
 from radixkv.core.eviction.policy import EvictionPolicy, SortedPolicy
-from radixkv.core.eviction.priorities import PriorityPolicy
+from radixkv.core.eviction.priorities import Place, PriorityOrder, PriorityPolicy
 from radixkv.core.eviction.segmented import SLRUPolicy
 from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
 
@@ -21,7 +21,9 @@ __all__ = [
     "HitDensityPolicy",
     "LFUPolicy",
     "LRUPolicy",
+    "Place",
     "PolicyFactory",
+    "PriorityOrder",
     "PriorityPolicy",
     "SLRUPolicy",
     "SortedPolicy",
@@ -37,7 +39,7 @@ POLICIES: dict[str, PolicyFactory] = {
     LRUPolicy.name: lambda _num_blocks, _block_size: LRUPolicy(),
     LFUPolicy.name: lambda _num_blocks, _block_size: LFUPolicy(),
     SLRUPolicy.name: lambda num_blocks, _block_size: SLRUPolicy(num_blocks),
-    PriorityPolicy.name: lambda _num_blocks, _block_size: PriorityPolicy(LRUPolicy(), LRUPolicy),
+    PriorityPolicy.name: lambda _num_blocks, _block_size: PriorityPolicy(),
 }
 """What makes a policy, by its name."""
 

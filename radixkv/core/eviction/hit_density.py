@@ -63,69 +63,118 @@ MAX_USES = 255
 _access_number = operator.attrgetter("access_number")
 
 
-class HitDensityPolicy(EvictionPolicy):
-    """Least hit density first; the order is worked out anew in every tick, a share of the time in which the pool fills once.
+class _Ranking:
+    """What is learned, and the order of the *cells* (class, age) by hit density that follows; worked out anew in every tick.
 
-    The leaves of a class lie in the order in which they came to rest, so those of one age are a run of them: the *cells*
-    (class, age) are ranked by hit density, and from the lowest that holds a leaf the oldest goes. O(log n) for each leaf, and
-    O(classes * ages) once per tick.
+    Attributes:
+        cells: the least dense first, and `densities` theirs; `density_of`: that of each cell.
+        runs: of each age the access numbers given out then: the first, and the first behind them.
+        times: of rests and finds.
     """
 
     __slots__ = (
-        "_block_bytes",
         "_blocks_per_tick",
-        "_cells",
-        "_cursor",
-        "_density_of",
         "_first_numbers",
         "_first_tick",
-        "_ghosts",
         "_last_number",
-        "_leaves",
-        "_num_leaves",
-        "_ranked_densities",
-        "_runs",
-        "_times",
+        "cells",
+        "densities",
+        "density_of",
+        "runs",
+        "times",
     )
-    name: ClassVar[str] = "hit-density"
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._block_bytes = block_size * TOKEN_BYTES
+    def __init__(self, num_blocks: int) -> None:
         self._blocks_per_tick = max(MIN_BLOCKS_PER_TICK, num_blocks // TICKS_PER_TURNOVER)
-        self._times = ReuseTimes(NUM_CLASSES)
-        self._ghosts = Ghosts(num_blocks)
-        self._leaves = [SortedKeyList(key=_access_number) for _ in range(NUM_CLASSES)]
-        self._num_leaves = 0
+        self.times = ReuseTimes(NUM_CLASSES)
         self._last_number = 0
         self._first_tick = 0
         self._first_numbers = [0]
-        self._cursor = 0
         self._rank_cells()
 
-    def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:
-        self._advance(now)
+    def rests(self, node: Node, now: int) -> None:
+        """A node comes to rest."""
+        self.advance(now)
         self._last_number = node.access_number
-        if rested_before:
-            found_tick = node.found_at // self._blocks_per_tick
-            self._times.found(node.reuse_class, self._tick_of(rested_before), found_tick, node.rested_blocks)
-        else:
-            for ghost in self._ghosts.recall(node, namespace):
-                node.num_uses = max(node.num_uses, ghost.num_uses)
-                node.rested_blocks = min(node.rested_blocks + ghost.num_blocks, len(node.blocks))
-                rest_tick = self._tick_of(ghost.access_number)
-                self._times.found(ghost.reuse_class, rest_tick, self._times.now_tick, ghost.num_blocks)
-        node.reuse_class = self._next_class(node)
-        node.rested_blocks = len(node.blocks)
-        self._times.rests(node.reuse_class, node.rested_blocks)
+
+    def found(self, reuse_class: int, access_number: int, num_blocks: int, found_at: int | None = None) -> None:
+        """Blocks that came to rest with that access number were found again, at `found_at` or now."""
+        found_tick = self.times.now_tick if found_at is None else found_at // self._blocks_per_tick
+        self.times.found(reuse_class, self._tick_of(access_number), found_tick, num_blocks)
+
+    def density(self, node: Node) -> float:
+        """The hit density of a node at rest."""
+        return self.density_of[node.reuse_class * NUM_AGES + self._age(node.access_number)]
+
+    def _tick_of(self, access_number: int) -> int:
+        """The tick in which a node with that access number came to rest, or that of the horizon where it lies further back."""
+        return self._first_tick + bisect_right(self._first_numbers, access_number) - 1
+
+    def _age(self, access_number: int) -> int:
+        """The bucket of age of a node with that access number."""
+        return bisect_right(AGE_EDGES, min(self.times.now_tick - self._tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
+
+    def advance(self, now: int) -> None:
+        """Let the ticks pass that have."""
+        tick = now // self._blocks_per_tick
+        num_passed = tick - self.times.now_tick
+        if not num_passed:
+            return
+        self.times.advance(tick)
+        self._first_numbers += [self._last_number + 1] * min(num_passed, AGE_EDGES[-1])
+        del self._first_numbers[: -AGE_EDGES[-1]]
+        self._first_tick = tick + 1 - len(self._first_numbers)
+        self._rank_cells()
+
+    def _rank_cells(self) -> None:
+        """Rank the cells by density, older ones first among equals, and find where the run of each age begins and ends."""
+        density_of = list(chain.from_iterable(self.times.densities))
+        self.density_of = density_of
+        self.cells = sorted(CELLS_OLD_FIRST, key=density_of.__getitem__)
+        self.densities = [density_of[cell] for cell in self.cells]
+        firsts = [self._first_number(edge - 1) for edge in AGE_EDGES[:-1]]
+        self.runs = list(zip([*firsts[1:], 0], firsts, strict=True))
+
+    def _first_number(self, age: int) -> float:
+        """The first access number given out `age` ticks ago; above all that were where `age` is -1."""
+        if age < 0:
+            return math.inf
+        return self._first_numbers[max(0, self.times.now_tick - age - self._first_tick)]
+
+
+class _Leaves(EvictionPolicy):
+    """Leaves in the order of a ranking.
+
+    Those of a class lie in the order in which they came to rest, so those of one age are a run of them: from the lowest cell
+    that holds a leaf the oldest goes. O(log n) for each leaf, and O(classes * ages) once per tick.
+    """
+
+    __slots__ = ("_by_class", "_cursor", "_num_leaves", "_ranked", "_ranking")
+    name: ClassVar[str] = "hit-density"
+
+    def __init__(self, ranking: _Ranking) -> None:
+        self._ranking = ranking
+        self._by_class: dict[int, SortedKeyList] = {}
+        self._num_leaves = 0
+        self._cursor = 0  # no cell before it holds a leaf
+        self._ranked = ranking.cells  # the order that it is a place in
+
+    def _keep_up(self) -> None:
+        if self._ranked is not self._ranking.cells:
+            self._ranked = self._ranking.cells
+            self._cursor = 0
 
     def add(self, node: Node) -> None:
-        leaves = self._leaves[node.reuse_class]
+        leaves = self._by_class.get(node.reuse_class)
+        if leaves is None:
+            leaves = self._by_class[node.reuse_class] = SortedKeyList(key=_access_number)
         leaves.add(node)
         node.queue_entry = leaves
         self._num_leaves += 1
-        density = self._density_of[node.reuse_class * NUM_AGES + self._age(node.access_number)]
-        if density <= self._ranked_densities[self._cursor]:
-            self._cursor = bisect_left(self._ranked_densities, density)
+        self._keep_up()
+        density = self._ranking.density(node)
+        if density <= self._ranking.densities[self._cursor]:
+            self._cursor = bisect_left(self._ranking.densities, density)
 
     def remove(self, node: Node) -> None:
         node.queue_entry.remove(node)
@@ -133,12 +182,13 @@ class HitDensityPolicy(EvictionPolicy):
         self._num_leaves -= 1
 
     def take(self, now: int) -> Node:
-        self._advance(now)
+        self._ranking.advance(now)
+        self._keep_up()
         while True:
-            reuse_class, age = divmod(self._cells[self._cursor], NUM_AGES)
-            leaves = self._leaves[reuse_class]
+            reuse_class, age = divmod(self._ranked[self._cursor], NUM_AGES)
+            leaves = self._by_class.get(reuse_class)
             if leaves:
-                first, end = self._runs[age]
+                first, end = self._ranking.runs[age]
                 index = leaves.bisect_key_left(first)
                 if index < len(leaves) and leaves[index].access_number < end:
                     node: Node = leaves.pop(index)
@@ -147,15 +197,43 @@ class HitDensityPolicy(EvictionPolicy):
                     return node
             self._cursor += 1
 
-    def evicted(self, node: Node, namespace: str) -> None:
-        self._ghosts.remember(node, namespace)
+    def beside(self) -> EvictionPolicy:
+        return _Leaves(self._ranking)
 
     def __len__(self) -> int:
         return self._num_leaves
 
     def nodes(self) -> list[Node]:
         """All evictable leaves, class by class."""
-        return [node for leaves in self._leaves for node in leaves]
+        return [node for leaves in self._by_class.values() for node in leaves]
+
+
+class HitDensityPolicy(_Leaves):
+    """Least hit density first; the order is worked out anew in every tick, a share of the time in which the pool fills once."""
+
+    __slots__ = ("_block_bytes", "_ghosts")
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(_Ranking(num_blocks))
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._ghosts = Ghosts(num_blocks)
+
+    def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:
+        ranking = self._ranking
+        ranking.rests(node, now)
+        if rested_before:
+            ranking.found(node.reuse_class, rested_before, node.rested_blocks, node.found_at)
+        else:
+            for ghost in self._ghosts.recall(node, namespace):
+                node.num_uses = max(node.num_uses, ghost.num_uses)
+                node.rested_blocks = min(node.rested_blocks + ghost.num_blocks, len(node.blocks))
+                ranking.found(ghost.reuse_class, ghost.access_number, ghost.num_blocks)
+        node.reuse_class = self._next_class(node)
+        node.rested_blocks = len(node.blocks)
+        ranking.times.rests(node.reuse_class, node.rested_blocks)
+
+    def evicted(self, node: Node, namespace: str) -> None:
+        self._ghosts.remember(node, namespace)
 
     def _next_class(self, node: Node) -> int:
         """The class of a node that comes to rest once more; counts the use."""
@@ -183,39 +261,3 @@ class HitDensityPolicy(EvictionPolicy):
         if len(parent.children) > FEW_CHILDREN:
             return FEW_CHILDREN
         return sum(1 for child in parent.children.values() if child is not node and len(child.key) >= self._block_bytes)
-
-    def _tick_of(self, access_number: int) -> int:
-        """The tick in which a node with that access number came to rest, or that of the horizon where it lies further back."""
-        return self._first_tick + bisect_right(self._first_numbers, access_number) - 1
-
-    def _age(self, access_number: int) -> int:
-        """The bucket of age of a node with that access number."""
-        return bisect_right(AGE_EDGES, min(self._times.now_tick - self._tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
-
-    def _advance(self, now: int) -> None:
-        """Let the ticks pass that have."""
-        tick = now // self._blocks_per_tick
-        num_passed = tick - self._times.now_tick
-        if not num_passed:
-            return
-        self._times.advance(tick)
-        self._first_numbers += [self._last_number + 1] * min(num_passed, AGE_EDGES[-1])
-        del self._first_numbers[: -AGE_EDGES[-1]]
-        self._first_tick = tick + 1 - len(self._first_numbers)
-        self._rank_cells()
-
-    def _rank_cells(self) -> None:
-        """Rank the cells by density, older ones first among equals, and find where the run of each age begins and ends."""
-        density_of = list(chain.from_iterable(self._times.densities))
-        self._density_of = density_of
-        self._cells = sorted(CELLS_OLD_FIRST, key=density_of.__getitem__)
-        self._ranked_densities = [density_of[cell] for cell in self._cells]
-        self._cursor = 0
-        firsts = [self._first_number(edge - 1) for edge in AGE_EDGES[:-1]]
-        self._runs = list(zip([*firsts[1:], 0], firsts, strict=True))
-
-    def _first_number(self, age: int) -> float:
-        """The first access number given out `age` ticks ago; above all that were where `age` is -1."""
-        if age < 0:
-            return math.inf
-        return self._first_numbers[max(0, self._times.now_tick - age - self._first_tick)]

@@ -8,8 +8,9 @@ evictable ──┬─ locked again, or a child grows below it: remove()
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from sortedcontainers import SortedList
 
@@ -50,6 +51,10 @@ class EvictionPolicy(ABC):
         """A leaf that was taken is about to leave the tree."""
 
     @abstractmethod
+    def beside(self) -> EvictionPolicy:
+        """An empty queue for some of the leaves, in the same order; of rests and evictions it is not told."""
+
+    @abstractmethod
     def __len__(self) -> int:
         """How many leaves are evictable."""
 
@@ -68,6 +73,11 @@ class SortedPolicy(EvictionPolicy):
 
     def __init__(self) -> None:
         self._entries: SortedList = SortedList()
+
+    def beside(self) -> Self:
+        other = copy.copy(self)
+        other._entries = SortedList()
+        return other
 
     @abstractmethod
     def sort_key(self, node: Node) -> Any:

@@ -26,10 +26,11 @@ class SLRUPolicy(EvictionPolicy):
                          └── over its share ◀─────┘
     """
 
-    __slots__ = ("_num_protected_blocks", "_probation", "_protected", "_protected_limit")
+    __slots__ = ("_num_blocks", "_num_protected_blocks", "_probation", "_protected", "_protected_limit")
     name: ClassVar[str] = "slru"
 
     def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
         self._probation: SortedList = SortedList()
         self._protected: SortedList = SortedList()
         self._num_protected_blocks = 0
@@ -56,6 +57,9 @@ class SLRUPolicy(EvictionPolicy):
         node: Node = (self._probation or self._protected)[0][-1]
         self.remove(node)
         return node
+
+    def beside(self) -> SLRUPolicy:
+        return SLRUPolicy(self._num_blocks)
 
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
