@@ -1,11 +1,11 @@
 """The native CPU kernels, compiled from `native/` when they are first used and kept for later.
 
-    native/*.cpp  ->  c++ -O3, for what this machine's vectors can do  ->  CACHE/kernels/LEVEL-HASH-SIZE.so  ->  loaded
+    native/*.cpp  ->  c++ -O3, for what this machine's vectors can do  ->  CACHE/kernels/LEVEL-HASH-CONTENT.so  ->  loaded
 
 The hash is that of the sources, the flags and the compiler, so a change of any builds anew and never meets an older library.
-Two processes that start together build once. A library appears in the cache complete or not at all, and one that was cut short
-since, whose loading would end the process, is built again. Where there is no compiler, or it fails, callers are told why and
-take the torch path.
+Two processes that start together build once. A library appears in the cache complete or not at all. One whose bytes do not have
+the digest in its name, or that another user owns or may write, is never loaded: it is built again. Where there is no compiler,
+or it fails, callers are told why and take the torch path.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -117,7 +118,10 @@ def build_native(level: str, folder: Path | None = None, environ: Mapping[str, s
                 started_s = time.monotonic()
                 made = Path(partial) / f"{name}.so"
                 _compile([compiler, *flags, *map(str, sources), *runtime, "-o", str(made)])
-                library = made.rename(folder / f"{name}-{made.stat().st_size}.so")
+                made.chmod(0o700)
+                for spoilt in folder.glob(f"{name}-*.so"):
+                    spoilt.unlink()
+                library = made.replace(folder / f"{name}-{_content_digest(made)}.so")
                 _logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started_s, library)
     except OSError as error:
         raise NativeBuildError(f"the CPU kernels cannot be kept in {folder}: {error}; set RADIXKV_CACHE") from error
@@ -125,8 +129,22 @@ def build_native(level: str, folder: Path | None = None, environ: Mapping[str, s
 
 
 def _find_whole(folder: Path, name: str) -> Path | None:
-    """The library of that name, if it has the size that it was made with."""
-    return next((path for path in folder.glob(f"{name}-*.so") if path.stem == f"{name}-{path.stat().st_size}"), None)
+    """The library of that name, if it is as it was made, and nobody but this user and root could have changed it."""
+    return next((path for path in folder.glob(f"{name}-*.so") if _is_ours(path) and _is_whole(path, name)), None)
+
+
+def _is_ours(path: Path) -> bool:
+    status = path.stat()
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_whole(path: Path, name: str) -> bool:
+    return path.stem == f"{name}-{_content_digest(path)}"
+
+
+def _content_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _compile(command: list[str]) -> None:

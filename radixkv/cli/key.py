@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +55,17 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.names and options.all_namespaces:
         raise InvalidArgumentError("--names", options.names, "left out along with --all-namespaces")
-    before = options.keys.read_bytes() if options.keys.exists() else None
+    if options.keys.exists():
+        KeyRing(options.keys)  # what is wrong already is told of this file, not of its copy
     token = secrets.token_urlsafe(32)
     _write_new(options.token_file, token + "\n")
     try:
-        with os.fdopen(os.open(options.keys, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
-            file.write(_row(options, token))
-        KeyRing(options.keys)
+        with _next(options.keys.resolve()) as keys:
+            with keys.open("a") as file:
+                file.write(_row(options, token))
+            KeyRing(keys)
     except BaseException:
         options.token_file.unlink()
-        _restore(options.keys, before)
         raise
     say(f"{options.token_file} holds the key of {options.name}, {options.keys} its digest")
     return 0
@@ -87,8 +91,27 @@ def _write_new(path: Path, text: str) -> None:
         raise InvalidArgumentError("--token-file", str(path), bound) from None
 
 
-def _restore(path: Path, before: bytes | None) -> None:
-    if before is None:
-        path.unlink(missing_ok=True)
-    else:
-        path.write_bytes(before)
+@contextlib.contextmanager
+def _next(path: Path) -> Iterator[Path]:
+    """A copy of a file that takes its place, whole and at once, where all has gone well.
+
+    Raises:
+        InvalidArgumentError: somebody else has changed the file meanwhile, or it cannot be written.
+    """
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        before = path.read_bytes() if path.exists() else b""
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(before)
+        if path.exists():
+            shutil.copystat(path, new)
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        if path.exists() and path.read_bytes() != before:
+            raise InvalidArgumentError("--keys", str(path), "left alone meanwhile: somebody else has changed it")
+        new.replace(path)
+    except OSError as error:
+        raise InvalidArgumentError("--keys", str(path), f"a file that can be written: {error.strerror}") from None
+    finally:
+        new.unlink(missing_ok=True)

@@ -12,9 +12,10 @@ from radixkv.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials
+    from radixkv.service.credentials import TenantLimits
     from radixkv.service.security import Security, ServerTls
 
-__all__ = ["add_client_flags", "add_server_flags", "client_credentials", "security_of", "server_tls"]
+__all__ = ["add_client_flags", "add_server_flags", "client_credentials", "limits_of", "security_of", "server_tls"]
 
 TOKEN_FILE_VARIABLE = "RADIXKV_TOKEN_FILE"
 
@@ -68,7 +69,15 @@ def security_of(options: argparse.Namespace, own_key: str | None = None) -> Secu
         tls=tls,
         allow_anonymous=options.allow_anonymous,
         allow_plaintext=options.allow_plaintext,
+        limits=limits_of(options),
     )
+
+
+def limits_of(options: argparse.Namespace) -> TenantLimits:
+    """What the flags of a gateway say of tenants whom the keys file gives no limits; none for a command without one."""
+    from radixkv.service.credentials import LIMITS, TenantLimits
+
+    return TenantLimits(**{limit: getattr(options, limit, None) for limit in LIMITS})
 
 
 def server_tls(options: argparse.Namespace) -> ServerTls | None:

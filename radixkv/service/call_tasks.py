@@ -10,16 +10,16 @@ so the wait is let come to its end, and only what is left then is cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["CallTask", "new_task"]
+__all__ = ["CallTask", "awaiting_request", "new_task"]
 
 LONGEST_WAIT_S = 1.0
 """For a message to come, or none, before the wait for it is cut off after all."""
-_CALL, _CALL_PARTS, _RECEIVE = "_handle_exceptions", "_handle_", "_receive_message"
-"""Names of grpc.aio's coroutines: of a call, of its parts as far as they are gRPC's, of the wait for its request. Where they
-change, calls are cancelled as ever."""
+_CALL = "_handle_exceptions"
+"""The name of grpc.aio's coroutine of a call. Where it changes, calls are cancelled as ever."""
 
 
 def new_task(
@@ -33,12 +33,13 @@ def new_task(
 class CallTask(asyncio.Task[Any]):
     """The task of a call. Cancelled while it waits for its request, it ends with that wait."""
 
+    awaits_request = False
     _is_ending = False
 
     def cancel(self, msg: Any = None) -> bool:
         """See `asyncio.Task.cancel`."""
         request: asyncio.Future[Any] | None = getattr(self, "_fut_waiter", None)
-        if request is None or self._is_ending or not _waits_for_request(self.get_coro()):
+        if request is None or self._is_ending or not self.awaits_request:
             return super().cancel(msg)
         self._is_ending = True
         late = self.get_loop().call_later(LONGEST_WAIT_S, self._end)
@@ -55,7 +56,15 @@ class CallTask(asyncio.Task[Any]):
             super().cancel()
 
 
-def _waits_for_request(coro: Any) -> bool:
-    while getattr(coro, "__name__", "").startswith(_CALL_PARTS):
-        coro = coro.cr_await
-    return getattr(coro, "__name__", "") == _RECEIVE
+@contextmanager
+def awaiting_request() -> Iterator[None]:
+    """Within it the running task waits for the request of its call and for nothing else."""
+    task = asyncio.current_task()
+    if not isinstance(task, CallTask):
+        yield
+        return
+    task.awaits_request = True
+    try:
+        yield
+    finally:
+        task.awaits_request = False

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from radixkv.core.errors import PermissionDeniedError, RadixKVError, UnauthenticatedError
 from radixkv.service.credentials import Tenant
 
-__all__ = ["Caller", "current_caller", "set_caller", "unknown_caller"]
+__all__ = ["Caller", "current_caller", "set_caller", "share_key", "unknown_caller"]
 
 MAX_TOLD_CHARACTERS = 128
 
@@ -70,6 +70,11 @@ def current_caller() -> Caller | None:
 def set_caller(caller: Caller) -> None:
     """What this task or thread serves from now on is this caller's."""
     _CALLER.set(caller)
+
+
+def share_key(caller: Caller | None) -> str | None:
+    """Against whose share a call counts; None where callers need no credential."""
+    return None if caller is None else caller.tenant.name
 
 
 def unknown_caller() -> UnauthenticatedError:

@@ -9,10 +9,12 @@ from radixkv.core.eviction import DEFAULT_POLICY, check_policy_name
 from radixkv.service.quotas import Quota, check_quotas
 from radixkv.service.security import Security
 
-__all__ = ["DEFAULT_ADDRESS", "MAX_NAME_CHARACTERS", "ServiceConfig"]
+__all__ = ["DEFAULT_ADDRESS", "MAX_CALLS", "MAX_NAME_CHARACTERS", "REQUEST_S", "ServiceConfig"]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_NAME_CHARACTERS = 128
+MAX_CALLS = 4096
+REQUEST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class ServiceConfig:
         kv_events_topic: the first frame of what is published.
         kv_events_pool: the pool that is published.
         unread_s: a reader who takes nothing of a listing or of events for so long is cut off.
-        max_calls: calls at once; further ones are refused before they are read.
+        request_s: how long the request of a call may take to come.
+        max_calls: calls at once, but for those of health and the streams of holders; further ones are refused before they are
+            read. Callers with keys share them, see `Shares`.
         audit_s: how long it rests between two passes over the books of all pools, which are verified a millisecond at a time;
             0: it makes none.
         drain_s: how long a stopping service waits for calls in progress.
@@ -77,7 +81,8 @@ class ServiceConfig:
     kv_events_topic: str = ""
     kv_events_pool: str = "default"
     unread_s: float = 30.0
-    max_calls: int = 4096
+    request_s: float = REQUEST_S
+    max_calls: int = MAX_CALLS
     audit_s: float = 10.0
     drain_s: float = 2.0
 
@@ -88,6 +93,8 @@ class ServiceConfig:
             raise InvalidArgumentError("lease_ttl_s", self.lease_ttl_s, "at least 0.001 seconds")
         if not self.unread_s > 0:
             raise InvalidArgumentError("unread_s", self.unread_s, "above 0 seconds")
+        if not self.request_s > 0:
+            raise InvalidArgumentError("request_s", self.request_s, "above 0 seconds")
         if not self.audit_s >= 0:
             raise InvalidArgumentError("audit_s", self.audit_s, "at least 0 seconds")
         if not self.drain_s >= 0:

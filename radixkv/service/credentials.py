@@ -1,7 +1,7 @@
 """Who calls: keys and certificates, the tenants behind them, and what each of them may do and name.
 
 One file says it to the cache service, the worker and the gateway alike. It is TOML, holds no key, only SHA-256 digests of
-keys, and is read again when it changes:
+keys, and is read again when it changes; see `keys_file`:
 
     [[tenant]]
     name = "evaluation"
@@ -33,9 +33,10 @@ from typing import Any, NamedTuple
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.service.keys_file import KeysFile
 from radixkv.service.namespaces import is_made_here, owner_of
 
-__all__ = ["ANONYMOUS", "ROLES", "KeyRing", "Tenant", "TenantLimits"]
+__all__ = ["ANONYMOUS", "LIMITS", "ROLES", "KeyRing", "Tenant", "TenantLimits"]
 
 MAX_KEYS = 10_000
 MAX_NAME_CHARACTERS = 128
@@ -47,14 +48,14 @@ EVERYTHING = "*"
 """Stands for every namespace in a tenant's list of them."""
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 _LISTS = ("keys", "certificates", "roles", "namespaces", "pools")
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """What one tenant may ask of a gateway; None: as much as there is.
+    """What one tenant may ask of a gateway or a worker; None: as much as there is.
 
     Attributes:
         requests_per_minute: requests begun. tokens_per_minute: tokens read (but those found in the cache) and written.
@@ -66,7 +67,7 @@ class TenantLimits:
     max_concurrent: int | None = None
 
     def __post_init__(self) -> None:
-        for name in _LIMITS:
+        for name in LIMITS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidArgumentError(name, value, "at least 1")
@@ -144,19 +145,21 @@ class KeyRing:
         own_key: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._file = KeysFile(path) if path else None
         self._path = path
         self._limits = limits or TenantLimits()
         self._own_digest = _digest(own_key) if own_key else ""
         self._clock = clock
         self._lock = threading.Lock()
         self._checked_s = clock()
-        self._stamp = self._read_stamp()
-        self._known = self._load() if path else _Known({}, {})
+        self._known = _Known({}, {})
+        if self._file is not None:
+            self._known = self._file.load(self._parse)
 
     @property
     def is_open(self) -> bool:
         """Whether callers need no key."""
-        return self._path is None
+        return self._file is None
 
     @property
     def knows_certificates(self) -> bool:
@@ -165,7 +168,7 @@ class KeyRing:
 
     def find(self, key: str | None) -> Tenant | None:
         """The tenant of a key; None if it is nobody's. Takes the same time whichever key is wrong. O(1)."""
-        if self._path is None:
+        if self._file is None:
             return replace(ANONYMOUS, limits=self._limits)
         self._reload_if_changed()
         if not key:
@@ -177,7 +180,7 @@ class KeyRing:
 
     def find_certificate(self, common_names: Iterable[str]) -> Tenant | None:
         """The tenant of a client certificate that was verified, by the common names of its subject; None if it is nobody's."""
-        if self._path is None:
+        if self._file is None:
             return replace(ANONYMOUS, limits=self._limits)
         self._reload_if_changed()
         return next((tenant for name in common_names if (tenant := self._known.by_certificate.get(name))), None)
@@ -188,31 +191,24 @@ class KeyRing:
             if now_s - self._checked_s < RECHECK_S:
                 return
             self._checked_s = now_s
-            stamp = self._read_stamp()
-            if stamp == self._stamp:
-                return
+            assert self._file is not None
             try:
-                self._known = self._load()
+                known = self._file.reload(self._parse)
             except InvalidArgumentError as error:
                 _LOG.error("the keys read before stay in use: %s", error)
-            else:
-                _LOG.info("read %d keys from %s", len(self._known.by_digest), self._path)
-            self._stamp = stamp
+                return
+            if known is not None:
+                self._known = known
+                _LOG.info("read %d keys from %s", len(known.by_digest), self._path)
 
-    def _read_stamp(self) -> tuple[int, int, int] | None:
+    def _parse(self, text: str) -> _Known:
         try:
-            status = self._path.stat() if self._path else None
-        except OSError:
-            return None
-        return (status.st_mtime_ns, status.st_size, status.st_ino) if status else None
-
-    def _load(self) -> _Known:
-        assert self._path is not None
-        try:
-            document = tomllib.loads(self._path.read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
             raise InvalidArgumentError("keys file", str(self._path), f"a TOML file that can be read: {error}") from None
         known = _read_tenants(document, self._limits)
+        if not document and (self._known.by_digest or self._known.by_certificate):
+            raise InvalidArgumentError("keys file", str(self._path), "not empty where it has held tenants")
         if self._own_digest:
             process = Tenant("this process", DEFAULT_NAMESPACE, roles=frozenset({"admin"}))
             known.by_digest[self._own_digest] = (self._own_digest, process)
@@ -252,11 +248,11 @@ def _read_tenants(document: dict[str, Any], limits: TenantLimits) -> _Known:
 
 
 def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
-    known = {"name", "namespace", "operator", *_LISTS, *_LIMITS}
+    known = {"name", "namespace", "operator", *_LISTS, *LIMITS}
     if not isinstance(row, dict) or set(row) - known:
         raise InvalidArgumentError("[[tenant]]", row, f"a table of {', '.join(sorted(known))}")
     name, namespace = _read_names(row)
-    for limit in _LIMITS:
+    for limit in LIMITS:
         if limit in row and (not isinstance(row[limit], int) or isinstance(row[limit], bool)):
             raise InvalidArgumentError(f"[[tenant]] {limit}", row[limit], "a whole number, at least 1")
     lists = {key: _read_list(row, key) for key in _LISTS}
@@ -266,7 +262,7 @@ def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
     is_operator = row.get("operator", "admin" in roles)
     if not isinstance(is_operator, bool):
         raise InvalidArgumentError("[[tenant]] operator", is_operator, "true or false")
-    own = TenantLimits(**{limit: row.get(limit, getattr(limits, limit)) for limit in _LIMITS})
+    own = TenantLimits(**{limit: row.get(limit, getattr(limits, limit)) for limit in LIMITS})
     return Tenant(name, namespace, own, is_operator, roles, lists["namespaces"], lists["pools"])
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 from radixkv.core.api import CacheEvent
-from radixkv.core.errors import InvalidArgumentError, LimitError, UnknownPoolError
+from radixkv.core.errors import InvalidArgumentError, UnknownPoolError
 from radixkv.core.event_subscription import EventSubscription
+from radixkv.service.callers import current_caller, share_key
 from radixkv.service.pools import Pool, PoolTable
+from radixkv.service.shares import Place, Shares
 
 __all__ = ["Followers", "PoolEvents"]
 
@@ -28,8 +28,7 @@ class Followers:
 
     def __init__(self, max_followers: int) -> None:
         self.is_stopping = False
-        self._max_followers = max_followers
-        self._num_followers = 0
+        self._places = Shares(max_followers, "streams follow events")
         self._next_change = asyncio.Event()
         self._is_awaited = False
 
@@ -57,20 +56,13 @@ class Followers:
         if not self.is_stopping:
             await asyncio.sleep(GATHER_S)
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Be one of them.
+    def admit(self) -> Place:
+        """Be one of them, as long as the place is held; callers with keys share them.
 
         Raises:
             LimitError: there are too many.
         """
-        if self._num_followers >= self._max_followers:
-            raise LimitError(f"{self._num_followers} streams follow events; the service takes no more")
-        self._num_followers += 1
-        try:
-            yield
-        finally:
-            self._num_followers -= 1
+        return self._places.take(share_key(current_caller()))
 
 
 class PoolEvents:

@@ -1,10 +1,12 @@
-"""What stands in front of the gRPC services where callers need a credential: who calls, and whether they may.
+"""What stands in front of a gRPC server: who calls, whether they may, and how many calls each may have under way.
 
-A call without a credential is refused before its request is even parsed.
+A call without a credential is refused at once, its request unread and unawaited. One with a credential holds a place of its
+caller's share for as long as it lasts, and has to send its request in time. Health is everybody's and counts by itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
@@ -12,23 +14,30 @@ from typing import Any, NoReturn
 
 import grpc
 
-from radixkv.core.errors import RadixKVError
-from radixkv.service.callers import Caller, set_caller, unknown_caller
+from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, LimitError, RadixKVError
+from radixkv.service.call_tasks import awaiting_request
+from radixkv.service.callers import Caller, set_caller, share_key, unknown_caller
+from radixkv.service.config import MAX_CALLS, REQUEST_S
 from radixkv.service.credentials import KeyRing, Tenant
+from radixkv.service.health import MAX_CHECKS, Newest
+from radixkv.service.malformed import Malformed
 from radixkv.service.rights import check_call, is_open
+from radixkv.service.shares import Shares
 from radixkv.service.status import message_of, status_of, trailing_metadata
 
-__all__ = ["AsyncGuard", "ThreadGuard", "abort_thread"]
+__all__ = ["AsyncGuard", "Door", "behaviour_of", "late_request", "no_request"]
 
-_MAKERS = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
+MAX_HOLDERS = 256
+"""Streams of holders at once, which count apart from other calls: no reader keeps a worker from its cache."""
+
+RESET_S = 0.2
+"""A call that its caller resets ends without a request, too, and is cancelled by then. gRPC never frees an answer that is cut
+off under way."""
+
+_ATTACH = "/radixkv.v1.Workers/Attach"
 
 
-class _Door:
+class Door:
     """Who may pass. `ring`: the credentials that are known."""
 
     def __init__(self, ring: KeyRing) -> None:
@@ -36,23 +45,24 @@ class _Door:
 
     def turns_away(self, metadata: Any) -> bool:
         """Whether a caller is nobody by what it sent alone, whatever its certificate says."""
+        if self._ring.is_open:
+            return False
         key = _bearer_key(metadata)
         return self._ring.find(key) is None and (key is not None or not self._ring.knows_certificates)
 
-    def admit(self, method: str, metadata: Any, request: Any, context: Any) -> Caller:
-        """Make sure that the caller is known and may make this call, which is its own from now on; who it is.
+    def identify(self, metadata: Any, context: Any) -> Caller | None:
+        """Who calls; None where callers need no credential.
 
         Raises:
-            UnauthenticatedError, PermissionDeniedError, InvalidArgumentError: see `check_call`.
+            UnauthenticatedError: it is nobody who is known.
         """
+        if self._ring.is_open:
+            return None
         find = self._finder(_bearer_key(metadata), context)
         tenant = find()
         if tenant is None:
             raise unknown_caller()
-        caller = Caller(tenant, find)
-        set_caller(caller)
-        check_call(caller, method, request, metadata)
-        return caller
+        return Caller(tenant, find)
 
     def _finder(self, key: str | None, context: Any) -> Callable[[], Tenant | None]:
         if key is not None:
@@ -60,6 +70,16 @@ class _Door:
         auth: dict[str, Iterable[bytes]] = context.auth_context()
         names = [name.decode(errors="replace") for name in auth.get("x509_common_name", ())]
         return lambda: self._ring.find_certificate(names)
+
+
+def late_request(request_s: float) -> DeadlineExceededError:
+    """The error of a call whose request does not come."""
+    return DeadlineExceededError(f"the request of this call did not come within {request_s:g} s")
+
+
+def no_request() -> InvalidArgumentError:
+    """The error of a call that ends its sending without a request."""
+    return InvalidArgumentError("request", "none", "one message")
 
 
 def _bearer_key(metadata: Any) -> str | None:
@@ -71,108 +91,155 @@ def _bearer_key(metadata: Any) -> str | None:
     return None
 
 
-def _like(handler: Any, behaviour: Any, *, parses: bool = True) -> Any:
-    """A handler of the same kind that behaves otherwise."""
-    make: Any = _MAKERS[handler.request_streaming, handler.response_streaming]
-    return make(behaviour, handler.request_deserializer if parses else None, handler.response_serializer)
-
-
-def _behaviour(handler: Any) -> Any:
-    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-
-
 class AsyncGuard(grpc.aio.ServerInterceptor):
-    """Guards a server of an event loop."""
+    """Guards a server of an event loop. Outermost of its interceptors.
 
-    def __init__(self, ring: KeyRing) -> None:
-        self._door = _Door(ring)
+    Args:
+        ring: the credentials that are known.
+        max_calls: calls under way at once, but for those of health and of holders.
+        request_s: how long a request may take to come. unread_s: how long a caller may take nothing of a single answer.
+    """
+
+    def __init__(
+        self, ring: KeyRing, *, max_calls: int = MAX_CALLS, request_s: float = REQUEST_S, unread_s: float = REQUEST_S
+    ) -> None:
+        self._door = Door(ring)
+        self._calls = Shares(max_calls, "calls run")
+        self._holders = Shares(MAX_HOLDERS, "holders are attached")
+        self._openers = Newest(MAX_CHECKS)
+        self._request_s, self._unread_s = request_s, unread_s
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         """See `grpc.aio.ServerInterceptor`."""
-        handler = await continuation(handler_call_details)
         method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if handler is None or is_open(method):
-            return handler
-        if self._door.turns_away(metadata):
+        if not is_open(method) and self._door.turns_away(metadata):
+            return grpc.stream_unary_rpc_method_handler(_refuse)
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
 
-            async def refuse(_request: Any, context: Any) -> None:
-                await _abort(context, unknown_caller())
-
-            return _like(handler, refuse, parses=False)
-        serve, door = _behaviour(handler), self._door
-        if inspect.isasyncgenfunction(serve):
-
-            async def stream(request: Any, context: Any) -> Any:
-                try:
-                    door.admit(method, metadata, request, context)
-                except RadixKVError as error:
-                    await _abort(context, error)
-                async for answer in serve(request, context):
-                    yield answer
-
-            return _like(handler, stream)
-
-        async def call(request: Any, context: Any) -> Any:
+        async def serve(requests: Any, context: Any) -> Any:
+            call = _Call(context, self._request_s, self._unread_s)
             try:
-                door.admit(method, metadata, request, context)
+                if is_open(method):
+                    return await self._serve_open(handler, call)
+                return await self._serve(handler, method, metadata, requests, call)
             except RadixKVError as error:
                 await _abort(context, error)
-            return await serve(request, context)
 
-        return _like(handler, call)
+        make: Any = grpc.stream_unary_rpc_method_handler
+        if handler.response_streaming:
+            make = grpc.stream_stream_rpc_method_handler
+        return make(serve, handler.request_deserializer, handler.response_serializer)
+
+    async def _serve_open(self, handler: Any, call: _Call) -> Any:
+        """A call that anybody may make."""
+        token = self._openers.enter(call.give_way)
+        call.at_end(lambda: self._openers.leave(token))
+        request = await call.read()
+        if not handler.response_streaming:
+            return call.answer(await handler.unary_unary(request, call.context))
+        self._openers.leave(token)
+        return await _stream(handler.unary_stream, request, call.context)
+
+    async def _serve(self, handler: Any, method: str, metadata: Any, requests: Any, call: _Call) -> Any:
+        caller = self._door.identify(metadata, call.context)
+        is_holder = method == _ATTACH and (caller is None or caller.tenant.has_role(("holder",)))
+        call.at_end((self._holders if is_holder else self._calls).take(share_key(caller)).close)
+        request = requests if handler.request_streaming else await call.read()
+        if caller is not None:
+            set_caller(caller)
+            check_call(caller, method, request, metadata)
+        if handler.response_streaming:
+            return await _stream(behaviour_of(handler), request, call.context)
+        return call.answer(await behaviour_of(handler)(request, call.context))
 
 
-class ThreadGuard(grpc.ServerInterceptor):
-    """Guards a server of threads."""
+class _Call:
+    """A call and its times. What it holds is given back where its task ends, which is when its answer has been taken."""
 
-    def __init__(self, ring: KeyRing) -> None:
-        self._door = _Door(ring)
+    __slots__ = ("_is_read", "_loop", "_request_s", "_task", "_unread_s", "context")
 
-    def intercept_service(
-        self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
-    ) -> Any:
-        """See `grpc.ServerInterceptor`."""
-        handler = continuation(handler_call_details)
-        method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if handler is None or is_open(method):
-            return handler
-        if self._door.turns_away(metadata):
+    def __init__(self, context: Any, request_s: float, unread_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a handler runs in a task"
+        self.context = context
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._request_s, self._unread_s = request_s, unread_s
+        self._is_read = False
 
-            def refuse(_request: Any, context: Any) -> None:
-                abort_thread(context, unknown_caller())
+    def at_end(self, act: Callable[[], object]) -> None:
+        self._task.add_done_callback(lambda _task: act())
 
-            return _like(handler, refuse, parses=False)
-        serve, door = _behaviour(handler), self._door
+    async def read(self) -> Any:
+        """Its one request.
 
-        def call(request: Any, context: Any) -> Any:
-            try:
-                door.admit(method, metadata, request, context)
-            except RadixKVError as error:
-                abort_thread(context, error)
-            return serve(request, context)
+        Raises:
+            DeadlineExceededError: it did not come in time. InvalidArgumentError: it is no message, or there is none.
+        """
+        late = self._loop.call_later(self._request_s, self._end_unread, late_request(self._request_s))
+        try:
+            with awaiting_request():
+                request = await self.context.read()
+        finally:
+            late.cancel()
+        self._is_read = True
+        if request is grpc.aio.EOF:
+            await asyncio.sleep(RESET_S)
+            raise no_request()
+        if isinstance(request, Malformed):
+            raise request.error
+        return request
 
-        def stream(request: Any, context: Any) -> Any:
-            try:
-                caller = door.admit(method, metadata, request, context)
-                with contextlib.closing(serve(request, context)) as answers:
-                    for answer in answers:
-                        caller.check_alive()
-                        yield answer
-            except RadixKVError as error:
-                abort_thread(context, error)
+    def answer(self, message: Any) -> Any:
+        """The one answer, which its caller has to take in time."""
+        late = self._loop.call_later(self._unread_s, self._task.cancel)
+        self.at_end(late.cancel)
+        return message
 
-        return _like(handler, stream if handler.response_streaming else call)
+    def give_way(self) -> None:
+        """End it for others."""
+        if self._is_read:
+            self._task.cancel()
+        else:
+            self._end_unread(
+                LimitError("too many calls wait for their request; send it with the call", retry_after_s=1.0)
+            )
+
+    def _end_unread(self, error: RadixKVError) -> None:
+        """End it by a status from beside it, upon which the wait for its request raises."""
+        ending = self._loop.create_task(_end(self.context, error))
+        self.at_end(ending.cancel)
+
+
+async def _stream(behaviour: Any, request: Any, context: Any) -> None:
+    """Serve a method that answers with a stream, in either way that grpc.aio knows."""
+    if not inspect.isasyncgenfunction(behaviour):
+        await behaviour(request, context)
+        return
+    async with contextlib.aclosing(behaviour(request, context)) as answers:
+        async for answer in answers:
+            await context.write(answer)
+
+
+def behaviour_of(handler: Any) -> Any:
+    """What a handler does, whichever its kind."""
+    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+
+async def _refuse(_requests: Any, context: Any) -> None:
+    await _abort(context, unknown_caller())
+
+
+async def _end(context: Any, error: RadixKVError) -> None:
+    """End a call from beside it, upon which what it waits for raises."""
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.BaseError):
+        await _abort(context, error)
 
 
 async def _abort(context: Any, error: RadixKVError) -> NoReturn:
     await context.abort(status_of(error), message_of(error), trailing_metadata(error))
     raise AssertionError("abort raises") from error
-
-
-def abort_thread(context: grpc.ServicerContext, error: RadixKVError) -> NoReturn:
-    """End a call on a server of threads with an error's status and details."""
-    context.set_trailing_metadata(trailing_metadata(error))
-    context.abort(status_of(error), message_of(error))
-    raise AssertionError("abort raises")

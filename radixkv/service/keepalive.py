@@ -1,6 +1,7 @@
 """Connections whose other side has gone without a word, by a crash of its machine or of the network: a ping finds out.
 
-Without one a stream that has nothing to send waits for ever. Pings are sent on connections with calls in flight alone, and are
+Without one a stream that has nothing to send waits for ever. Connections on which nothing is called are closed after a while;
+a client that wants one again makes a new one by itself. Pings are sent on connections with calls in flight alone, and are
 answered by gRPC's own threads, however busy the process is; one that is stopped does not answer.
 """
 
@@ -15,6 +16,12 @@ SERVER_S = 60.0
 ANSWER_S = 20.0
 """How long the answer may take before the connection is closed."""
 
+IDLE_S = 300.0
+"""How long a connection may stay without a call."""
+
+HANDSHAKE_S = 20.0
+"""How long whoever connects may take until a call can be made."""
+
 _LEAST_S = 1.0
 
 
@@ -25,7 +32,12 @@ def client_keepalive() -> list[tuple[str, int]]:
 
 def server_keepalive() -> list[tuple[str, int]]:
     """Options of a server. Calls of a client that is gone are cancelled; clients may ask as often as once a second."""
-    return [*_pings(SERVER_S), ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * _LEAST_S))]
+    return [
+        *_pings(SERVER_S),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * _LEAST_S)),
+        ("grpc.max_connection_idle_ms", round(1000 * IDLE_S)),
+        ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
+    ]
 
 
 def _pings(silence_s: float) -> list[tuple[str, int]]:

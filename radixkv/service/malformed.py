@@ -6,16 +6,18 @@ gRPC itself calls such a request a fault of the server, INTERNAL, and writes a t
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.service.field_count import MAX_FIELDS, has_few_fields
 from radixkv.service.status import message_of, status_of, trailing_metadata
 
-__all__ = ["AsyncMalformedRefuser", "Malformed", "MalformedRefuser"]
+__all__ = ["AsyncMalformedRefuser", "Malformed", "reader"]
 
 
 class Malformed:
@@ -24,38 +26,40 @@ class Malformed:
     Every message answers `WhichOneof`; this one answers with the error, so that a stream's reader needs no further check.
     """
 
-    __slots__ = ("num_bytes",)
+    __slots__ = ("_bound", "_num_bytes")
 
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
+    def __init__(self, num_bytes: int, bound: str = "a message of the method's request type") -> None:
+        self._num_bytes = num_bytes
+        self._bound = bound
 
     @property
     def error(self) -> InvalidArgumentError:
         """What its caller is told."""
-        return InvalidArgumentError("request", f"{self.num_bytes} bytes", "a message of the method's request type")
+        return InvalidArgumentError("request", f"{self._num_bytes} bytes", self._bound)
 
     def WhichOneof(self, _name: str) -> str:  # noqa: N802  # protobuf's name
         """Raises: InvalidArgumentError: always."""
         raise self.error
 
 
-def _reader(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def reader(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """As `parse`, a message type's `FromString`, with a `Malformed` for what cannot be read or has too many fields."""
+    descriptor = getattr(parse, "__self__").DESCRIPTOR  # noqa: B009  # no type tells that it is a class's method
+
     def read(serialised: bytes) -> Any:
-        try:
-            return parse(serialised)
-        except (DecodeError, RecursionError):
-            return Malformed(len(serialised))
+        if not has_few_fields(serialised, descriptor):
+            bound = f"a message of the method's request type, of at most {MAX_FIELDS:,} fields"
+            return Malformed(len(serialised), bound)
+        return _read(parse, serialised)
 
     return read
 
 
-class MalformedRefuser(grpc.ServerInterceptor):
-    """For a server whose handlers run in threads."""
-
-    def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """See `grpc.ServerInterceptor`."""
-        handler = continuation(details)
-        return _with_behaviour(handler, _threaded) if handler is not None else None
+def _read(parse: Callable[[bytes], Any], serialised: bytes) -> Any:
+    try:
+        return parse(serialised)
+    except (DecodeError, RecursionError):
+        return Malformed(len(serialised))
 
 
 class AsyncMalformedRefuser(grpc.aio.ServerInterceptor):
@@ -81,27 +85,10 @@ def _with_behaviour(handler: Any, checked: Callable[[Any, bool, bool], Any]) -> 
         return handler
     name, make = _MAKERS[handler.request_streaming, handler.response_streaming]
     behaviour = checked(getattr(handler, name), handler.request_streaming, handler.response_streaming)
-    return make(behaviour, _reader(handler.request_deserializer), handler.response_serializer)
-
-
-def _threaded(behave: Any, streams_in: bool, streams_out: bool) -> Any:
-    def abort(context: Any, malformed: Malformed) -> None:
-        context.set_trailing_metadata(trailing_metadata(malformed.error))
-        context.abort(status_of(malformed.error), message_of(malformed.error))
-
-    def readable(requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        for request in requests:
-            if isinstance(request, Malformed):
-                abort(context, request)
-            yield request
-
-    def serve(request: Any, context: Any) -> Any:
-        if isinstance(request, Malformed):
-            abort(context, request)
-        return behave(readable(request, context) if streams_in else request, context)
-
-    del streams_out  # an iterator of responses is returned like a response
-    return serve
+    read = reader(handler.request_deserializer)
+    if handler.request_streaming:  # a holder's, which may list a whole pool
+        read = partial(_read, handler.request_deserializer)
+    return make(behaviour, read, handler.response_serializer)
 
 
 def _asynchronous(behave: Any, streams_in: bool, streams_out: bool) -> Any:

@@ -77,7 +77,7 @@ _GENERATION = {
     "Generate": _Rule(("client",), _one, is_own=True),
     "ForkGeneration": _Rule(("client",), _nothing),  # whose generation it is, is asked where it is found
     "GetModel": _Rule(_EVERYBODY, _nothing),
-    "Tokenize": _Rule(_EVERYBODY, _nothing),
+    "Tokenize": _Rule(_EVERYBODY, _one, is_own=True),
     "Detokenize": _Rule(_EVERYBODY, _nothing),
     "SpellTokens": _Rule(_EVERYBODY, _nothing),
     "GetStats": _Rule(_EVERYBODY, _nothing),

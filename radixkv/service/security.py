@@ -15,7 +15,7 @@ import grpc
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.service.addresses import Address, is_own_host
-from radixkv.service.credentials import KeyRing
+from radixkv.service.credentials import KeyRing, TenantLimits
 
 __all__ = ["Security", "ServerTls", "TlsWatch", "bind", "owner_only"]
 
@@ -78,6 +78,7 @@ class Security:
         tls: None: plaintext. Unix sockets are plaintext always, and for their owner alone.
         allow_anonymous: listen where other machines can reach it, though callers need neither key nor certificate.
         allow_plaintext: listen there without TLS, though keys are sent: something in front does TLS.
+        limits: of a tenant that the keys file gives none.
     """
 
     keys_file: Path | None = None
@@ -85,6 +86,7 @@ class Security:
     tls: ServerTls | None = None
     allow_anonymous: bool = False
     allow_plaintext: bool = False
+    limits: TenantLimits = field(default_factory=TenantLimits)
 
     def ring(self) -> KeyRing:
         """The credentials that are known.
@@ -92,7 +94,7 @@ class Security:
         Raises:
             InvalidArgumentError: the keys file cannot be read.
         """
-        return KeyRing(self.keys_file, own_key=self.own_key)
+        return KeyRing(self.keys_file, self.limits, own_key=self.own_key)
 
     def check_address(self, address: Address) -> None:
         """Make sure that it is safe to listen on an address.

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.errors import RadixKVError, UnavailableError
@@ -25,6 +25,7 @@ from radixkv.service.collector import Collector
 from radixkv.service.config import ServiceConfig
 from radixkv.service.followers import Followers
 from radixkv.service.guards import AsyncGuard
+from radixkv.service.health import AsyncHealth
 from radixkv.service.keepalive import server_keepalive
 from radixkv.service.kv_events import KvEventsServicer
 from radixkv.service.lasting_calls import LastingCalls
@@ -51,8 +52,8 @@ _STREAMS_PER_CONNECTION = 100
 where too many wait to be looked at, which so takes a flood from many connections.
 """
 
-_LEAST_UNSEEN = 1000
-"""Calls that may wait to be looked at before some are dropped; of twice as many all are."""
+_LEAST_UNSEEN = 16_384
+"""Calls that may wait to be looked at before gRPC drops some at random, whosever they are; of twice as many all are."""
 
 
 class CacheService:
@@ -95,13 +96,16 @@ class CacheService:
         self._pools = PoolTable(self.config, self._clock)
         self._followers = Followers(self.config.max_event_subscribers)
         self._workers = WorkersServicer(self._pools, self._followers.changed)
-        self._health = health.aio.HealthServicer()
-        ring = self.config.security.ring()
-        guards = [] if ring.is_open else [AsyncGuard(ring)]
+        self._health = AsyncHealth(SERVICE_NAMES)
+        config = self.config
+        guard = AsyncGuard(
+            config.security.ring(),
+            max_calls=config.max_calls,
+            request_s=config.request_s,
+            unread_s=config.unread_s,
+        )
         server = grpc.aio.server(
-            interceptors=(self._calls, AsyncMalformedRefuser(), *guards),
-            options=_server_options(self.config),
-            maximum_concurrent_rpcs=self.config.max_calls,
+            interceptors=(guard, self._calls, AsyncMalformedRefuser()), options=_server_options(config)
         )
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
@@ -121,8 +125,7 @@ class CacheService:
             self._publisher.start()
         await server.start()
         self._server = server
-        for name in ("", *SERVICE_NAMES):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._health.serve()
         self._tasks = [asyncio.create_task(self._sweep())]
         if self.config.audit_s:
             self._tasks.append(asyncio.create_task(Auditor(self._pools, self.config.audit_s).run()))
@@ -159,7 +162,7 @@ class CacheService:
         server, self._server = self._server, None
         if server is None:
             return
-        await self._health.enter_graceful_shutdown()
+        self._health.refuse()
         self._workers.stop()
         self._followers.stop()
         if self._publisher is not None:

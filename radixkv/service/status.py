@@ -171,9 +171,10 @@ def _pin_budget_from_proto(proto: types.PinBudget) -> PinBudgetError:
 
 
 def _read_value(text: str) -> object:
+    text = _cut(text, MAX_VALUE_BYTES)  # whatever the other side has sent
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
 
 

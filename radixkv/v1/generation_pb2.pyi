@@ -314,12 +314,14 @@ class GetModelResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("prompt", "history")
+    __slots__ = ("prompt", "history", "namespace")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     history: bytes
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ...) -> None: ...
+    namespace: str
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids",)

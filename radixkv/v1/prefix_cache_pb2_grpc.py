@@ -169,7 +169,9 @@ class PrefixCacheServicer:
 
     def Pin(self, request, context):
         """Protects what is cached of a prompt from eviction for a time, put off by each use. A pin where one stands takes its place, so
-        that a repeat is harmless. Errors: INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where it passes what may be pinned.
+        that a repeat is harmless. Half of a pool may be pinned; namespaces that have pins share it evenly, and what one leaves idle
+        others may pin until it is wanted: then the newest pins of whoever is furthest above its share end. Errors: INVALID_ARGUMENT,
+        NOT_FOUND; RESOURCE_EXHAUSTED where it passes what its namespace may pin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,7 +18,9 @@ import grpc
 import pytest
 
 from bench.bad_input.http2 import ATTACKS
-from radixkv.service.call_tasks import CallTask, new_task
+from radixkv.service.call_tasks import CallTask, awaiting_request, new_task
+from radixkv.service.credentials import KeyRing
+from radixkv.service.guards import AsyncGuard
 
 ROOT = Path(__file__).parents[2]
 NUM_FLOODS = 15
@@ -73,7 +75,7 @@ async def bytes_lost_per_call() -> float:
     """By a server on a loop with our tasks, in calls that never brought a request."""
     asyncio.get_running_loop().set_task_factory(new_task)
     served = Served(answer)
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=(AsyncGuard(KeyRing(None)),))
     server.add_generic_rpc_handlers((served,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -138,13 +140,11 @@ def test_a_handler_at_work_is_cancelled_at_once() -> None:
     assert seen == [CallTask.__name__, "cancelled"]
 
 
-async def _receive_message(message: asyncio.Future[bytes]) -> bytes:
-    return await message
-
-
 async def _handle_exceptions(message: asyncio.Future[bytes], then: list[bytes]) -> None:
     """A call as grpc.aio names it: its request, and what is done with it."""
-    then.append(await _receive_message(message))
+    with awaiting_request():
+        request = await message
+    then.append(request)
     await asyncio.sleep(600)
     raise AssertionError("it went on")
 

@@ -62,7 +62,7 @@ EXPECTED: dict[str, tuple[set[str], grpc.StatusCode, grpc.StatusCode]] = {
     "/radixkv.v1.Generation/Generate": ({C}, DENIED, OK),
     "/radixkv.v1.Generation/ForkGeneration": ({C}, NOT_FOUND, NOT_FOUND),
     "/radixkv.v1.Generation/GetModel": ({C, R, H}, OK, OK),
-    "/radixkv.v1.Generation/Tokenize": ({C, R, H}, OK, OK),
+    "/radixkv.v1.Generation/Tokenize": ({C, R, H}, DENIED, OK),  # it takes a turn of the namespace's
     "/radixkv.v1.Generation/Detokenize": ({C, R, H}, OK, OK),
     "/radixkv.v1.Generation/SpellTokens": ({C, R, H}, OK, OK),
     "/radixkv.v1.Generation/GetStats": ({C, R, H}, OK, OK),

@@ -316,6 +316,35 @@ def test_a_key_that_the_command_has_made_opens_what_it_says(tmp_path: Path) -> N
     assert [tenant and tenant.may_name("other") for tenant in found.values()] == [False, True, True]
 
 
+def test_the_command_replaces_the_keys_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, link = tmp_path / "real" / "keys.toml", tmp_path / "keys.toml"
+    keys.parent.mkdir()
+    link.symlink_to(keys)
+
+    def make(name: str) -> int:
+        return main(["key", name, "--keys", str(link), "--token-file", str(tmp_path / name)])
+
+    assert make("one") == 0
+    keys.chmod(0o640)
+    before = keys.stat()
+    with keys.open() as reading:  # whoever reads it meanwhile reads what there was
+        assert make("two") == 0
+        assert 'name = "two"' not in reading.read()
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o640
+    assert keys.stat().st_ino != before.st_ino
+    text = keys.read_text()
+    assert (link.is_symlink(), text.count("[[tenant]]")) == (True, 2)
+
+    def change(*_: object) -> str:
+        keys.write_text(text + "# of somebody else\n")
+        return "token"
+
+    monkeypatch.setattr("radixkv.cli.key._row", change)
+    assert make("three") == 1
+    assert keys.read_text() == text + "# of somebody else\n"
+    assert {path.name for path in (*tmp_path.iterdir(), *keys.parent.iterdir())} == {"one", "two", "keys.toml", "real"}
+
+
 def test_commands_send_the_key_of_a_file_that_a_flag_or_the_environment_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +77,29 @@ def test_a_library_that_was_cut_short_is_built_again(tmp_path: Path) -> None:
     assert build_native("portable", tmp_path) == built
     assert built.stat().st_size == len(whole)
     assert libraries(tmp_path) == [built]
+
+
+@pytest.mark.parametrize("harm", ["changed", "writable", "given away"])
+def test_a_library_that_somebody_else_may_have_changed_is_built_again(harm: str, tmp_path: Path) -> None:
+    if harm == "given away" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    compiler = tmp_path / "c++"  # quick, and its output is the same each time
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec echo 1\nwhile [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
+    )
+    compiler.chmod(0o700)
+    environ = {"CXX": str(compiler), "PATH": os.environ["PATH"]}
+    built = build_native("portable", tmp_path / "cache", environ)
+    if harm == "changed":
+        built.write_text("LIBRARY\n")
+    elif harm == "writable":
+        built.chmod(0o722)
+    else:
+        os.chown(built, 65534, 65534)
+    assert build_native("portable", tmp_path / "cache", environ) == built
+    status = built.stat()
+    assert (built.read_text(), stat.S_IMODE(status.st_mode), status.st_uid) == ("library\n", 0o700, os.geteuid())
+    assert libraries(tmp_path / "cache") == [built]
 
 
 def test_processes_that_start_together_build_once(tmp_path: Path) -> None:

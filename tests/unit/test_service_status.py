@@ -133,3 +133,11 @@ def test_a_failure_of_the_transport_names_the_address(status: grpc.StatusCode, k
     error = error_from_rpc(FinishedCall(status), "example:1234")
     assert type(error) is kind
     assert "example:1234" in str(error)
+
+
+@pytest.mark.parametrize("value", ["(" * 10_000, "-" * 100_000 + "1", "[" * 90 + "]" * 90, "9" * 100_000, "\0"])
+def test_a_value_that_a_server_made_up_is_told_as_the_text_that_it_is(value: str) -> None:
+    details = types.InvalidArgument(argument="n", bound="small", value=value)
+    error = error_from_proto(types.Error(code=types.ERROR_CODE_INVALID_ARGUMENT, invalid_argument=details))
+    assert isinstance(error, InvalidArgumentError)
+    assert len(repr(error.value)) < 1000

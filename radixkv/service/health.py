@@ -1,0 +1,169 @@
+"""gRPC's health service, which answers whoever asks, so that whoever asks can hold little of the process.
+
+Check    a call is answered at once; of those whose request does not come the oldest is ended for the next
+Watch    few streams, shared among the addresses that they come from; one more is refused
+
+Neither counts among the calls of a server, nor holds one of its threads. grpc_health's own servicers write to watchers under a
+lock, so that a watcher that takes nothing keeps everybody from the health of the process, and the process from its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from ipaddress import ip_address, ip_network
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from radixkv.service.shares import Shares
+
+__all__ = ["MAX_CHECKS", "MAX_WATCHERS", "AsyncHealth", "HealthStatus", "Newest", "address_of", "watcher_places"]
+
+MAX_WATCHERS = 64
+"""Streams of `Watch` at once; of one address half as many at the most, see `Shares`."""
+
+MAX_CHECKS = 64
+"""Calls of `Check` that are not answered yet."""
+
+_IPV6_NETWORK_BITS = 64
+"""What one owner of IPv6 addresses has at least."""
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def address_of(peer: str) -> str:
+    """The machine, or the network of one owner, of a peer as gRPC writes it: ``ipv4:1.2.3.4:5``, ``ipv6:%5B::1%5D:5``."""
+    kind, _, rest = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return kind
+    try:
+        address = ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
+    except ValueError:
+        return rest
+    if address.version == 4:
+        return str(address)
+    return str(ip_network((address, _IPV6_NETWORK_BITS), strict=False))
+
+
+def watcher_places() -> Shares:
+    """The places of watchers, by `address_of` their peers."""
+    return Shares(MAX_WATCHERS, "streams watch health")
+
+
+class HealthStatus:
+    """Which services of a process serve. Any thread may ask and tell.
+
+    Args:
+        names: of the services; the empty one, for the whole process, is always there.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._lock = threading.Lock()
+        self._status = dict.fromkeys(("", *names), _NOT_SERVING)
+        self._is_refusing = False
+
+    def serve(self) -> None:
+        """Everything serves from now on."""
+        with self._lock:
+            if not self._is_refusing:
+                self._status = dict.fromkeys(self._status, _SERVING)
+
+    def refuse(self) -> None:
+        """Nothing serves any more, for good."""
+        with self._lock:
+            self._is_refusing = True
+            self._status = dict.fromkeys(self._status, _NOT_SERVING)
+
+    def find(self, request: Any) -> Any:
+        """The response to a request; None where no service has its name."""
+        status = self._status.get(request.service)
+        return None if status is None else health_pb2.HealthCheckResponse(status=status)
+
+    def watched(self, request: Any) -> Any:
+        """As `find`, with a status of its own where no service has that name."""
+        return self.find(request) or health_pb2.HealthCheckResponse(status=_UNKNOWN)
+
+
+class Newest:
+    """Calls that wait for something from their callers: one too many ends the oldest. Any thread may use it."""
+
+    def __init__(self, max_calls: int) -> None:
+        self._max_calls = max_calls
+        self._lock = threading.Lock()
+        self._ends: OrderedDict[object, Callable[[], object]] = OrderedDict()
+
+    def enter(self, end: Callable[[], object]) -> object:
+        """Be one of them, until `leave` is called with what this returns; another's entering may call `end` meanwhile."""
+        token, oldest = object(), None
+        with self._lock:
+            if len(self._ends) >= self._max_calls:
+                _, oldest = self._ends.popitem(last=False)
+            self._ends[token] = end
+        if oldest is not None:
+            oldest()
+        return token
+
+    def leave(self, token: object) -> None:
+        """Be one of them no longer; harmless when repeated."""
+        with self._lock:
+            self._ends.pop(token, None)
+
+
+class AsyncHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ships no types
+    """Health of a server on an event loop; used on its thread.
+
+    Args:
+        names: of the services.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._status = HealthStatus(names)
+        self._watchers = watcher_places()
+        self._changed = asyncio.Event()
+
+    def serve(self) -> None:
+        """Everything serves from now on."""
+        self._status.serve()
+        self._tell()
+
+    def refuse(self) -> None:
+        """Nothing serves any more, for good; those who watch are told."""
+        self._status.refuse()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  # the wire's name
+        """See health.proto."""
+        answer = self._status.find(request)
+        if answer is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no service has this name")
+        return answer
+
+    async def List(self, _request: Any, context: Any) -> None:  # noqa: N802
+        """Not served: names are to be known."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask for a service by its name")
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+        """See health.proto.
+
+        Raises:
+            LimitError: enough streams watch.
+        """
+        with self._watchers.take(address_of(context.peer())):
+            told = None
+            while True:
+                changed, answer = self._changed, self._status.watched(request)
+                if answer != told:
+                    await context.write(answer)
+                    told = answer
+                await changed.wait()

@@ -1,0 +1,144 @@
+"""How much each tenant may ask for: requests and tokens per minute, and requests at once.
+
+Requests and tokens are drawn from buckets that hold a minute's worth and fill evenly. What a request costs in tokens is known
+only when it has run, so it may begin while there is anything left and is charged as it runs: a bucket can fall below empty.
+
+One limiter serves every door of a process, HTTP and gRPC, so that a limit is the tenant's and no door's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from radixkv.core.errors import LimitError, RateLimit
+from radixkv.service.credentials import Tenant
+
+__all__ = ["Limiter", "Slot", "duration"]
+
+_PERIOD_S = 60.0
+
+
+class _Bucket:
+    """What is left of a limit per minute."""
+
+    __slots__ = ("left", "limit", "seen_s")
+
+    def __init__(self, limit: int, now_s: float) -> None:
+        self.limit = limit
+        self.left = float(limit)
+        self.seen_s = now_s
+
+    def fill(self, limit: int, now_s: float) -> None:
+        if limit != self.limit:  # the keys file was changed
+            self.left += limit - self.limit
+            self.limit = limit
+        self.left = min(float(limit), self.left + (now_s - self.seen_s) * limit / _PERIOD_S)
+        self.seen_s = now_s
+
+    def wait_s(self, least: float) -> float:
+        """Until so much is there."""
+        return max(0.0, (least - self.left) * _PERIOD_S / self.limit)
+
+    def rate(self, kind: str) -> RateLimit:
+        return RateLimit(kind, self.limit, max(0, math.floor(self.left)), self.wait_s(self.limit))
+
+
+class _Account:
+    __slots__ = ("num_running", "requests", "tokens")
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.requests: _Bucket | None = None
+        self.tokens: _Bucket | None = None
+
+    def rates(self) -> tuple[RateLimit, ...]:
+        requests = (self.requests.rate("requests"),) if self.requests else ()
+        tokens = (self.tokens.rate("tokens"),) if self.tokens else ()
+        return (*requests, *tokens)
+
+
+class Slot:
+    """One admitted request of a tenant. `rates`: its rate limits as they stood then. Any thread may use it."""
+
+    __slots__ = ("_account", "_is_open", "_lock", "rates")
+
+    def __init__(self, account: _Account, lock: threading.Lock) -> None:
+        self._account = account
+        self._lock = lock
+        self._is_open = True
+        self.rates = account.rates()
+
+    def charge(self, num_tokens: int) -> None:
+        """Draw tokens that the request has cost."""
+        with self._lock:
+            if self._account.tokens is not None:
+                self._account.tokens.left -= num_tokens
+
+    def close(self) -> None:
+        """The request has ended; harmless when repeated."""
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._account.num_running -= 1
+
+
+class Limiter:
+    """The accounts of all tenants, by name. Any thread may use it; every call is O(1).
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._accounts: dict[str, _Account] = {}
+
+    def admit(self, tenant: Tenant) -> Slot:
+        """Count a request that begins now; close its slot when it ends.
+
+        Raises:
+            LimitError: a limit is reached; says when to come back, and the rate limits. Nothing was counted.
+        """
+        with self._lock:
+            account = self._accounts.setdefault(tenant.name, _Account())
+            now_s = self._clock()
+            limits = tenant.limits
+            account.requests = _filled(account.requests, limits.requests_per_minute, now_s)
+            account.tokens = _filled(account.tokens, limits.tokens_per_minute, now_s)
+            if account.requests is not None and account.requests.left < 1:
+                raise _refusal(account, f"{limits.requests_per_minute} requests per minute", account.requests.wait_s(1))
+            if account.tokens is not None and account.tokens.left <= 0:
+                raise _refusal(account, f"{limits.tokens_per_minute} tokens per minute", account.tokens.wait_s(1))
+            if limits.max_concurrent is not None and account.num_running >= limits.max_concurrent:
+                raise _refusal(account, f"{limits.max_concurrent} requests at once", 1.0)
+            if account.requests is not None:
+                account.requests.left -= 1
+            account.num_running += 1
+            return Slot(account, self._lock)
+
+
+def _refusal(account: _Account, limit: str, wait_s: float) -> LimitError:
+    message = f"the limit of {limit} is reached; try again in {duration(wait_s)}"
+    return LimitError(message, retry_after_s=wait_s, rates=account.rates())
+
+
+def _filled(bucket: _Bucket | None, limit: int | None, now_s: float) -> _Bucket | None:
+    if limit is None:
+        return None
+    if bucket is None:
+        return _Bucket(limit, now_s)
+    bucket.fill(limit, now_s)
+    return bucket
+
+
+def duration(seconds: float) -> str:
+    """A time as rate limits are told: ``6m0s``, ``1.5s``, ``20ms``."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    if seconds < 60:
+        return f"{math.ceil(seconds * 10) / 10:g}s"
+    return f"{int(seconds) // 60}m{int(seconds) % 60}s"

@@ -1,0 +1,299 @@
+"""Calls of a gRPC server of threads: none holds a thread before it is known who calls and that there is a place for it.
+
+gRPC gives every call a thread first and waits on it for the request, so that calls without one shut everybody out. Here the
+thread that takes calls from the network looks at who calls, refuses at once, and hands on what is to be served:
+
+    call ── unknown, or no place ──> its status, at once
+         ── health ───────────────> `thread_health`
+         ── a place of its share ──> a thread: request, in time ──> rights ──> the servicer ──> answers, taken in time
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from typing import Any
+
+import grpc
+
+from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.service.callers import Caller, set_caller, share_key
+from radixkv.service.config import REQUEST_S
+from radixkv.service.credentials import KeyRing
+from radixkv.service.guards import Door, behaviour_of, late_request, no_request
+from radixkv.service.malformed import Malformed, reader
+from radixkv.service.rights import check_call, is_open
+from radixkv.service.shares import Place, Shares
+from radixkv.service.status import message_of, status_of, trailing_metadata
+
+__all__ = ["Begin", "ThreadCall", "ThreadCalls", "leave_calls"]
+
+LOOK_S = 1.0
+"""How often calls are looked at whose callers take too long."""
+
+_LOG = logging.getLogger(__name__)
+
+Begin = Callable[["ThreadCall"], None]
+"""Begins to serve a call, on the thread that takes calls, and returns at once.
+
+Raises:
+    RadixKVError: the call is refused.
+"""
+
+_PLACE: ContextVar[Place | None] = ContextVar("radixkv_place", default=None)
+
+
+def leave_calls() -> None:
+    """The call that this thread serves counts no longer among those under way: it has a place elsewhere. It goes on."""
+    place = _PLACE.get()
+    if place is not None:
+        place.close()
+
+
+class _AtOnce(ThreadPoolExecutor):
+    """What is submitted runs on the thread that submits it."""
+
+    def submit(self, run: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        run(*given, **named)
+        future.set_result(None)
+        return future
+
+
+_AT_ONCE = _AtOnce(1)
+
+
+class _Waits:
+    """What callers may take their time for, and no longer."""
+
+    def __init__(self) -> None:
+        self._ends: dict[object, tuple[float, Callable[[], object]]] = {}
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def within(self, seconds: float, end: Callable[[], object]) -> Iterator[None]:
+        """Have `end` called, once and on another thread, where what is done meanwhile takes longer."""
+        token = object()
+        self._ends[token] = (time.monotonic() + seconds, end)
+        try:
+            yield
+        finally:
+            self._ends.pop(token, None)
+
+    def start(self) -> None:
+        threading.Thread(target=self._look, name="radixkv-calls-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def _look(self) -> None:
+        while not self._is_over.wait(LOOK_S):
+            now_s = time.monotonic()
+            for token, (until_s, end) in self._ends.copy().items():
+                if until_s <= now_s and self._ends.pop(token, None) is not None:
+                    end()
+
+
+class ThreadCall:
+    """One call, for whoever serves it: its request, its answers, its end.
+
+    Attributes:
+        context: what gRPC tells of the call.
+    """
+
+    __slots__ = ("_is_over", "_lock", "_requests", "_send", "_times", "_waits", "context")
+
+    def __init__(self, requests: Any, context: Any, send: Any, waits: _Waits, times: tuple[float, float]) -> None:
+        self.context = context
+        self._requests = requests
+        self._send = send
+        self._waits = waits
+        self._times = times
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def serve(self, act: Callable[[ThreadCall], None]) -> None:
+        """Act for it on this thread; an error of radixkv ends it with its status and details."""
+        try:
+            act(self)
+        except RadixKVError as error:
+            self.fail(error)
+        except grpc.RpcError:
+            pass  # its caller has left
+        except Exception:
+            _LOG.exception("a call failed")
+            self.fail(RadixKVError("the server failed; its log tells why"))
+
+    def read(self, parse: Callable[[bytes], Any]) -> Any:
+        """Its one request. Waits for it.
+
+        Raises:
+            DeadlineExceededError: it did not come in time. InvalidArgumentError: it is no message, or there is none.
+        """
+        for request in self.requests(parse):
+            return request
+        raise no_request()
+
+    def requests(self, parse: Callable[[bytes], Any]) -> Iterator[Any]:
+        """Its requests. Waits for each of them.
+
+        Raises:
+            DeadlineExceededError: the next did not come in time. InvalidArgumentError: it is no message.
+        """
+        request_s = self._times[0]
+        while True:
+            with self._waits.within(request_s, lambda: self.fail(late_request(request_s))):
+                message = next(self._requests, None)
+            if self._is_over:
+                raise late_request(request_s)
+            if message is None:
+                return
+            request = parse(message)
+            if isinstance(request, Malformed):
+                raise request.error
+            yield request
+
+    def send(self, answer: Any) -> bool:
+        """Send an answer and wait until it is taken; False where nobody takes any."""
+        with self._waits.within(self._times[1], self.context.cancel):
+            self._send(answer)
+        return bool(self.context.is_active())
+
+    def finish(self) -> None:
+        """End it: everything was answered."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+        self._send(None)
+
+    def fail(self, error: RadixKVError) -> None:
+        """End it by an error; nothing happens where it is over."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+        self.context.set_trailing_metadata(trailing_metadata(error))
+        self.context.set_code(status_of(error))
+        self.context.set_details(message_of(error))
+        self._send(None)
+
+
+class ThreadCalls(grpc.ServerInterceptor):
+    """Serves the calls of a server of threads. Its only interceptor; the server's own threads are never used.
+
+    Args:
+        ring: the credentials that are known.
+        max_calls: calls under way at once, but for those of health and those that `leave_calls`.
+        max_elsewhere: how many those may be.
+        open_handler: serves a method that anybody may call, by its name; None where it knows none.
+        request_s: how long a request may take to come. unread_s: how long a caller may take nothing of an answer.
+    """
+
+    def __init__(
+        self,
+        ring: KeyRing,
+        max_calls: int,
+        max_elsewhere: int,
+        open_handler: Callable[[str], tuple[Begin, Any] | None],
+        *,
+        request_s: float = REQUEST_S,
+        unread_s: float = REQUEST_S,
+    ) -> None:
+        self._door = Door(ring)
+        self._places = Shares(max_calls, "calls run")
+        self._threads = ThreadPoolExecutor(max_calls + max_elsewhere, thread_name_prefix="radixkv-call")
+        self._open_handler = open_handler
+        self._waits = _Waits()
+        self._times = (request_s, unread_s)
+
+    def start(self) -> None:
+        """Look after calls whose callers take too long."""
+        self._waits.start()
+
+    def stop(self) -> None:
+        """Wait for the calls under way, which the server has ended, and let the threads go."""
+        self._threads.shutdown()
+        self._waits.stop()
+
+    def intercept_service(
+        self, continuation: Callable[[Any], Any], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """See `grpc.ServerInterceptor`."""
+        method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
+        if is_open(method):
+            found = self._open_handler(method)
+            return None if found is None else self._handler(*found)
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+
+        def begin(call: ThreadCall) -> None:
+            caller = self._door.identify(metadata, call.context)
+            place = self._places.take(share_key(caller))
+            try:
+                self._threads.submit(Context().run, call.serve, _Served(place, caller, method, metadata, handler))
+            except RuntimeError:
+                place.close()
+                raise UnavailableError("the server is stopping") from None
+
+        return self._handler(begin, handler.response_serializer)
+
+    def _handler(self, begin: Begin, serializer: Any) -> Any:
+        """A method whose calls begin at once, with neither their request nor a thread."""
+
+        def behave(requests: Any, context: Any, send: Any) -> None:
+            call = ThreadCall(requests, context, send, self._waits, self._times)
+            try:
+                begin(call)
+            except RadixKVError as error:
+                call.fail(error)
+
+        behave.experimental_non_blocking = True  # type: ignore[attr-defined]  # gRPC's way to ask for it
+        behave.experimental_thread_pool = _AT_ONCE  # type: ignore[attr-defined]
+        return grpc.stream_stream_rpc_method_handler(behave, None, serializer)
+
+
+class _Served:
+    """What is to be done for a call that has a place, from its request to its end."""
+
+    __slots__ = ("_caller", "_handler", "_metadata", "_method", "_place")
+
+    def __init__(self, place: Place, caller: Caller | None, method: str, metadata: Any, handler: Any) -> None:
+        self._place = place
+        self._caller = caller
+        self._method = method
+        self._metadata = metadata
+        self._handler = handler
+
+    def __call__(self, call: ThreadCall) -> None:
+        handler, caller = self._handler, self._caller
+        with self._place:
+            _PLACE.set(self._place)
+            parse = reader(handler.request_deserializer)
+            request = call.requests(parse) if handler.request_streaming else call.read(parse)
+            if caller is not None:
+                set_caller(caller)
+                check_call(caller, self._method, request, self._metadata)
+            answers = behaviour_of(handler)(request, call.context)
+            if handler.response_streaming:
+                _answer(call, answers, caller)
+            else:
+                call.send(answers)
+        call.finish()
+
+
+def _answer(call: ThreadCall, answers: Iterator[Any], caller: Caller | None) -> None:
+    try:
+        for answer in answers:
+            if caller is not None:
+                caller.check_alive()
+            if not call.send(answer):
+                return
+    finally:
+        answers.close()  # type: ignore[attr-defined]  # every servicer's is a generator

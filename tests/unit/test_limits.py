@@ -1,0 +1,99 @@
+"""Limits of tenants: buckets of requests and tokens, requests at once, whichever thread asks."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from radixkv.core.errors import LimitError
+from radixkv.service.credentials import Tenant, TenantLimits
+from radixkv.service.limits import Limiter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def admit(limiter: Limiter, **limits: int) -> Any:
+    return limiter.admit(Tenant("t", "t", TenantLimits(**limits)))
+
+
+def test_a_bucket_fills_evenly() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    for _ in range(60):
+        admit(limiter, requests_per_minute=60).close()
+    with pytest.raises(LimitError) as caught:
+        admit(limiter, requests_per_minute=60)
+    assert caught.value.retry_after_s == pytest.approx(1)
+    clock.now_s += 1.0
+    slot = admit(limiter, requests_per_minute=60)
+    assert [(rate.kind, rate.remaining, rate.reset_s) for rate in slot.rates] == [("requests", 0, 60)]
+    with pytest.raises(LimitError):
+        admit(limiter, requests_per_minute=60)
+
+
+def test_tokens_are_charged_and_given_back() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    slot = admit(limiter, tokens_per_minute=600)
+    slot.charge(1200)
+    with pytest.raises(LimitError) as caught:
+        admit(limiter, tokens_per_minute=600)
+    assert caught.value.retry_after_s == pytest.approx(60.1)  # 600 overdrawn at 10 a second, and one token
+    slot.charge(-700)  # they were found in the cache
+    admit(limiter, tokens_per_minute=600)
+
+
+def test_a_slot_comes_back_once() -> None:
+    limiter = Limiter(Clock())
+    first = admit(limiter, max_concurrent=2)
+    second = admit(limiter, max_concurrent=2)
+    with pytest.raises(LimitError, match="2 requests at once"):
+        admit(limiter, max_concurrent=2)
+    first.close()
+    first.close()
+    admit(limiter, max_concurrent=2)
+    with pytest.raises(LimitError):
+        admit(limiter, max_concurrent=2)
+    second.close()
+
+
+def test_a_raised_limit_holds_at_once() -> None:
+    limiter = Limiter(Clock())
+    admit(limiter, requests_per_minute=1)
+    with pytest.raises(LimitError):
+        admit(limiter, requests_per_minute=1)
+    assert admit(limiter, requests_per_minute=10).rates[0].remaining == 8
+
+
+def test_one_tenants_limit_is_not_anothers() -> None:
+    limiter = Limiter(Clock())
+    limits = TenantLimits(requests_per_minute=1)
+    limiter.admit(Tenant("a", "a", limits))
+    with pytest.raises(LimitError):
+        limiter.admit(Tenant("a", "a", limits))
+    assert limiter.admit(Tenant("b", "b", limits)).rates[0].remaining == 0
+
+
+def test_threads_that_ask_at_once_get_no_more_than_the_limit() -> None:
+    limiter = Limiter(Clock())
+
+    def tries(_number: int) -> int:
+        num_admitted = 0
+        for _ in range(2000):
+            try:
+                admit(limiter, requests_per_minute=1000)
+            except LimitError:
+                continue
+            num_admitted += 1
+        return num_admitted
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(tries, range(4))) == 1000
