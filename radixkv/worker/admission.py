@@ -1,13 +1,15 @@
 """Who may begin: the queue, those that wait for a prefix, and what is reserved for a branch before it starts.
 
 What a branch may need is counted by the cache itself: its acquire asks for the blocks of its history and reserves those that
-it is expected to grow into. Who is refused lets others try; from the moment that it is due, nobody is admitted before it.
+it is expected to grow into. Who is refused lets others try; from the moment that it is due, nobody of its owner is admitted
+before it, nor of others that have been given as much and hold as much.
 Who is refused for the quota of its namespace holds up nobody but that namespace: see `tenants`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from radixkv.core.api import Notice
 from radixkv.worker.branch import Branch, Phase
@@ -18,7 +20,10 @@ from radixkv.worker.waiting import PendingPrefixes, WaitingQueue
 __all__ = ["Admission"]
 
 _MAX_REFUSALS = 4
-"""Branches that may be refused for lack of blocks before nobody is tried any more until something has been freed."""
+"""Branches of one owner that may be refused for lack of blocks before none of it is tried any more until something is freed."""
+
+_MAX_REFUSALS_IN_ALL = 16
+"""The same for all owners together."""
 
 
 class Admission:
@@ -26,35 +31,46 @@ class Admission:
 
     Args:
         growth: how much a branch is expected to generate.
+        num_held_by: blocks that the branches of an owner hold or ask for.
 
     Attributes:
         num_freed: how often blocks may have become free; who was refused before the last time may be tried again at once.
     """
 
-    def __init__(self, growth: GrowthEstimate) -> None:
+    def __init__(self, growth: GrowthEstimate, num_held_by: Callable[[str], int]) -> None:
         self.queue = WaitingQueue()
         self.pending = PendingPrefixes()
         self.tenants = Tenants(self.queue.add)
         self.num_freed = 0
         self._growth = growth
-        self._num_refusals = 0
+        self._num_held_by = num_held_by
+        self._refusals: Counter[str] = Counter()
         self._is_recovering = False
         self._exclusive: Branch | None = None  # due and refused before: while it is tried again, nobody else is
+        self._favoured: Branch | None = None  # for whom another gave its blocks up: it is tried first
 
-    def next(self, now_s: float, *, is_idle: bool) -> Branch | None:
+    def next(self, now_s: float, may_begin: Callable[[str], bool], *, is_idle: bool) -> Branch | None:
         """Take the branch that is to be acquired now out of the queue; None if nobody may be.
 
-        `is_idle`: nobody holds anything.
+        `may_begin`: whether one more of an owner's may be acquired. `is_idle`: nobody holds anything.
         """
         if is_idle:
             self.freed()
             self._is_recovering = False
-        refused = self.queue.find_refused()
-        is_stopped = self._is_recovering or self._num_refusals >= _MAX_REFUSALS
-        is_taken = self._exclusive is not None and self._exclusive.phase is Phase.OPENING
-        if is_stopped or is_taken or (refused is not None and refused.due_s <= now_s):
+        is_stopped = self._is_recovering or self._refusals.total() >= _MAX_REFUSALS_IN_ALL
+        if is_stopped or (self._exclusive is not None and self._exclusive.phase is Phase.OPENING):
             return None
-        while (head := self.queue.head(now_s)) is not None:
+        if self._favoured is not None and may_begin(self._favoured.owner):
+            favoured, self._favoured = self._favoured, None
+            if favoured.phase is Phase.QUEUED:
+                self.queue.take(favoured)
+                self._exclusive = favoured
+                return favoured
+        passed = {owner for owner, number in self._refusals.items() if number >= _MAX_REFUSALS}
+        while (head := self.queue.head(now_s, passed)) is not None:
+            if not may_begin(head.owner) or self._waits_for_refused(head, now_s):
+                passed.add(head.owner)
+                continue
             if self.tenants.holds_back(head, now_s):
                 self.queue.discard(head)
                 continue
@@ -62,6 +78,19 @@ class Admission:
             self._exclusive = head if head.was_refused and head.due_s <= now_s else None
             break
         return head
+
+    def _waits_for_refused(self, head: Branch, now_s: float) -> bool:
+        """Whether one that was refused and is due is to be admitted before `head`."""
+        for refused in self.queue.refused:
+            if refused.due_s > now_s:
+                continue
+            if refused.owner == head.owner:
+                return True
+            holds_no_more = self._num_held_by(refused.owner) <= self._num_held_by(head.owner)
+            if holds_no_more and self.queue.has_turn(refused, head):
+                refused.held_up_others = True
+                return True
+        return False
 
     def reserve(self, branch: Branch) -> int:
         """Tokens to reserve behind a branch's history."""
@@ -73,7 +102,7 @@ class Admission:
         self.queue.bring_one_back(branch)
         if num_freed == self.num_freed:
             self.queue.set_aside(branch)
-            self._num_refusals += 1
+            self._refusals[branch.owner] += 1
 
     def refused_by_quota(self, branch: Branch, num_freed: int) -> None:
         """Its acquire passed the quota of its namespace, when `num_freed` was as given."""
@@ -102,6 +131,8 @@ class Admission:
         elif branch in self.tenants:
             self.tenants.discard(branch)
         else:
+            if branch.held_up_others:
+                self.queue.charge(branch)
             self.queue.discard(branch)
 
     def noticed(self, notices: Iterable[Notice]) -> None:
@@ -137,8 +168,13 @@ class Admission:
         self.freed()
         self.tenants.freed(branch.generation.namespace)
 
+    def gave_way_to(self, branch: Branch) -> None:
+        """A running branch has given up its blocks for one that was refused."""
+        self.freed()
+        self._favoured = branch
+
     def freed(self) -> None:
         """Blocks may have become free: those that were refused may be tried again."""
         self.num_freed += 1
-        self._num_refusals = 0
+        self._refusals.clear()
         self.queue.bring_back()

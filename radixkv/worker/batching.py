@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from radixkv.worker.branch import Branch
@@ -24,9 +25,13 @@ class Row(NamedTuple):
 
 
 def choose_rows(
-    branches: Iterable[Branch], limits: SchedulerLimits, urgency: Callable[[Branch], tuple[float, ...]]
+    branches: Iterable[Branch],
+    limits: SchedulerLimits,
+    last_ran: Mapping[str, int],
+    urgency: Callable[[Branch], tuple[float, ...]],
 ) -> list[Row]:
-    """All decodes that can run, in order of arrival, then prefill chunks within the budget, by `urgency`, smallest first.
+    """All decodes that can run, in order of arrival, then prefill chunks within the budget: owners in turn, whose chunk ran
+    longest ago by `last_ran` first, and those of one owner by `urgency`, smallest first.
 
     Chunks end at absolute multiples of the chunk size, so that they lie alike whatever was cached. O(n log n).
     """
@@ -34,7 +39,7 @@ def choose_rows(
     rows = [Row(b, b.num_computed, b.num_computed + 1) for b in ready if not b.is_prefilling]
     prefilling = [branch for branch in ready if branch.is_prefilling]
     if len(prefilling) > 1:
-        prefilling.sort(key=urgency)
+        prefilling = _in_turn(prefilling, last_ran, urgency)
     budget = limits.max_batch_tokens - len(rows)
     chunk = limits.chunk_tokens
     for number, branch in enumerate(prefilling):
@@ -47,3 +52,14 @@ def choose_rows(
         if budget <= 0:
             break
     return rows
+
+
+def _in_turn(
+    branches: Iterable[Branch], last_ran: Mapping[str, int], urgency: Callable[[Branch], tuple[float, ...]]
+) -> list[Branch]:
+    num_before: Counter[str] = Counter()
+    turns: dict[Branch, tuple[int, int, int]] = {}
+    for branch in sorted(branches, key=urgency):
+        turns[branch] = (num_before[branch.owner], last_ran.get(branch.owner, -1), branch.seq_id)
+        num_before[branch.owner] += 1
+    return sorted(turns, key=turns.__getitem__)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.core.api import AcquireResult, ExtendResult
 from radixkv.core.tokens import pack_tokens
+from radixkv.service.namespaces import owner_of
 from radixkv.worker.lines import OpenedLine
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ class Branch:
 
     Attributes:
         order: (arrival of the generation, index of the branch).
+        owner: whose request it is: its namespace, an adapter's being that of its caller.
         priority, due_s: see `waiting`.
         num_matched: how much of its history was cached when last told, and `was_matched` whether it was since it last held any.
         was_refused: whether an acquire of it ever found too few blocks.
+        held_up_others: whether it was refused and others waited for it.
         waits_for: while PENDING, the providing sequence and the length of the common prefix.
         is_awaiting_token: whether a batch under way is to draw from the end of its history.
         is_reserving: whether its acquire reserves what it is expected to generate.
@@ -68,6 +71,7 @@ class Branch:
         "block_table",
         "due_s",
         "generation",
+        "held_up_others",
         "index",
         "is_awaiting_token",
         "is_line",
@@ -81,6 +85,7 @@ class Branch:
         "num_stored",
         "order",
         "over_quota",
+        "owner",
         "phase",
         "priority",
         "room",
@@ -98,6 +103,7 @@ class Branch:
         self.generation = generation
         self.index = index
         self.order = (generation.arrival, index)
+        self.owner = owner_of(generation.namespace)
         self.priority = generation.terms.priority
         self.due_s = generation.terms.due_s
         self.tokens = tokens
@@ -106,7 +112,7 @@ class Branch:
         self.num_computed_at_stall = -1
         self.siblings: Sequence[Branch] = ()
         self.num_matched = 0
-        self.was_matched = self.was_refused = False
+        self.was_matched = self.was_refused = self.held_up_others = False
         self.waits_for = (0, 0)
         self.is_reserving = True
         self.is_awaiting_token = False
@@ -161,7 +167,7 @@ class Branch:
     def opened(self, answer: AcquireResult) -> None:
         """Its acquire or fork was answered: its history up to `num_known` has blocks."""
         self.phase = Phase.RUNNING
-        self.was_matched = False
+        self.was_matched = self.held_up_others = False
         self.is_line = isinstance(answer, OpenedLine)
         self.block_table = answer.block_table
         self.num_stored = answer.num_stored_tokens

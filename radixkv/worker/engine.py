@@ -27,7 +27,7 @@ from typing import TypeVar
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
-from radixkv.service.namespaces import adapter_namespace, adapter_of
+from radixkv.service.namespaces import adapter_namespace, adapter_of, owner_of
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import SchedulerLimits
@@ -47,7 +47,7 @@ __all__ = ["Engine"]
 MAX_GENERATIONS = 8192
 """Generations that may run and wait at once; the next one is refused."""
 
-DRAIN_S = 5.0
+DRAIN_S = 1.0
 """How long a closing engine waits for the cache to take its last releases."""
 
 _LONGEST_WAIT_S = 3600.0
@@ -145,9 +145,9 @@ class Engine:
         """What is served."""
         return self._info
 
-    def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
-        """Packed token ids of `history` with the prompt appended, as `generate` would read it."""
-        return self._reader.read(prompt, history)
+    def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes:
+        """Packed token ids of `history` with the prompt appended, as `generate` would read it in the namespace."""
+        return self._reader.read(prompt, history, DEFAULT_NAMESPACE if namespace is None else namespace)
 
     def detokenize(self, token_ids: TokensLike) -> str:
         """Text of token ids, special tokens left out."""
@@ -166,8 +166,8 @@ class Engine:
             LimitError: too many generations wait already.
             UnavailableError: the engine is closed.
         """
-        tokens = self._reader.read(params, params.history)
         namespace = DEFAULT_NAMESPACE if params.namespace is None else params.namespace
+        tokens = self._reader.read(params, params.history, namespace)
         unshared = self._unshared_namespaces
         shares_prefix = params.shares_prefix and unshared is not None and namespace not in unshared
         if params.adapter and params.adapter not in self._info.adapters:
@@ -197,7 +197,7 @@ class Engine:
         position = length if params.position is None else params.position
         if not 0 <= position <= length:
             raise InvalidArgumentError("position", position, f"between 0 and {length}, the length of its history")
-        tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES])
+        tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES], history.namespace)
         retention = tuple(params.retention) or history.retention
         can_fork = num_tokens(tokens) == position and retention == history.retention
         origin = Origin(params.generation_id, params.branch, position) if can_fork else None
@@ -238,6 +238,14 @@ class Engine:
         except (LeaseError, UnavailableError):
             return WorkerStats(engine, None)
 
+    def start_grammars(self) -> None:
+        """Make ready for grammars now, so that the first one stops nothing that runs: it holds the interpreter for a while."""
+        self._reader.start_grammars()
+
+    def end_grammars(self) -> None:
+        """Grammars not met before are refused with `UnavailableError` from now on, those that are tried as well."""
+        self._reader.end_grammars()
+
     def wake(self) -> None:
         """Look for news, such as a notice of the cache. Any thread may call it."""
         self._inbox.put(_wake)
@@ -252,6 +260,7 @@ class Engine:
         with self._gate:
             if not self._is_closed:
                 self._inbox.put(self._begin_closing)
+        self._reader.end_grammars()
         self._thread.join()
 
     def __enter__(self) -> Engine:
@@ -271,7 +280,7 @@ class Engine:
     ) -> GenerationStream:
         tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
-        rules = self._reader.reply_rules(params.sampling)
+        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace))
         if len(self._rounds.generations) >= MAX_GENERATIONS:
             wait_s = self._rounds.pace.wait_s(MAX_GENERATIONS // 16)
             raise LimitError(

@@ -34,9 +34,9 @@ class SupportsPut(Protocol):
 class Terms(NamedTuple):
     """How a request is to be served.
 
-    priority: the higher, the earlier. due_s: from then on nobody overtakes it. deadline_s: it ends then. Both times are of the
-    engine's clock. shares_prefix: whether it uses what is cached and leaves anything there. retention: what ranges of the
-    histories that it leaves there are worth. pins: prefixes of its prompt that are to be pinned.
+    priority: the higher, the earlier. due_s: from then on nobody of its owner overtakes it. deadline_s: it ends then. Both are
+    times of the engine's clock. shares_prefix: whether it uses what is cached and leaves anything there. retention: what ranges
+    of the histories that it leaves there are worth. pins: prefixes of its prompt that are to be pinned.
     """
 
     priority: int = 0

@@ -70,9 +70,11 @@ class GenerationClient:
         """What is served."""
         return wire.model_from_proto(self._ask(self._stub.GetModel, pb.GetModelRequest()))
 
-    def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
-        """Packed token ids of `history` with the prompt appended."""
-        request = pb.TokenizeRequest(prompt=wire.prompt_to_proto(prompt), history=pack_tokens(history))
+    def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes:
+        """Packed token ids of `history` with the prompt appended; `namespace`: whose turn it takes, None: the caller's own."""
+        request = pb.TokenizeRequest(
+            prompt=wire.prompt_to_proto(prompt), history=pack_tokens(history), namespace=namespace
+        )
         token_ids: bytes = self._ask(self._stub.Tokenize, request).token_ids
         return token_ids
 

@@ -10,9 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from radixkv.worker.errors import ModelError
 
 __all__ = ["GGUFFile"]
+
+MAX_ARRAY_ITEMS = 2_000_000
+"""In all arrays of a file: twice what the largest vocabularies have in tokens, scores, kinds and merges."""
 
 _SCALINGS = ("none", "linear", "yarn")
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -50,11 +55,11 @@ class GGUFFile:
         Raises:
             ModelError: it is no whole GGUF file, or one of several parts.
         """
-        from gguf import GGUFReader, GGUFValueType
+        from gguf import GGUFValueType
 
         self.path = path
         try:
-            reader = GGUFReader(path)
+            reader = _bounded_reader()(path)
             self.facts: Mapping[str, Any] = {
                 key: field.contents()
                 for key, field in reader.fields.items()
@@ -196,6 +201,29 @@ class GGUFFile:
             raise self._refusal(
                 f"its rotary frequencies are divided by {_ROPE_FACTORS} in a way that is not known here"
             )
+
+
+def _bounded_reader() -> Any:
+    """gguf's reader, which by itself goes on behind the end of the file for as long as the file says that it does."""
+    from gguf import GGUFReader, GGUFValueType
+
+    class BoundedReader(GGUFReader):
+        num_items = 0
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **orders: Any) -> Any:
+            num_bytes = int(count) * np.dtype(dtype).itemsize
+            if offset + num_bytes > len(self.data):
+                raise ValueError(f"{num_bytes:,} bytes at {offset:,} end behind the file's {len(self.data):,}")
+            return super()._get(offset, dtype, count, *order, **orders)
+
+        def _get_field_parts(self, offset: int, kind: int) -> Any:
+            if kind == GGUFValueType.ARRAY:
+                self.num_items += int(self._get(offset + 4, np.uint64)[0])
+                if self.num_items > MAX_ARRAY_ITEMS:
+                    raise ValueError(f"{self.num_items:,} items in arrays; at most {MAX_ARRAY_ITEMS:,} are read")
+            return super()._get_field_parts(offset, kind)
+
+    return BoundedReader
 
 
 def _known_splits() -> frozenset[str]:

@@ -1,23 +1,32 @@
 """Grammars that a reply's text is held to, token by token, by llguidance.
 
-A grammar is compiled on the thread of whoever asks, once, and kept; each branch then has a matcher of its own, which tells
-what may come next and is advanced with every token. Where a grammar has been fulfilled and allows nothing more the reply
-ends; where it could end, the model's end of reply is allowed beside what could go on.
+A grammar not met before is tried in a process of its own, see `grammar_trial`: compiling it may take any time and memory, and
+end the process. One that stays within the bounds is compiled here and kept; one that does not is refused, at once the next
+time. Each branch then has a matcher of its own, which tells what may come next and is advanced with every token. Where a
+grammar has been fulfilled and allows nothing more the reply ends; where it could end, the model's end of reply is allowed
+beside what could go on.
 
 A grammar holds one reply from its first token. To go on inside one, begin with the tokens so far as `forced_token_ids`.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import threading
-from collections import OrderedDict
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.json_text import read_json
+from radixkv.core.api import DEFAULT_NAMESPACE
+from radixkv.core.errors import InvalidArgumentError, LimitError, UnavailableError
+from radixkv.worker.grammar_source import first_line, grammar_source, new_matcher
+from radixkv.worker.grammar_store import NamespaceStore
+from radixkv.worker.grammar_trials import GrammarTrials
 from radixkv.worker.sampling import Grammar
+from radixkv.worker.turns import Turns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,16 +34,20 @@ if TYPE_CHECKING:
 __all__ = ["CompiledMatcher", "GrammarCompiler", "GrammarMatcher"]
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
-MAX_READINGS, MAX_STEP_ITEMS = 500, 20_000
-"""Ways at once in which a text may be read so far, and parser items per token: beyond, the reply ends with an error.
-Without them an ambiguous grammar would hold up everybody's next token; with them it takes some 5 ms at the worst."""
 
-NUM_KEPT = 128
-"""Compiled grammars kept; the least recently used is forgotten first."""
+NUM_TRIALS, MAX_WAITING, MAX_WAIT_S = 4, 8, 10.0
+"""Trials at once, of which a namespace has one; its grammars that may wait for it, and for how long."""
 
-_ANY_OBJECT = {"type": "object"}
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
-"""Between the parts of a JSON text. Without a bound a small model may write blanks until its reply is full."""
+NUM_KEPT, KEPT_BYTES = 128, 2 << 20
+"""Compiled grammars kept at most, and what each counts for at least; see `NamespaceStore` for which is forgotten first."""
+TAKEN_BYTES, MAX_TAKEN = 16 << 10, 2048
+"""What a token may add to a compiled grammar, as much as was seen; tokens after which it is compiled anew."""
+NUM_REFUSED, REFUSED_S = 1024, 300.0
+"""Refusals remembered, and for how long: what was at its bound on a busy machine is tried again then."""
+
+EASY_MASK_S, MASK_CREDIT_S = 0.001, 0.03
+"""CPU time that a token may cost the engine's thread, and what those beyond it may cost a branch together: past that it ends
+with an error, and its grammar is refused from then on. It had cost far less in its trial."""
 
 
 class GrammarMatcher(Protocol):
@@ -58,10 +71,18 @@ class GrammarMatcher(Protocol):
 
 
 class CompiledMatcher:
-    """A matcher by llguidance."""
+    """A matcher by llguidance.
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    Args:
+        matcher: its own.
+        on_taken: called with every token taken.
+        on_slow: called once, with the fault, where the grammar costs too much to follow.
+    """
+
+    def __init__(self, matcher: LLMatcher, on_taken: Callable[[], None], on_slow: Callable[[str], None]) -> None:
         self._matcher = matcher
+        self._on_taken, self._on_slow = on_taken, on_slow
+        self._credit_s = MASK_CREDIT_S
         self.fault = ""
 
     @property
@@ -71,122 +92,217 @@ class CompiledMatcher:
 
     def allowed(self) -> bytes:
         """One bit per token id, least significant first: what may come next."""
+        began_s = time.thread_time()
         bits = self._matcher.compute_bitmask()
+        self._charge(time.thread_time() - began_s)
         self._note_fault()
         return bytes(bits)
 
     def take(self, token_id: int) -> bool:
         """Advance by a token. Returns whether the grammar allows it."""
-        if self._matcher.consume_token(token_id):
-            return True
-        self._note_fault()
-        return False
+        began_s = time.thread_time()
+        is_taken = self._matcher.consume_token(token_id)
+        self._charge(time.thread_time() - began_s)
+        self._on_taken()
+        if not is_taken:
+            self._note_fault()
+        return bool(is_taken) and not self.fault
+
+    def _charge(self, cost_s: float) -> None:
+        self._credit_s = min(MASK_CREDIT_S, self._credit_s + EASY_MASK_S - cost_s)
+        if self._credit_s < 0 and not self.fault:
+            self.fault = f"its masks take longer than {EASY_MASK_S * 1000:g} ms"
+            self._on_slow(self.fault)
 
     def _note_fault(self) -> None:
-        if self._matcher.is_error():
-            self.fault = _first_line(self._matcher.get_error())
+        if self._matcher.is_error() and not self.fault:
+            self.fault = first_line(self._matcher.get_error())
 
     def copy(self) -> CompiledMatcher:
         """One that has come as far, and goes its own way from here."""
-        return CompiledMatcher(self._matcher.deep_copy())
+        twin = copy(self)
+        twin._matcher = self._matcher.deep_copy()
+        return twin
+
+
+class _Kept:
+    """A compiled grammar, and how many tokens its matchers have taken: what they share grows with them."""
+
+    __slots__ = ("matcher", "memory_bytes", "num_taken")
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.matcher: CompiledMatcher
+        self.memory_bytes = memory_bytes
+        self.num_taken = 0
+
+    def taken(self) -> None:
+        self.num_taken += 1
+
+    @property
+    def cost_bytes(self) -> int:
+        return max(KEPT_BYTES, self.memory_bytes + self.num_taken * TAKEN_BYTES)
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer and keeps the last `num_kept`. Any thread may call it.
+    """Compiles grammars for one tokenizer and keeps some. Any thread may call it; `close` it at the end.
 
     Args:
         tokenizer: the model's, a fast one of transformers.
         vocab_size: width of the logits.
         eos_token_ids: ids with which the model ends a reply.
+        num_kept: compiled grammars kept at most.
+        clock: seconds, monotonic.
     """
 
     def __init__(
-        self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int], num_kept: int = NUM_KEPT
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        num_kept: int = NUM_KEPT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
-        self._num_kept = num_kept
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._trie: LLTokenizer | None = None
-        self._kept: OrderedDict[Grammar, CompiledMatcher] = OrderedDict()
+        self._trials: GrammarTrials | None = None
+        self._turns = Turns(NUM_TRIALS, max_waiting=MAX_WAITING, max_wait_s=MAX_WAIT_S)
+        self._kept: NamespaceStore[Grammar, _Kept] = NamespaceStore(num_kept * KEPT_BYTES, lambda kept: kept.cost_bytes)
+        self._refused: NamespaceStore[bytes, tuple[str, float]] = NamespaceStore(NUM_REFUSED)
+        self._underway: dict[tuple[str, Grammar], Future[_Kept]] = {}
+        self._is_closed = False
         self.num_compiled = 0
 
-    def matcher(self, grammar: Grammar) -> CompiledMatcher:
-        """A matcher at the beginning of `grammar`.
+    def matcher(self, grammar: Grammar, namespace: str = DEFAULT_NAMESPACE) -> CompiledMatcher:
+        """A matcher at the beginning of `grammar`. One that its namespace has not met before takes its turn among those.
 
         Raises:
-            InvalidArgumentError: the grammar is no such thing or too large; grammars cannot be used with this model.
+            InvalidArgumentError: the grammar is no such thing, too large, or costs too much time or memory to compile or to
+                follow; grammars cannot be used with this model.
+            LimitError: too many that were not met before wait already, or the machine is too busy to try it.
+            UnavailableError: closed, or the trial was lost.
         """
         if len(grammar.text) > MAX_GRAMMAR_CHARACTERS:
             size = f"{len(grammar.text)} characters"
             raise InvalidArgumentError("grammar.text", size, f"at most {MAX_GRAMMAR_CHARACTERS} characters")
+        key = namespace, grammar
         with self._lock:
-            kept = self._kept.get(grammar)
-            if kept is not None:
-                self._kept.move_to_end(grammar)
-                return kept.copy()
-            trie = self._trie = self._trie or self._read_tokenizer()
-        compiled = CompiledMatcher(_compile(grammar, trie))
+            kept = self._known(grammar, namespace)
+            underway = self._underway.get(key)
+            if kept is not None and (underway is not None or kept.num_taken <= MAX_TAKEN):
+                return kept.matcher.copy()
+            is_mine = underway is None
+            underway = self._underway.setdefault(key, Future())
+        if is_mine:
+            try:
+                underway.set_result(self._meet(grammar, namespace, kept))
+            except BaseException as error:  # everybody's who waits for it; a panic of llguidance is no `Exception`
+                underway.set_exception(error)
+            finally:
+                with self._lock:
+                    del self._underway[key]
+        try:
+            return underway.result(MAX_WAIT_S).matcher.copy()
+        except TimeoutError:
+            message = f"the same grammar has been tried for {MAX_WAIT_S:g} s; try again later"
+            raise LimitError(message, retry_after_s=1.0) from None
+
+    def start(self) -> None:
+        """Read the tokenizer and start the process of trials, if that was not done yet; else the first grammar does it.
+
+        Raises:
+            InvalidArgumentError, UnavailableError: as `matcher`.
+        """
+        self._read_tokenizer()
+
+    def close(self) -> None:
+        """End the process of trials and wait for it. May be repeated."""
+        with self._reading:
+            self._is_closed = True
+            if self._trials is not None:
+                self._trials.close()
+
+    def _known(self, grammar: Grammar, namespace: str) -> _Kept | None:
+        """What is kept of it; raises where it was refused lately. The lock is held."""
+        bound, until_s = self._refused.get(namespace, _digest(grammar)) or ("", 0.0)
+        if self._clock() < until_s:
+            raise _refusal(grammar, bound)
+        return self._kept.get(namespace, grammar)
+
+    def _meet(self, grammar: Grammar, namespace: str, kept: _Kept | None) -> _Kept:
+        """Try and compile what was not kept; compile anew what was."""
+        trials, _ = self._read_tokenizer()
+        source = grammar_source(grammar)
+        if kept is not None:
+            return self._compile(grammar, namespace, source, kept.memory_bytes)
+        with self._turns.take(namespace):
+            verdict = trials.run(source)
+            if verdict.bound:
+                raise self._refuse(grammar, namespace, f"a {grammar.kind} {verdict.bound}")
+            if verdict.problem:
+                raise self._refuse(grammar, namespace, f"a {grammar.kind}: {verdict.problem}")
+            return self._compile(grammar, namespace, source, verdict.memory_bytes)
+
+    def _compile(self, grammar: Grammar, namespace: str, source: str, memory_bytes: int) -> _Kept:
+        _, trie = self._read_tokenizer()
+        compiled = new_matcher(source, trie)
+        compiled.compute_bitmask()  # here, and not on the engine's thread: what it finds is shared by all copies
+        if compiled.is_error():
+            raise self._refuse(grammar, namespace, f"a {grammar.kind}: {first_line(compiled.get_error())}")
+        kept = _Kept(memory_bytes)
+        kept.matcher = CompiledMatcher(compiled, kept.taken, partial(self._found_slow, grammar, namespace))
         with self._lock:
             self.num_compiled += 1
-            self._kept[grammar] = compiled
-            while len(self._kept) > self._num_kept:
-                self._kept.popitem(last=False)
-            return compiled.copy()
+            self._kept.put(namespace, grammar, kept)
+        return kept
 
-    def _read_tokenizer(self) -> LLTokenizer:
-        try:
-            from llguidance.hf import from_tokenizer
-        except ImportError:
-            raise InvalidArgumentError(
-                "grammar", "a grammar", "left out: it needs `pip install 'radixkv[worker]'`"
-            ) from None
-        try:
-            eos: Any = self._eos_token_ids or None  # None: the tokenizer's own
-            return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=eos)
-        except (ValueError, RuntimeError) as error:
-            bound = f"left out: this model's tokenizer cannot be read for grammars: {_first_line(str(error))}"
-            raise InvalidArgumentError("grammar", "a grammar", bound) from error
+    def _found_slow(self, grammar: Grammar, namespace: str, fault: str) -> None:
+        self._refuse(grammar, namespace, f"simple enough to follow: {fault}")
 
+    def _refuse(self, grammar: Grammar, namespace: str, bound: str) -> InvalidArgumentError:
+        with self._lock:
+            self._kept.drop(namespace, grammar)
+            self._refused.put(namespace, _digest(grammar), (bound, self._clock() + REFUSED_S))
+        return _refusal(grammar, bound)
 
-def _compile(grammar: Grammar, trie: LLTokenizer) -> LLMatcher:
-    from llguidance import LLMatcher, LLParserLimits
-
-    source = _source(grammar)
-    limits = LLParserLimits(max_items_in_row=MAX_READINGS, step_max_items=MAX_STEP_ITEMS)
-    problem = LLMatcher.validate_grammar(source, trie, limits=limits)
-    matcher = LLMatcher(trie, source, log_level=0, limits=limits)
-    if matcher.is_error():
-        problem = problem or matcher.get_error()
-        raise InvalidArgumentError("grammar.text", grammar.text[:200], f"a {grammar.kind}: {_first_line(problem)}")
-    return matcher
-
-
-def _source(grammar: Grammar) -> str:
-    from llguidance import LLMatcher
-
-    if grammar.kind == "regex":
-        return LLMatcher.grammar_from_regex(grammar.text)
-    if grammar.kind == "lark":
-        return LLMatcher.grammar_from_lark(grammar.text)
-    schema: Any = _ANY_OBJECT
-    if grammar.kind == "json_schema":
-        try:
-            schema = read_json(grammar.text)
-        except ValueError as error:
-            raise InvalidArgumentError("grammar.text", grammar.text[:200], f"a schema in JSON: {error}") from None
-        if schema is True:
-            schema = {}
-        if not isinstance(schema, dict):
-            raise InvalidArgumentError("grammar.text", grammar.text[:200], "a schema, which is a JSON object")
-    try:
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
-        )
-    except ValueError as error:
-        raise InvalidArgumentError("grammar.text", grammar.text[:200], f"a schema: {_first_line(str(error))}") from None
+    def _read_tokenizer(self) -> tuple[GrammarTrials, LLTokenizer]:
+        with self._reading:
+            if self._is_closed:
+                raise UnavailableError("the worker is stopping")
+            if self._trials is not None and self._trie is not None:
+                return self._trials, self._trie
+            try:
+                from llguidance import LLTokenizer
+            except ImportError:
+                raise InvalidArgumentError(
+                    "grammar", "a grammar", "left out: it needs `pip install 'radixkv[worker]'`"
+                ) from None
+            trials = None
+            try:
+                fast = copy(self._tokenizer.backend_tokenizer)
+                fast.no_padding()
+                fast.no_truncation()
+                eos: Any = self._eos_token_ids or self._tokenizer.eos_token_id
+                told = fast.to_str()
+                trials = GrammarTrials(told, self._vocab_size, eos)
+                trials.start()  # it reads the tokenizer beside this thread
+                self._trie = LLTokenizer(told, n_vocab=self._vocab_size, eos_token=eos)
+            except (ValueError, RuntimeError, AttributeError) as error:
+                if trials is not None:
+                    trials.close()
+                bound = f"left out: this model's tokenizer cannot be read for grammars: {first_line(str(error))}"
+                raise InvalidArgumentError("grammar", "a grammar", bound) from error
+            self._trials = trials
+            return trials, self._trie
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]
+def _digest(grammar: Grammar) -> bytes:
+    return hashlib.blake2b(f"{grammar.kind}\0{grammar.text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _refusal(grammar: Grammar, bound: str) -> InvalidArgumentError:
+    return InvalidArgumentError("grammar.text", grammar.text[:200], bound)

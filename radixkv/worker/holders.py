@@ -69,6 +69,13 @@ class Holders:
         """Whether there are any. O(1)."""
         return namespace in self._num_of
 
+    def num_blocks_by_owner(self) -> Counter[str]:
+        """Blocks that the branches of each owner hold or ask for, a shared one with each branch. O(holders)."""
+        held: Counter[str] = Counter()
+        for branch in self._by_seq_id.values():
+            held[branch.owner] += 0 if branch.is_line else -(-branch.room_asked // self._block_size)
+        return held
+
     def new_seq_id(self) -> int:
         """An id that no sequence of this pool has had."""
         self._last_seq_id += 1

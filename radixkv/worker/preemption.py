@@ -1,8 +1,8 @@
 """Who gives blocks up when running branches can go no further, and what becomes of its KV.
 
-Least wanted first: who is not due, of the lowest priority, with the least computed tokens to lose, the latest come. By
-recompute it releases its sequence; what is not evicted until it comes back is found again. By swap it gives up as many blocks
-as are needed, from its end, and parks: see `swap`.
+Of the owner that holds most, least wanted first: who is not due, of the lowest priority, with the least computed tokens to
+lose, the latest come. By recompute it releases its sequence; what is not evicted until it comes back is found again. By swap
+it gives up as many blocks as are needed, from its end, and parks: see `swap`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Preemption:
 
     @staticmethod
     def choose(branches: Iterable[Branch], pending: PendingPrefixes, now_s: float) -> Branch:
-        """The least wanted. O(branches + waiters)."""
+        """The least wanted of one owner's. O(branches + waiters)."""
 
         def key(branch: Branch) -> tuple[bool, int, int, int, int]:
             urgency = pending.urgency(branch)

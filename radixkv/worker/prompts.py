@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.api import DEFAULT_NAMESPACE
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.worker.errors import ModelError
 from radixkv.worker.grammar import GrammarCompiler
 from radixkv.worker.reply import ReplyRules
 from radixkv.worker.request import Prompt
 from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.text import ChatText
+from radixkv.worker.text import Asker, ChatText
 
 __all__ = ["PromptReader"]
 
@@ -45,23 +46,28 @@ class PromptReader:
         self._max_length = max_length
         self._num_blocks = num_blocks
         self._block_size = block_size
-        self._encoding = threading.Lock()  # a tokenizer may be used by one encoder at a time
 
     @property
     def has_chat_template(self) -> bool:
         """Whether messages can be read."""
         return self._text is not None and self._text.has_chat_template
 
-    def read(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
+    def read(self, prompt: Prompt, history: TokensLike = b"", namespace: str = DEFAULT_NAMESPACE) -> bytes:
         """Packed token ids of `history` with the prompt appended.
 
+        Args:
+            prompt: what to read.
+            history: token ids in front of it.
+            namespace: whose turn the tokenizer's work takes.
+
         Raises:
-            InvalidArgumentError: the result is empty or holds an id outside the vocabulary; the form cannot be read here.
+            InvalidArgumentError: the result is empty or holds an id outside the vocabulary; the form cannot be read here; the
+                prompt is many times too long for the model.
         """
         kept = pack_tokens(history)
         if num_tokens(kept) > self._max_length:
             raise InvalidArgumentError("history", f"{num_tokens(kept)} tokens", f"at most {self._max_length} tokens")
-        tokens = kept + self._encode(prompt, kept)
+        tokens = kept + self._encode(prompt, kept, Asker(namespace, self._max_length))
         if not tokens:
             raise InvalidArgumentError("prompt", "no tokens", "at least 1 token")
         largest = max(unpack_tokens(tokens))
@@ -69,27 +75,31 @@ class PromptReader:
             raise InvalidArgumentError("token_ids", largest, f"below the vocabulary's size, {self._vocab_size}")
         return tokens
 
-    def _encode(self, prompt: Prompt, kept: bytes) -> bytes:
+    def _encode(self, prompt: Prompt, kept: bytes, asker: Asker) -> bytes:
         if prompt.token_ids is not None:
             return pack_tokens(prompt.token_ids)
         if prompt.is_empty:
             return b""
         if self._text is None:
             raise InvalidArgumentError("prompt", "text", "token ids: this worker has no tokenizer")
-        with self._encoding:
-            if prompt.text is not None:
-                return pack_tokens(self._text.encode(prompt.text, special=not kept))
-            messages, tools, arguments = list(prompt.messages or ()), prompt.tools, prompt.template_arguments
-            if not messages:
-                raise InvalidArgumentError("messages", messages, "at least 1 message")
-            try:
-                if kept:
-                    return pack_tokens(self._text.continuation_ids(unpack_tokens(kept), messages, tools, arguments))
-                return pack_tokens(self._text.prompt_ids(messages, tools, arguments))
-            except ModelError as error:
-                raise InvalidArgumentError(
-                    "messages", f"{len(messages)} messages", f"readable for the model: {error}"
-                ) from error
+        if prompt.text is not None:
+            return pack_tokens(self._text.encode(prompt.text, special=not kept, asker=asker))
+        messages, tools, arguments = list(prompt.messages or ()), prompt.tools, prompt.template_arguments
+        if not messages:
+            raise InvalidArgumentError("messages", messages, "at least 1 message")
+        if len(messages) > self._max_length:
+            bound = f"at most {self._max_length} tokens, and a message is one at the least"
+            raise InvalidArgumentError("prompt", f"{len(messages)} messages", bound)
+        try:
+            if kept:
+                ids = self._text.continuation_ids(unpack_tokens(kept), messages, tools, arguments, asker=asker)
+            else:
+                ids = self._text.prompt_ids(messages, tools, arguments, asker=asker)
+        except ModelError as error:
+            raise InvalidArgumentError(
+                "messages", f"{len(messages)} messages", f"readable for the model: {error}"
+            ) from error
+        return pack_tokens(ids)
 
     def bound_length(self, num_prompt_tokens: int, sampling: SamplingParams) -> int:
         """The length that a history with this prompt may reach: `max_tokens` more, or the model's length.
@@ -112,11 +122,12 @@ class PromptReader:
             )
         return max_length
 
-    def reply_rules(self, sampling: SamplingParams) -> ReplyRules:
-        """What the replies to a request are held to. A grammar not met before is compiled here.
+    def reply_rules(self, sampling: SamplingParams, namespace: str = DEFAULT_NAMESPACE) -> ReplyRules:
+        """What the replies to a request are held to. A grammar that `namespace` has not met before is tried and compiled here.
 
         Raises:
             InvalidArgumentError: as `ReplyRules`; the grammar is none, or cannot be used here.
+            LimitError, UnavailableError: as `GrammarCompiler.matcher`.
         """
         if sampling.stop and self._text is None:
             raise InvalidArgumentError("stop", sampling.stop, "left out: this worker has no tokenizer")
@@ -127,7 +138,7 @@ class PromptReader:
         if sampling.grammar is not None:
             if self._grammars is None:
                 raise InvalidArgumentError("grammar", sampling.grammar.kind, "left out: this worker has no tokenizer")
-            matcher = self._grammars.matcher(sampling.grammar)
+            matcher = self._grammars.matcher(sampling.grammar, namespace)
         return ReplyRules(
             sampling,
             vocab_size=self._vocab_size,
@@ -135,6 +146,17 @@ class PromptReader:
             make_decoder=self._text.stream_decoder if self._text else lambda: None,
             matcher=matcher,
         )
+
+    def start_grammars(self) -> None:
+        """Make ready for grammars, where this model can have any."""
+        if self._grammars is not None:
+            with suppress(InvalidArgumentError, UnavailableError):  # who sends a grammar is told
+                self._grammars.start()
+
+    def end_grammars(self) -> None:
+        """End what grammars are tried in. May be repeated."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def decode(self, token_ids: TokensLike) -> str:
         """Text of token ids, special tokens left out."""

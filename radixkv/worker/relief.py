@@ -1,7 +1,9 @@
 """How running branches come by blocks when they can go no further: somebody gives up its own.
 
-- Where the pool is short, the least wanted holder of all gives way; where a namespace is at its quota, the least wanted of that
-  namespace, since blocks of others would not help it.
+- Where the pool is short, the least wanted of the owner that holds most gives way; where a namespace is at its quota, the least
+  wanted of that namespace, since blocks of others would not help it.
+- Who was refused takes the blocks of a lower priority of its own owner alone. Once it is due and its owner's turn has come, the
+  owner that holds most gives way to it as well, as long as that makes them more equal.
 - Who is left alone and still stuck begins anew once, and then fails with the reason.
 - A line has no blocks to give.
 - Where all who could go on wait for branches that are not admitted, as beams do, the latest of them gives way.
@@ -31,13 +33,9 @@ class Relief:
         self._preemption = preemption
         self._block_size = block_size
 
-    def is_wanted(self) -> bool:
+    def is_wanted(self, now_s: float) -> bool:
         """Whether `relieve` could take blocks from somebody."""
-        if any(branch.is_stuck for branch in self._holders):
-            return True
-        refused = self._admission.queue.find_refused()
-        in_blocks = (branch for branch in self._holders if not branch.is_line)
-        return refused is not None and any(refused.priority > branch.priority for branch in in_blocks)
+        return any(branch.is_stuck for branch in self._holders) or self._find_victim(now_s) is not None
 
     def relieve(self, now_s: float) -> None:
         """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
@@ -48,19 +46,49 @@ class Relief:
         ):
             own = [branch for branch in stuck if branch.over_quota and branch.generation.namespace == namespace]
             self._relieve_tenant(namespace, own, now_s)
-        refused = self._admission.queue.find_refused() if self._holders else None
-        in_blocks = [branch for branch in self._holders if not branch.is_line]
         if short:
+            in_blocks = self._in_blocks()
             if len(in_blocks) == 1:
                 self._free_for_the_last(short[0], list(self._preemption.parked))
             elif not self._cut(self._preemption.park_more(len(short), self._preemption.parked)):
-                self._preempt(self._least_wanted(in_blocks, now_s), len(short))
+                self._preempt(self._least_wanted(self._of_largest(in_blocks), now_s), len(short))
                 self._admission.preempted()
-        elif refused is not None and refused.priority > min((b.priority for b in in_blocks), default=refused.priority):
-            victim = self._least_wanted(in_blocks, now_s)
-            if self._admission.pending.urgency(victim).priority < refused.priority and victim.due_s > now_s:
-                self._preempt(victim, len(victim.block_table))
-                self._admission.freed()
+        elif (found := self._find_victim(now_s)) is not None:
+            victim, refused = found
+            self._preempt(victim, len(victim.block_table))
+            self._admission.gave_way_to(refused)
+
+    def _find_victim(self, now_s: float) -> tuple[Branch, Branch] | None:
+        """Who is to give its blocks up for one that was refused: one of a lower priority of its own owner; or, if that is due
+        and has its turn, one of the owner that holds most, and without it no less than the other with what it asks for.
+        Both are told.
+        """
+        refused = sorted(self._admission.queue.refused, key=lambda branch: -branch.priority)
+        in_blocks = self._in_blocks() if refused else []
+        for branch in refused:
+            own = [holder for holder in in_blocks if holder.owner == branch.owner]
+            if any(holder.priority < branch.priority for holder in own):
+                victim = self._least_wanted(own, now_s)
+                if self._admission.pending.urgency(victim).priority < branch.priority and victim.due_s > now_s:
+                    return victim, branch
+        due = (branch for branch in refused if branch.due_s <= now_s and self._admission.queue.has_turn(branch))
+        first = min(due, key=lambda branch: (branch.due_s, branch.order), default=None)
+        if first is None or not in_blocks:
+            return None
+        victim = self._least_wanted(self._of_largest(in_blocks), now_s)
+        held = self._holders.num_blocks_by_owner()
+        num_needed = -(-len(first.tokens) // self._block_size)
+        is_fairer = held[victim.owner] - len(victim.block_table) >= held[first.owner] + num_needed
+        return (victim, first) if is_fairer else None
+
+    def _in_blocks(self) -> list[Branch]:
+        return [branch for branch in self._holders if not branch.is_line]
+
+    def _of_largest(self, branches: list[Branch]) -> list[Branch]:
+        """Those of the owner that holds most, the latest come among equals."""
+        held = self._holders.num_blocks_by_owner()
+        largest = max(branches, key=lambda branch: (held[branch.owner], branch.order)).owner
+        return [branch for branch in branches if branch.owner == largest]
 
     def _relieve_tenant(self, namespace: str, stuck: list[Branch], now_s: float) -> None:
         """The same among the branches of one namespace, which is at its quota."""

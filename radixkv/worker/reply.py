@@ -8,6 +8,7 @@ Whatever a reply knows follows from its tokens, and it is kept while its branch 
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
@@ -50,8 +51,6 @@ class ReplyRules:
     ) -> None:
         self.sampling = sampling
         self.stop_token_ids = frozenset(stop_token_ids)
-        self._make_decoder = make_decoder
-        self._matcher = matcher
         for name, ids in (("logit_bias", sampling.logit_bias), ("forced_token_ids", sampling.forced_token_ids)):
             largest = max(ids, default=0)
             if largest >= vocab_size:
@@ -63,26 +62,19 @@ class ReplyRules:
         self._bias = _addend(sampling.logit_bias) if sampling.logit_bias else None
         self._is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
         self._may_adjust = bool(self._bias or self._is_penalised or sampling.min_tokens or matcher)
-        self.new_reply()  # refuses forced tokens that cannot be
-
-    def new_stop_rules(self) -> StopRules:
-        """For one reply that has no tokens yet."""
-        return StopRules(self.stop_token_ids, self.sampling.stop, self._make_decoder())
+        self._first = Reply(self, StopRules(self.stop_token_ids, sampling.stop, make_decoder()), matcher)
+        self._force(self._first, matcher)
 
     def new_reply(self) -> Reply:
-        """A reply that holds the forced tokens.
+        """A reply that holds the forced tokens. O(different ones)."""
+        return self._first.copy()
 
-        Raises:
-            InvalidArgumentError: the forced tokens cannot begin it.
-        """
-        matcher = self._matcher.copy() if self._matcher is not None else None
-        reply = Reply(self, self.new_stop_rules(), matcher)
+    def _force(self, reply: Reply, matcher: GrammarMatcher | None) -> None:
         for token_id in self.sampling.forced_token_ids:
             if matcher is not None and not matcher.take(token_id):
                 raise InvalidArgumentError("forced_token_ids", token_id, "what the grammar allows there")
             if reply.force(token_id):
                 raise InvalidArgumentError("forced_token_ids", token_id, "tokens that do not end the reply")
-        return reply
 
     def adjustment(self, counts: Mapping[int, int], num_tokens: int, allowed: bytes | None = None) -> Adjustment | None:
         """What is done to the logits behind a reply.
@@ -149,6 +141,14 @@ class Reply:
         self.num_tokens = self.num_drawn = 0
         self.logprob = 0.0
         self.fault = ""
+
+    def copy(self) -> Reply:
+        """One that holds the same tokens, and goes its own way from here."""
+        twin = copy.copy(self)
+        twin.stops = self.stops.copy()
+        twin._matcher = self._matcher.copy() if self._matcher is not None else None
+        twin._counts = self._counts.copy()
+        return twin
 
     @property
     def score(self) -> float:

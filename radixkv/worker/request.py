@@ -33,8 +33,12 @@ __all__ = [
     "UnknownGenerationError",
 ]
 
+ROLES = ("system", "user", "assistant", "tool")
+"""Who may have said a message. A chat template may write a role into a control token, so others are refused."""
+
 MAX_PRIORITY = 100
 MAX_REQUEST_ID_CHARACTERS = 128
+MAX_ROLE_CHARACTERS = 64  # of a refused one, in the error
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
 
 
@@ -72,6 +76,10 @@ class Prompt:
             raise InvalidArgumentError("prompt", given, "one of token_ids, text and messages")
         for name in ("text", "messages", "tools", "template_arguments"):
             check_unicode(name, getattr(self, name))
+        for index, message in enumerate(self.messages or ()):
+            if message.get("role") not in ROLES:
+                role = str(message.get("role"))[:MAX_ROLE_CHARACTERS]
+                raise InvalidArgumentError(f"messages[{index}].role", role, f"one of {', '.join(ROLES)}")
 
     @property
     def is_empty(self) -> bool:
@@ -89,7 +97,7 @@ class GenerateParams(Prompt):
         namespace: isolation domain of what is cached; nothing matches across two. None: the caller's own, where a
             worker knows its callers, and else "default".
         adapter: name of the low-rank adapter to generate with; empty: the model alone. Nothing matches across two of them.
-        priority: the higher, the earlier it is served, -100 to 100.
+        priority: among those of the same namespace, the higher, the earlier it is served, -100 to 100.
         timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
         shares_prefix: False neither uses what is cached nor leaves anything there.
         request_id: whose request this is, for logs; at most 128 characters.
@@ -184,7 +192,7 @@ class Generator(Protocol):
 
     def fork(self, params: ForkParams) -> GenerationStream: ...
 
-    def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes: ...
+    def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes: ...
 
     def detokenize(self, token_ids: TokensLike) -> str: ...
 

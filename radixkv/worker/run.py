@@ -24,6 +24,7 @@ from radixkv.core.errors import (
 )
 from radixkv.planner.plan import DEFAULT_UTILISATION
 from radixkv.service.addresses import parse_address
+from radixkv.service.limits import Limiter
 from radixkv.service.security import Security
 from radixkv.service.stopping import StopSignals
 from radixkv.worker.arena import Arena
@@ -123,6 +124,7 @@ class Worker:
         runner: the model and its KV tensors.
         address: where Generation is served; empty where it is not.
         plan: the pool's size and where the memory goes.
+        limiter: counts what tenants ask over gRPC; for further ways in beside it.
 
     Raises on entering:
         ModelError: the model cannot be had or served.
@@ -138,6 +140,7 @@ class Worker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
+        self.limiter = Limiter()
         self._stack = ExitStack()
         self._server: GenerationServer | None = None
 
@@ -153,7 +156,11 @@ class Worker:
         self._stack.close()
 
     def refuse(self) -> None:
-        """Take no further generation over gRPC; health says that it does not serve. What runs goes on. May be repeated."""
+        """Take no further generation over gRPC, and no grammar not met before; health says that it does not serve.
+
+        What runs goes on. May be repeated.
+        """
+        self.engine.end_grammars()
         if self._server is not None:
             self._server.refuse()
 
@@ -192,10 +199,13 @@ class Worker:
         lease.wake = self.engine.wake
         stack.callback(self.engine.close)
         stack.callback(lease.give_up)
+        self.engine.start_grammars()
         self.address = ""
         if config.listen:
-            self._server = stack.enter_context(GenerationServer(self.engine, config.listen, security=config.security))
+            server = GenerationServer(self.engine, config.listen, security=config.security, limiter=self.limiter)
+            self._server = stack.enter_context(server)
             self.address = self._server.address
+        stack.callback(self.engine.end_grammars)  # before the server waits for its callers, who may wait for a trial
 
 
 def run_worker(

@@ -19,6 +19,7 @@ MAX_LOGPROBS = 20
 MAX_BRANCHES = 128
 MAX_BEAMS = 32
 MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
@@ -86,7 +87,7 @@ class SamplingParams:
         frequency_penalty: the same, once for each time that it does, in [-2, 2].
         grammar: what the text of the reply is held to, from its first token; the reply ends where the grammar allows nothing
             more. None for nothing.
-        stop: texts at which the reply ends.
+        stop: texts at which the reply ends; at most 64, of 1 to 1,024 characters each.
         stop_token_ids: token ids at which the reply ends, besides the model's own.
         ignore_eos: go on past the model's own end of reply.
         logprobs: answer log probabilities of the token drawn and of this many most likely ones; None for none at all.
@@ -124,7 +125,10 @@ class SamplingParams:
         _check("seed", self.seed, self.seed is None or 0 <= self.seed < 2**64, "between 0 and 2**64 - 1")
         _check("n", self.n, 1 <= self.n <= MAX_BRANCHES, f"between 1 and {MAX_BRANCHES}")
         stops_ok = len(self.stop) <= MAX_STOPS and all(self.stop)
-        _check("stop", self.stop, stops_ok, f"at most {MAX_STOPS} texts, none empty")
+        _check("stop", f"{len(self.stop)} texts", stops_ok, f"at most {MAX_STOPS} texts, none empty")
+        longest = max(map(len, self.stop), default=0)
+        bound = f"texts of at most {MAX_STOP_CHARACTERS} characters"
+        _check("stop", f"a text of {longest} characters", longest <= MAX_STOP_CHARACTERS, bound)
         ids_ok = len(self.stop_token_ids) <= MAX_STOPS and all(token_id >= 0 for token_id in self.stop_token_ids)
         _check("stop_token_ids", self.stop_token_ids, ids_ok, f"at most {MAX_STOPS} token ids, none negative")
         logprobs_ok = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS

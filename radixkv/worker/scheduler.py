@@ -11,20 +11,24 @@ A round of the engine:
 Rules:
 
 - Who is admitted next: see `waiting`. What it is expected to generate is reserved with its prompt: see `growth`.
-- Who is refused for lack of blocks lets others try, until it is due; then nobody is admitted before it.
+- Who is refused for lack of blocks lets others try, until it is due; then nobody of its owner is admitted before it, nor of
+  others that have been given as much and hold as much.
 - Single flight: an acquire whose next tokens another branch is computing waits for them, and lends that branch its priority.
 - Room is asked a block ahead, so that a decode rarely meets the end of its table before the answer is there.
 - Who is refused for the quota of its namespace waits for that namespace alone: see `tenants`.
-- Who cannot run another position for lack of blocks makes the least wanted holder give some up: see `relief`. After that,
+- Who cannot run another position for lack of blocks makes the owner that holds most give some up: see `relief`. After that,
   nobody is admitted until a branch has finished, so that the rest can come to their end.
-- Decodes run in every batch. Prefill chunks share what is left of `max_batch_tokens`, and end at absolute multiples of the
-  chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one batch of that size.
+- Decodes run in every batch. Prefill chunks share what is left of `max_batch_tokens`, owners in turn, and end at absolute
+  multiples of the chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one batch of that
+  size.
+- Priorities, due times and long prompts order and delay what is of the same owner; between owners turns decide.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -69,6 +73,9 @@ from radixkv.worker.swap import BlockMove
 
 __all__ = ["Applied", "Scheduler"]
 
+MAX_OWNERS = 4096
+"""Owners of which it is known whose prefill ran last."""
+
 _MATCHES_PER_STEP = 4
 """Waiting branches whose cached prefix is asked for with every Step."""
 
@@ -105,10 +112,14 @@ class Scheduler:
         self._clock = clock
         self._has_lines = has_lines
         self._block_size = block_size
-        self._admission = Admission(growth or GrowthEstimate())
+        self._admission = Admission(
+            growth or GrowthEstimate(), lambda owner: self._holders.num_blocks_by_owner()[owner]
+        )
         self._sent: deque[list[Sent]] = deque()
         self._loads: list[BlockMove] = []
         self._newly_opened: list[Branch] = []
+        self._last_ran: dict[str, int] = {}  # owners by when a prefill chunk of theirs ran last, the latest last
+        self._turns = itertools.count()
         self._relief = Relief(self._holders, self._admission, self.preemption, block_size)
 
     # -- what the engine tells
@@ -167,7 +178,7 @@ class Scheduler:
     @property
     def takes_blocks(self) -> bool:
         """Whether the next Step may take a sequence from a branch that runs."""
-        return self._relief.is_wanted()
+        return self._relief.is_wanted(self._clock())
 
     def plan_step(self) -> list[StepOp]:
         """Ops of the next Step, in the order that the cache must apply them; empty when there is nothing to say.
@@ -230,29 +241,44 @@ class Scheduler:
         return failures
 
     def plan_batch(self) -> list[Row]:
-        """Rows of the next forward: all decodes that can run, then prefill chunks, the most wanted first."""
+        """Rows of the next forward: all decodes that can run, then prefill chunks, of each owner the most wanted first."""
         now_s = self._clock()
         urgency = self._admission.pending.urgency
-        return choose_rows(self._holders, self.limits, lambda branch: urgency(branch).key(now_s, branch.order))
+        return choose_rows(self._holders, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order))
 
     def ran(self, rows: Sequence[Row]) -> None:
         """The forward of these rows has been launched: their positions count as computed."""
         for branch, _, end in rows:
+            if branch.is_prefilling:
+                self._last_ran.pop(branch.owner, None)
+                self._last_ran[branch.owner] = next(self._turns)
             branch.num_computed = end
+        while len(self._last_ran) > MAX_OWNERS:
+            del self._last_ran[next(iter(self._last_ran))]
 
     # -- planning
 
     def _plan_admissions(self, sent: list[Sent], now_s: float) -> None:
-        num_ahead = sum(len(b.tokens) - b.num_computed for b in self._holders if b.is_prefilling)
-        while len(self._holders) < self.limits.max_running and num_ahead < self.limits.max_batch_tokens:
+        num_ahead: Counter[str] = Counter()
+        num_held: Counter[str] = Counter()
+        for branch in self._holders:
+            num_held[branch.owner] += 1
+            num_ahead[branch.owner] += len(branch.tokens) - branch.num_computed if branch.is_prefilling else 0
+
+        def may_begin(owner: str) -> bool:
+            has_place = len(self._holders) < self.limits.max_running or not num_held[owner]
+            return has_place and num_ahead[owner] < self.limits.max_batch_tokens
+
+        while len(self._holders) < 2 * self.limits.max_running:
             was_alone = not self._holders
-            head = self._admission.next(now_s, is_idle=was_alone)
+            head = self._admission.next(now_s, may_begin, is_idle=was_alone)
             if head is None:
                 return
             is_only_tenant = not self._holders.has_any_of(head.generation.namespace)
             self._holders.open(head, len(head.tokens))
             head.num_computed = min(head.num_matched, len(head.tokens) - 1)
-            num_ahead += len(head.tokens) - head.num_computed
+            num_held[head.owner] += 1
+            num_ahead[head.owner] += len(head.tokens) - head.num_computed
             op = self._acquire_op(head)
             sent.append(Sent(op, (head,), was_alone, is_only_tenant, self._admission.num_freed))
             sent += self._holders.ask_for_room(head)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,21 +12,25 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
-from radixkv.core.pace import Pace
+from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.addresses import parse_address
 from radixkv.service.callers import current_caller
-from radixkv.service.guards import ThreadGuard, abort_thread
+from radixkv.service.config import REQUEST_S
 from radixkv.service.keepalive import server_keepalive
-from radixkv.service.malformed import MalformedRefuser
+from radixkv.service.limits import Limiter, Slot
+from radixkv.service.namespaces import owner_of
 from radixkv.service.security import Security, bind
+from radixkv.service.shares import Shares
+from radixkv.service.thread_calls import ThreadCalls, leave_calls
+from radixkv.service.thread_health import ThreadHealth
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker import wire
+from radixkv.worker.cost import GenerationCost
 from radixkv.worker.request import ForkParams, GenerateParams, Generator
 from radixkv.worker.stream import GenerationStream
 
@@ -36,13 +39,13 @@ __all__ = ["GenerationServer"]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 MAX_STREAMS = 256
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-MAX_QUEUED_CALLS = 256
-"""Calls beyond the threads that may wait for one; further ones are refused before they are read."""
+MAX_CALLS = 264
+"""Calls under way at once beside the generations that stream; further ones are refused before they are read."""
 UNREAD_S = 60.0
-"""A stream whose caller takes nothing for so long is cancelled, so that it holds no thread."""
-_LOOK_S = 1.0
-_NUM_SPARE_THREADS = 8  # so that health and unary calls are answered while every stream is taken
-_GRACE_S = 2.0
+"""A call whose caller takes nothing for so long is cancelled, so that it holds no thread."""
+MAX_UNSEEN = 16_384
+"""Calls that may wait to be looked at before gRPC drops some at random, whosever they are; of twice as many all are."""
+_GRACE_S = 1.0
 _STOPPING = "the worker is stopping; try again when it has been started anew"
 _MIN_TIMEOUT_S = 1e-3
 _MAX_TIMEOUT_S = 1e9  # grpc tells a number of centuries where a call has no deadline
@@ -54,9 +57,12 @@ class GenerationServer:
     Args:
         generator: what answers.
         address: ``host:port`` (port 0 takes a free one) or ``unix:path``.
-        max_streams: generations that may stream at once; each holds a thread. One more is refused.
+        max_streams: generations that may stream at once; each holds a thread. One more is refused. Callers with keys share
+            them, see `Shares`; one that may name every namespace, such as a gateway, has a share for each that it names.
         security: who may call, and what protects the way here; None: whoever reaches the address may do everything.
-        unread_s: a stream whose caller takes nothing for so long is cancelled.
+        limiter: of the tenants, where they have further ways in; None: one of its own.
+        request_s: how long the request of a call may take to come.
+        unread_s: a call whose caller takes nothing for so long is cancelled.
 
     Raises:
         InvalidArgumentError: the keys file cannot be read.
@@ -69,28 +75,37 @@ class GenerationServer:
         *,
         max_streams: int = MAX_STREAMS,
         security: Security | None = None,
+        limiter: Limiter | None = None,
+        request_s: float = REQUEST_S,
         unread_s: float = UNREAD_S,
     ) -> None:
         self._security = security or Security()
-        ring = self._security.ring()
         self.address = address
         self._path = ""  # of the unix socket, to be unlinked
-        self._executor = ThreadPoolExecutor(max_streams + _NUM_SPARE_THREADS, thread_name_prefix="radixkv-generation")
+        self._health = ThreadHealth((SERVICE_NAME,))
+        self._calls = ThreadCalls(
+            self._security.ring(),
+            MAX_CALLS,
+            max_streams,
+            self._health.handler,
+            request_s=request_s,
+            unread_s=unread_s,
+        )
         self._server = grpc.server(
-            self._executor,
-            interceptors=[MalformedRefuser(), *([] if ring.is_open else [ThreadGuard(ring)])],
-            maximum_concurrent_rpcs=max_streams + _NUM_SPARE_THREADS + MAX_QUEUED_CALLS,
+            ThreadPoolExecutor(1),  # never used, see `ThreadCalls`
+            interceptors=[self._calls],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", max_streams + MAX_CALLS),
+                ("grpc.server.max_pending_requests", MAX_UNSEEN),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_UNSEEN),
                 *server_keepalive(),
             ],
         )
-        self._servicer = _Servicer(generator, max_streams, unread_s)
-        self._health = health.HealthServicer()
+        self._servicer = _Servicer(generator, max_streams, limiter or Limiter())
         generation_pb2_grpc.add_GenerationServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]  # generated
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
@@ -114,14 +129,13 @@ class GenerationServer:
         self.address = str(address) if address.path else str(address._replace(port=port))
         self._path = address.path
         self._server.start()
-        self._servicer.start()
-        for name in ("", SERVICE_NAME):
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._calls.start()
+        self._health.serve()
         return self
 
     def refuse(self) -> None:
         """Take no further generation, and have health say so; other calls are still answered. May be repeated."""
-        self._health.enter_graceful_shutdown()
+        self._health.refuse()
         self._servicer.refuse()
 
     def drain(self, timeout_s: float) -> bool:
@@ -134,7 +148,8 @@ class GenerationServer:
         self.refuse()
         self._servicer.stop()
         self._server.stop(_GRACE_S).wait()
-        self._executor.shutdown()
+        self._calls.stop()
+        self._health.stop()
         if self._path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
@@ -161,21 +176,16 @@ def _within(context: grpc.ServicerContext, params: _Params) -> _Params:
 
 
 class _Servicer(generation_pb2_grpc.GenerationServicer):
-    """One thread per call. An error of radixkv ends the call with its status and details."""
+    """One thread per call. An error of radixkv ends the call with its status and details, see `ThreadCalls`."""
 
-    def __init__(self, generator: Generator, max_streams: int, unread_s: float) -> None:
+    def __init__(self, generator: Generator, max_streams: int, limiter: Limiter) -> None:
         self._generator = generator
-        self._unread_s = unread_s
-        self._max_streams = max_streams
+        self._limiter = limiter
+        self._places = Shares(max_streams, "generations stream")
         self._streams: set[GenerationStream] = set()
         self._changed = threading.Condition()
+        self._num_admitted = 0
         self._is_refusing = self._is_stopping = False
-        self._pace = Pace()
-        self._sending: dict[Any, float] = {}  # since when a call's message waits to be taken
-        self._stopped = threading.Event()
-
-    def start(self) -> None:
-        threading.Thread(target=self._look, name="radixkv-generation-watch", daemon=True).start()
 
     def refuse(self) -> None:
         with self._changed:
@@ -183,111 +193,121 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     def wait_empty(self, timeout_s: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: not self._streams, timeout_s)
+            return self._changed.wait_for(lambda: not self._num_admitted, timeout_s)
 
     def stop(self) -> None:
         with self._changed:
             self._is_stopping = True
             streams = list(self._streams)
-        self._stopped.set()
         for stream in streams:
             stream.close()
 
-    def _look(self) -> None:
-        """Cancel the calls of those who do not read; gRPC itself waits for them without end."""
-        while not self._stopped.wait(_LOOK_S):
-            until_s = time.monotonic() - self._unread_s
-            for context in [context for context, since_s in self._sending.copy().items() if since_s <= until_s]:
-                context.cancel()
-
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:  # noqa: N802  # the wire's name
-        try:
-            self._require_serving()
+        with self._admitted(request.namespace) as slot:
             stream = self._generator.generate(_within(context, wire.generate_from_proto(request)))
-        except RadixKVError as error:
-            abort_thread(context, error)
-        yield from self._events(stream, context, pb.GenerateResponse)
+            yield from self._events(stream, context, slot, pb.GenerateResponse)
 
     def ForkGeneration(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.ForkGenerationResponse]:  # noqa: N802
-        try:
-            self._require_serving()
+        with self._admitted() as slot:
             caller = current_caller()
             params = replace(wire.fork_from_proto(request), sees=None if caller is None else caller.tenant.may_name)
             stream = self._generator.fork(_within(context, params))
-        except RadixKVError as error:
-            abort_thread(context, error)
-        yield from self._events(stream, context, pb.ForkGenerationResponse)
+            yield from self._events(stream, context, slot, pb.ForkGenerationResponse)
 
     def GetModel(self, request: Any, context: grpc.ServicerContext) -> pb.GetModelResponse:  # noqa: ARG002, N802
         return wire.model_to_proto(self._generator.model())
 
-    def Tokenize(self, request: Any, context: grpc.ServicerContext) -> pb.TokenizeResponse:  # noqa: N802
-        try:
+    def Tokenize(self, request: Any, context: grpc.ServicerContext) -> pb.TokenizeResponse:  # noqa: ARG002, N802
+        with self._limited():
             prompt = wire.prompt_from_proto(request.prompt)
-            return pb.TokenizeResponse(token_ids=self._generator.tokenize(prompt, request.history))
-        except RadixKVError as error:
-            abort_thread(context, error)
+            namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+            return pb.TokenizeResponse(token_ids=self._generator.tokenize(prompt, request.history, namespace))
 
-    def Detokenize(self, request: Any, context: grpc.ServicerContext) -> pb.DetokenizeResponse:  # noqa: N802
-        try:
-            return pb.DetokenizeResponse(text=self._generator.detokenize(request.token_ids))
-        except RadixKVError as error:
-            abort_thread(context, error)
+    def Detokenize(self, request: Any, context: grpc.ServicerContext) -> pb.DetokenizeResponse:  # noqa: ARG002, N802
+        with self._limited():
+            return pb.DetokenizeResponse(text=self._generator.detokenize(_ids(request)))
 
-    def SpellTokens(self, request: Any, context: grpc.ServicerContext) -> pb.SpellTokensResponse:  # noqa: N802
-        try:
-            return pb.SpellTokensResponse(spellings=self._generator.spell(request.token_ids))
-        except RadixKVError as error:
-            abort_thread(context, error)
+    def SpellTokens(self, request: Any, context: grpc.ServicerContext) -> pb.SpellTokensResponse:  # noqa: ARG002, N802
+        with self._limited():
+            return pb.SpellTokensResponse(spellings=self._generator.spell(_ids(request)))
 
     def GetStats(self, request: Any, context: grpc.ServicerContext) -> pb.GetStatsResponse:  # noqa: ARG002, N802
-        try:
-            return wire.stats_to_proto(self._generator.stats())
-        except RadixKVError as error:
-            abort_thread(context, error)
+        return wire.stats_to_proto(self._generator.stats())
 
-    def VerifyBlock(self, request: Any, context: grpc.ServicerContext) -> pb.VerifyBlockResponse:  # noqa: N802
-        try:
-            namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
-            return wire.verification_to_proto(self._generator.verify_block(request.token_ids, namespace))
-        except RadixKVError as error:
-            abort_thread(context, error)
-
-    def _require_serving(self) -> None:
-        if self._is_refusing:
-            raise UnavailableError(_STOPPING)
-
-    def _events(self, stream: GenerationStream, context: grpc.ServicerContext, response: Any) -> Iterator[Any]:
-        try:
-            with stream, self._counted(stream):
-                # The call may end while this thread waits for an event: closing the stream wakes it.
-                if not context.add_callback(stream.close):
-                    return
-                for event in stream:
-                    message = wire.event_to_proto(event, response)
-                    self._sending[context] = time.monotonic()
-                    yield message
-                    self._sending.pop(context, None)
-            if self._is_stopping and stream.usage is None:
-                raise UnavailableError(_STOPPING)
-        except RadixKVError as error:
-            abort_thread(context, error)
-        finally:
-            self._sending.pop(context, None)
+    def VerifyBlock(self, request: Any, context: grpc.ServicerContext) -> pb.VerifyBlockResponse:  # noqa: ARG002, N802
+        namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+        return wire.verification_to_proto(self._generator.verify_block(request.token_ids, namespace))
 
     @contextlib.contextmanager
-    def _counted(self, stream: GenerationStream) -> Iterator[None]:
+    def _limited(self) -> Iterator[Slot | None]:
+        """Within it a request of the caller's is under way; None where callers need no credential.
+
+        Raises:
+            LimitError: the tenant has reached a limit.
+        """
+        caller = current_caller()
+        if caller is None:
+            yield None
+            return
+        with contextlib.closing(self._limiter.admit(caller.tenant)) as slot:
+            yield slot
+
+    @contextlib.contextmanager
+    def _admitted(self, namespace: str = "") -> Iterator[Slot | None]:
+        """As `_limited`, for a generation, which has one of the places of those that stream.
+
+        Raises:
+            LimitError: the tenant has reached a limit or has its share of the places. UnavailableError: the worker is stopping.
+        """
         with self._changed:
             if self._is_refusing:
                 raise UnavailableError(_STOPPING)
-            if len(self._streams) >= self._max_streams:
-                message = f"{self._max_streams} generations stream already; try again later"
-                raise LimitError(message, retry_after_s=self._pace.wait_s())
+            self._num_admitted += 1
+        try:
+            with self._places.take(_share_key(namespace)), self._limited() as slot:
+                leave_calls()
+                yield slot
+        finally:
+            with self._changed:
+                self._num_admitted -= 1
+                self._changed.notify_all()
+
+    def _events(
+        self, stream: GenerationStream, context: grpc.ServicerContext, slot: Slot | None, response: Any
+    ) -> Iterator[Any]:
+        cost = GenerationCost()
+        with stream, self._kept(stream):
+            # The call may end while this thread waits for an event: closing the stream wakes it.
+            if not context.add_callback(stream.close):
+                return
+            for event in stream:
+                if slot is not None:
+                    slot.charge(cost.add(event))
+                yield wire.event_to_proto(event, response)
+        if self._is_stopping and stream.usage is None:
+            raise UnavailableError(_STOPPING)
+
+    @contextlib.contextmanager
+    def _kept(self, stream: GenerationStream) -> Iterator[None]:
+        """Within it `stop` ends the stream."""
+        with self._changed:
+            if self._is_stopping:
+                raise UnavailableError(_STOPPING)
             self._streams.add(stream)
         try:
             yield
         finally:
             with self._changed:
                 self._streams.discard(stream)
-                self._changed.notify_all()
-                self._pace.ended(time.monotonic())
+
+
+def _ids(request: Any) -> bytes:
+    return wire.ids_from_proto("token_ids", request.token_ids)
+
+
+def _share_key(namespace: str) -> tuple[str, str] | None:
+    """Against whose share a generation counts: its tenant's, and of one that speaks for all namespaces that namespace's."""
+    caller = current_caller()
+    if caller is None:
+        return None
+    return caller.tenant.name, owner_of(namespace) if caller.tenant.sees_all else ""

@@ -1,46 +1,58 @@
-"""Whose turn it is: namespaces that wait for the same place share it by what they were given, in tokens of their histories.
+"""Whose turn it is: owners that wait for the same place share it by what they were given, in tokens of their histories.
 
-    namespace a   ──[due first][then by rank]──┐   served  4,200
-    namespace b   ──[due first][then by rank]──┼─> 1,900   <- the least served goes first among equals
-    namespace c   ──[due first][then by rank]──┘           7,000
+    owner a   ──[due first][then by rank]──┐   served  4,200
+    owner b   ──[due first][then by rank]──┼─> 1,900   <- the least served goes first
+    owner c   ──[due first][then by rank]──┘           7,000
 
-So a thousand requests of one namespace keep a single one of another waiting no longer than one of them. A namespace that comes
-begins where the one served last stands: what it did not ask for while it was away is not owed to it.
+So a thousand requests of one owner keep a single one of another waiting no longer than one of them, whatever priorities and
+times they name: these order the requests of one owner. Who comes begins where the one served last began: what it did not ask
+for while it was away is not owed to it, and what it was given before is not forgotten until others have been given as much.
+
+Source: P. Goyal, H. M. Vin and H. Cheng, "Start-time fair queueing", SIGCOMM 1996.
 """
 
 from __future__ import annotations
 
-from sortedcontainers import SortedKeyList
+from collections.abc import Collection
+
+from sortedcontainers import SortedKeyList, SortedList
 
 from radixkv.worker.branch import Branch
 
 __all__ = ["FairLines"]
 
+MAX_ACCOUNTS = 4096
+"""Owners that do not wait and whose account is kept; past it the least served is forgotten."""
+
 
 class _Line:
-    """Branches of one namespace. `served`: tokens given to it so far, on the scale of all; `is_due`: its first one is due."""
+    """Branches of one owner. `served`: tokens given to it so far, on the scale of all."""
 
-    __slots__ = ("by_due", "by_rank", "is_due", "served")
+    __slots__ = ("by_due", "by_rank", "owner", "served")
 
-    def __init__(self, served: int) -> None:
+    def __init__(self, owner: str, served: int) -> None:
         self.by_due: SortedKeyList = SortedKeyList(key=lambda branch: (branch.due_s, branch.order))
         self.by_rank: SortedKeyList = SortedKeyList(
             key=lambda branch: (-branch.priority, -branch.num_matched, branch.order)
         )
+        self.owner = owner
         self.served = served
-        self.is_due = False
+
+    def head(self, now_s: float) -> Branch:
+        first: Branch = self.by_due[0]
+        if first.due_s > now_s:
+            first = self.by_rank[0]
+        return first
 
 
 class FairLines:
-    """Branches that wait, in a line per namespace. O(log n) per call, amortised."""
+    """Branches that wait, in a line per owner. O(log n) per call, amortised."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
-        self._by_first: SortedKeyList = SortedKeyList(key=lambda line: line.by_due[0].due_s)
-        self._by_rank: SortedKeyList = SortedKeyList(
-            key=lambda line: (-line.by_rank[0].priority, line.served, *line.by_rank.key(line.by_rank[0]))
-        )
-        self._due: SortedKeyList = SortedKeyList(key=lambda line: (line.served, line.by_due[0].due_s))
+        self._by_served: SortedKeyList = SortedKeyList(key=lambda line: (line.served, line.by_due[0].order))
+        self._left: dict[str, int] = {}  # what owners without a line were served, where it is more than `_served_last`
+        self._left_by_served: SortedList = SortedList()
         self._num_branches = 0
         self._served_last = 0
 
@@ -53,77 +65,83 @@ class FairLines:
 
     def add(self, branch: Branch) -> None:
         """A branch waits."""
-        namespace = branch.generation.namespace
-        line = self._lines.get(namespace)
+        line = self._lines.get(branch.owner)
         if line is None:
-            line = self._lines[namespace] = _Line(self._served_last)
+            line = self._lines[branch.owner] = _Line(branch.owner, self._forget(branch.owner))
         else:
-            self._leave(line)
+            self._by_served.remove(line)
         line.by_due.add(branch)
         line.by_rank.add(branch)
         self._num_branches += 1
-        self._enter(line)
+        self._by_served.add(line)
 
     def discard(self, branch: Branch) -> None:
         """It waits no longer."""
-        namespace = branch.generation.namespace
-        line = self._lines[namespace]
-        self._leave(line)
+        line = self._lines[branch.owner]
+        self._by_served.remove(line)
         line.by_due.remove(branch)
         line.by_rank.remove(branch)
         self._num_branches -= 1
         if line.by_due:
-            self._enter(line)
+            self._by_served.add(line)
         else:
-            del self._lines[namespace]
+            del self._lines[branch.owner]
+            self._remember(branch.owner, line.served)
 
     def matched(self, branch: Branch, num_tokens: int) -> None:
         """So much of its history is cached now, which changes its rank."""
-        line = self._lines[branch.generation.namespace]
-        self._leave(line)
-        line.by_rank.remove(branch)
+        by_rank = self._lines[branch.owner].by_rank
+        by_rank.remove(branch)
         branch.num_matched = num_tokens
-        line.by_rank.add(branch)
-        self._enter(line)
+        by_rank.add(branch)
 
-    def head(self, now_s: float) -> Branch | None:
-        """Who goes first: of the least served namespace among those that have somebody due or somebody of the highest priority,
-        the one due first, or else the first by rank.
+    def head(self, now_s: float, passed: Collection[str] = ()) -> Branch | None:
+        """Who goes first: of the least served owner not `passed` over, the one due first or else the first by rank.
+
+        O(passed).
         """
-        while self._by_first and self._by_first[0].by_due[0].due_s <= now_s:
-            line = self._by_first.pop(0)
-            line.is_due = True
-            self._due.add(line)
-        if not self._num_branches:
-            return None
-        chosen: _Line = self._by_rank[0]
-        if self._due and self._due[0].served <= chosen.served:
-            chosen = self._due[0]
-        branch: Branch = chosen.by_due[0] if chosen.is_due else chosen.by_rank[0]
-        return branch
+        for line in self._by_served:
+            if line.owner not in passed:
+                first: Branch = line.head(now_s)
+                return first
+        return None
+
+    def served(self, owner: str) -> int:
+        """What an owner was given, on the scale of all."""
+        line = self._lines.get(owner)
+        return line.served if line is not None else self._left.get(owner, self._served_last)
 
     def charge(self, branch: Branch) -> None:
-        """A branch that waits is given what it asks for."""
-        line = self._lines[branch.generation.namespace]
-        self._served_last = max(self._served_last, line.served)
-        self._give(line, len(branch.tokens))
+        """A branch is given what it asks for."""
+        self._served_last = max(self._served_last, self.served(branch.owner))
+        self._give(branch.owner, len(branch.tokens))
+        while self._left_by_served and self._left_by_served[0][0] <= self._served_last:
+            del self._left[self._left_by_served.pop(0)[1]]
 
     def give_back(self, branch: Branch) -> None:
-        """It did not get it after all. A namespace of which nobody else waits has no account."""
-        line = self._lines.get(branch.generation.namespace)
-        if line is not None:
-            self._give(line, -len(branch.tokens))
+        """It did not get it after all."""
+        self._give(branch.owner, -len(branch.tokens))
 
-    def _give(self, line: _Line, num_tokens: int) -> None:
-        self._leave(line)
-        line.served += num_tokens
-        self._enter(line)
+    def _give(self, owner: str, num_tokens: int) -> None:
+        line = self._lines.get(owner)
+        if line is None:
+            self._remember(owner, self._forget(owner) + num_tokens)
+        else:
+            self._by_served.remove(line)
+            line.served += num_tokens
+            self._by_served.add(line)
 
-    def _enter(self, line: _Line) -> None:
-        self._by_rank.add(line)
-        line.is_due = False
-        self._by_first.add(line)
+    def _remember(self, owner: str, served: int) -> None:
+        if served > self._served_last:
+            self._left[owner] = served
+            self._left_by_served.add((served, owner))
+            if len(self._left) > MAX_ACCOUNTS:
+                del self._left[self._left_by_served.pop(0)[1]]
 
-    def _leave(self, line: _Line) -> None:
-        self._by_rank.remove(line)
-        (self._due if line.is_due else self._by_first).remove(line)
+    def _forget(self, owner: str) -> int:
+        """Drop the account of an owner without a line; what it was served."""
+        served = self._left.pop(owner, None)
+        if served is None:
+            return self._served_last
+        self._left_by_served.remove((served, owner))
+        return served

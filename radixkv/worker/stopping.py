@@ -6,9 +6,10 @@ import copy
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
+from radixkv.worker.stop_strings import StopStrings
 from radixkv.worker.stream import FinishReason
 
-__all__ = ["StopRules", "StopStrings", "Taken", "TextDecoder"]
+__all__ = ["StopRules", "Taken", "TextDecoder"]
 
 
 class TextDecoder(Protocol):
@@ -20,51 +21,6 @@ class TextDecoder(Protocol):
 
     def copy(self) -> TextDecoder:
         """One that has seen the same tokens, and goes its own way from here."""
-
-
-class StopStrings:
-    """Finds the first stop string in a stream of text and holds back what may be the beginning of one.
-
-    Text that `push` returns is never taken back. O(characters · stop strings); holds at most the longest stop string.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Take in more text.
-
-        Returns:
-            The text that is certain now, and the stop string that was completed, if one was: nothing follows it.
-        """
-        text = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, stop = min(found, key=lambda pair: pair[0])
-            self._held = ""
-            return text[:at], stop
-        num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
-        certain = len(text) - num_held
-        self._held = text[certain:]
-        return text[:certain], None
-
-    def copy(self) -> StopStrings:
-        """One that has seen the same text."""
-        return copy.copy(self)
-
-    def flush(self) -> str:
-        """What was held back and will not be completed any more."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
 
 
 class Taken(NamedTuple):

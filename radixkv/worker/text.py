@@ -8,21 +8,28 @@ tokenised:
 
 A reply is never tokenised again: in one of twenty its text would give other ids, and every later position would miss
 the cache.
+
+Control tokens are the template's: what callers write in messages, tools and variables is encoded as the text that it is. A
+plain text is encoded as it stands, special tokens and all.
 """
 
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
+from radixkv.worker.control_tokens import ControlTokens, Rendered
+from radixkv.worker.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.spelling import TokenSpeller
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
+from radixkv.worker.veil import join_pieces, strings_of
 
-__all__ = ["ChatText", "Message", "StreamDecoder"]
+__all__ = ["Asker", "ChatText", "Message", "StreamDecoder"]
 
 Message = Mapping[str, Any]
 """One turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": text}`` and what else the model's chat template
@@ -45,6 +52,7 @@ _OUR_ARGUMENTS = frozenset(
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "sanitize_control_tokens",
         "tokenize",
         "tokenizer_kwargs",
         "tools",
@@ -52,6 +60,10 @@ _OUR_ARGUMENTS = frozenset(
     ]
 )
 """Arguments of the tokenizer that are no variables of a template: a caller's are ignored."""
+
+_REPLY = "Reply{:030d}0here"
+"""Stands for a reply that is kept. No caller can say it, and it ends as ever, so that it does not matter to what follows."""
+_NUM_REPLY_DIGITS = 30
 
 _MAX_WAITING_TOKENS = 16
 """Tokens held back for the end of a character. Several characters may have to end at once where tokens cross their
@@ -77,6 +89,8 @@ class ChatText:
                     f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())}"
                 ) from error
         self._decode_ids = _plain_decode(self._tokenizer)
+        self._encoder = TextEncoder(self._tokenizer)
+        self._control_tokens = ControlTokens(self._tokenizer) if self.has_chat_template else None
         self._speller = TokenSpeller(self._tokenizer)
         self._special_ids = frozenset([*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder])
 
@@ -90,10 +104,13 @@ class ChatText:
         """Whether the model says how a chat is written; a base model does not."""
         return bool(self._tokenizer.chat_template)
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a plain text; `special`: with the special tokens that the model wants around a prompt."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
+    def encode(self, text: str, *, special: bool = True, asker: Asker = ANYBODY) -> list[int]:
+        """Token ids of a plain text; `special`: with the special tokens that the model wants around a prompt.
+
+        Raises:
+            InvalidArgumentError: it is many times too long.
+        """
+        return self._encoder.encode(text, special, asker)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no text become U+FFFD."""
@@ -112,7 +129,12 @@ class ChatText:
         return token_id in self._special_ids
 
     def prompt_ids(
-        self, messages: Sequence[Message], tools: Tools = (), arguments: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        asker: Asker = ANYBODY,
     ) -> list[int]:
         """The whole conversation as the model's template writes it, up to where its reply begins.
 
@@ -120,11 +142,13 @@ class ChatText:
             messages: all turns.
             tools: what the model may call; told in a system prompt of ours where the template does not know of tools.
             arguments: further variables for the template.
+            asker: for whom.
 
         Raises:
             ModelError: there is no chat template, or it refuses these messages.
+            InvalidArgumentError: they are many times too long.
         """
-        return self._encode_rendered(self._render(messages, tools, arguments))
+        return self._encode_rendered(self._render((), messages, tools, arguments, asker), asker)
 
     def continuation_ids(
         self,
@@ -132,13 +156,15 @@ class ChatText:
         messages: Sequence[Message],
         tools: Tools = (),
         arguments: Mapping[str, Any] | None = None,
+        *,
+        asker: Asker = ANYBODY,
     ) -> list[int]:
         """What to append to `kept_ids` so that the conversation goes on with `messages` and the model's next reply.
 
         Args:
             kept_ids: the conversation so far, ending with a reply's sampled tokens, be it finished by the model or cut.
             messages: the new turns, most often one of the user.
-            tools, arguments: as for `prompt_ids`.
+            tools, arguments, asker: as for `prompt_ids`.
 
         Returns:
             The ids that the template puts after a reply. Where the reply brought the first of them itself (its end of
@@ -147,8 +173,9 @@ class ChatText:
 
         Raises:
             ModelError: there is no chat template, it refuses these messages, or it leaves replies out.
+            InvalidArgumentError: they are many times too long.
         """
-        ids = self._ids_after_reply(messages, tools, arguments)
+        ids = self._ids_after_reply(messages, tools, arguments, asker)
         end_of_turn = self._end_of_turn(ids)
         if kept_ids and end_of_turn is not None and kept_ids[-1] == ids[end_of_turn]:
             return ids[end_of_turn + 1 :]
@@ -164,45 +191,89 @@ class ChatText:
         return None
 
     def _ids_after_reply(
-        self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] | None
+        self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] | None, asker: Asker
     ) -> list[int]:
-        reply = _unused_word([*messages, *tools, arguments or {}])
-        turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": reply}, *messages]
-        rendered = self._render(turns, tools, arguments)
-        before, found, after = rendered.partition(reply)
-        if not found or reply in after:
+        reply = _REPLY.format(secrets.randbelow(10**_NUM_REPLY_DIGITS))
+        turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": reply}]
+        rendered = self._render(turns, messages, tools, arguments, asker)
+        if any(part.count(reply) != 1 for part in (rendered.text, rendered.veiled) if part is not None):
             raise ModelError(
                 "the model's chat template does not write each reply once, so a chat cannot go on after one"
             )
         # Tokenised behind the reply, not alone: some tokenizers put a space in front of whatever comes first.
-        up_to_reply = self._encode_rendered(before + reply)
-        whole = self._encode_rendered(rendered)
+        up_to_reply = self._encode_rendered(rendered.up_to(reply), asker)
+        whole = self._encode_rendered(rendered, asker)
         if whole[: len(up_to_reply)] == up_to_reply:
             return whole[len(up_to_reply) :]
-        return self._encode_rendered(after)
+        return self._encode_rendered(rendered.after(reply), asker)
 
-    def _encode_rendered(self, rendered: str) -> list[int]:
-        ids: list[int] = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    def _encode_rendered(self, rendered: Rendered, asker: Asker) -> list[int]:
+        """Ids in which no control token is but those that the template wrote."""
+        ids = self._encoder.encode(rendered.text, False, asker)
+        control = self._control_tokens
+        if control is None or control.are_all_genuine(rendered, ids):
+            return ids
+        guarded = control.guarded(rendered)
+        if guarded is not None:
+            tokenizer, text = guarded
+            ids = self._encoder.encode(text, False, asker, tokenizer)
+        if guarded is None or not control.are_written(rendered, ids):
+            raise ModelError(
+                "its tokenizer does not tell the control tokens in these messages from text that spells them"
+            )
         return ids
 
-    def _render(self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] | None) -> str:
+    def _render(
+        self,
+        before: Sequence[Message],
+        messages: Sequence[Message],
+        tools: Tools,
+        arguments: Mapping[str, Any] | None,
+        asker: Asker,
+    ) -> Rendered:
+        """A conversation of turns of ours and `messages` of callers."""
         from jinja2 import TemplateError
 
-        if not self.has_chat_template:
+        if self._control_tokens is None:
             raise ModelError("the model has no chat template; choose an instruct model to chat with")
+        further = {name: value for name, value in (arguments or {}).items() if name not in _OUR_ARGUMENTS}
+        said = [_without_role(message) for message in messages], list(tools), list(further.values())
+        self._encoder.check_length(sum(map(len, strings_of(said))), asker)
+        veil = None
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                **self._conversation([*before, *messages], tools), tokenize=False, add_generation_prompt=True, **further
+            )
+            veil = self._control_tokens.veil_for(*said)
+            if veil is None:
+                return Rendered(text)
+            is_spelled = any(map(self._control_tokens.is_spelled_in, strings_of(said)))
+            hidden = [{**veil.hide(_without_role(message)), "role": message["role"]} for message in messages]
+            conversation = self._conversation([*before, *hidden], veil.hide(tools))
+            variables = {name: veil.hide(value) for name, value in further.items()}
+            return Rendered(text, self._render_as_given(conversation, variables), veil, is_spelled)
+        except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+            reason = str(error) if veil is None else veil.show(str(error))
+            raise ModelError(f"the model's chat template refuses these messages: {reason}") from error
+
+    def _conversation(self, messages: Sequence[Message], tools: Tools) -> dict[str, Any]:
         if tools and not knows_tools(str(self._tokenizer.chat_template)):
             messages, tools = with_tool_prompt(messages, tools), ()
-        further = {name: value for name, value in (arguments or {}).items() if name not in _OUR_ARGUMENTS}
-        try:
-            rendered: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **further,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
-            raise ModelError(f"the model's chat template refuses these messages: {error}") from error
+        return {"conversation": [dict(message) for message in messages], "tools": list(tools) or None}
+
+    def _render_as_given(self, conversation: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
+        """As `apply_chat_template`, which makes plain texts of what it is given."""
+        from transformers.utils import chat_template_utils as templates
+
+        tools = conversation["tools"]
+        source = self._tokenizer.get_chat_template(None, tools)
+        template = _for_veiled(templates._compile_jinja_template(source), source)
+        kept = [{k: v for k, v in message.items() if v is not None} for message in conversation["conversation"]]
+        messages = getattr(templates, "_alias_reasoning_fields", list)(kept)  # earlier ones have no aliases
+        context = {**self._tokenizer.special_tokens_map, **variables}
+        rendered: str = template.render(
+            messages=messages, tools=tools, documents=None, add_generation_prompt=True, **context
+        )
         return rendered
 
     def stream_decoder(self) -> StreamDecoder:
@@ -221,12 +292,16 @@ def _plain_decode(tokenizer: Any) -> Callable[..., str]:
     return partial(tokenizer.decode, clean_up_tokenization_spaces=False)
 
 
-def _unused_word(said: Sequence[Mapping[str, Any]]) -> str:
-    text = repr(said)
-    number = 0
-    while (word := f"Reply{number}here") in text:
-        number += 1
-    return word
+@lru_cache(maxsize=8)
+def _for_veiled(template: Any, source: str) -> Any:
+    """A compiled template as one whose macros answer with veiled texts where they are given such."""
+    environment = template.environment.overlay()
+    environment.concat = join_pieces
+    return environment.from_string(source)
+
+
+def _without_role(message: Message) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != "role"}
 
 
 class StreamDecoder:

@@ -2,20 +2,21 @@
 
 Order of the queue:
 
-1. who is due (has waited `max_wait_s`, or half of the time it was given): the one due first. Nobody of its namespace overtakes
-   it any more, nor of another one that has had its share.
-2. the rest by priority; then by namespaces, whichever has been given the least, see `sharing`; then by the length of the prefix
-   that is cached for it, then by arrival.
+1. by owners, whichever has been given the least; see `sharing`.
+2. of one owner, who is due (has waited `max_wait_s`, or half of the time it was given): the one due first. Nobody of the same
+   owner overtakes it any more.
+3. the rest by priority; then by the length of the prefix that is cached for it, then by arrival.
 
 So a long cached prefix is used before it is evicted, and yet a request is overtaken only by what was ahead of it when it became
-due, whatever comes after, and by the fair share of others.
+due, whatever comes after, and by the fair share of others; and nothing that one owner says of its requests moves another's.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.worker.branch import Branch, Phase
@@ -69,12 +70,16 @@ class WaitingQueue:
         else:
             self._lines.discard(branch)
 
-    def head(self, now_s: float) -> Branch | None:
-        """Who is to be acquired next; None if nobody is, or nobody before something has been freed."""
-        return self._lines.head(now_s)
+    def head(self, now_s: float, passed: Collection[str] = ()) -> Branch | None:
+        """Who is to be acquired next, of owners not `passed` over; None if nobody is, or only once something has been freed."""
+        return self._lines.head(now_s, passed)
+
+    def charge(self, branch: Branch) -> None:
+        """Its owner has had its turn."""
+        self._lines.charge(branch)
 
     def take(self, branch: Branch) -> None:
-        """Take a queued branch out to be acquired: its namespace is given that."""
+        """Take a queued branch out to be acquired: its owner is given that."""
         self._lines.charge(branch)
         self.discard(branch)
 
@@ -109,9 +114,16 @@ class WaitingQueue:
         for branch in aside:
             self._lines.add(branch)
 
-    def find_refused(self) -> Branch | None:
-        """The most wanted of those set aside."""
-        return max(self._aside, key=lambda branch: branch.priority, default=None)
+    @property
+    def refused(self) -> Sequence[Branch]:
+        """Those set aside."""
+        return self._aside
+
+    def has_turn(self, refused: Branch, other: Branch | None = None) -> bool:
+        """Whether the owner of one set aside has been given no more than that of `other`, or than any in the queue if None."""
+        if other is None:
+            other = self._lines.head(-math.inf)
+        return other is None or self._lines.served(refused.owner) <= self._lines.served(other.owner)
 
 
 class PendingPrefixes:

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
-from radixkv.core.json_text import read_json
-from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.core.json_text import MAX_VALUES, SHORT_CHARACTERS, num_values, read_json
+from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
 from radixkv.service.reader_conversion import block_times_from_proto
 from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
 from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
@@ -19,7 +19,7 @@ from radixkv.service.value_conversion import retention_from_proto, retention_to_
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker.pinning import MAX_PINS, PrefixPin
 from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
-from radixkv.worker.sampling import EarlyStopping, Grammar, SampledToken, SamplingParams
+from radixkv.worker.sampling import MAX_STOPS, EarlyStopping, Grammar, SampledToken, SamplingParams
 from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
 from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
 from radixkv.worker.text import Message
@@ -32,6 +32,7 @@ __all__ = [
     "fork_to_proto",
     "generate_from_proto",
     "generate_to_proto",
+    "ids_from_proto",
     "model_from_proto",
     "model_to_proto",
     "prompt_from_proto",
@@ -76,6 +77,9 @@ _WITH_PRESENCE = (
     "length_penalty",
 )
 _WITHOUT_PRESENCE = ("top_k", "min_p", "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty")
+MAX_IDS = 500_000
+"""Token ids of a call that are made into numbers or text one by one."""
+
 _TURN_FIELDS = ("role", "content")
 
 
@@ -121,6 +125,24 @@ def _read_json(field: str, text: str, kind: type) -> Any:
     return value
 
 
+def _check_json_of(chat: pb.ChatMessages) -> None:
+    """Each text has bounds of its own, of which thousands of short ones together would make nothing."""
+    texts = [chat.tools_json, chat.template_arguments_json, *(message.fields_json for message in chat.messages)]
+    if sum(map(len, texts)) > SHORT_CHARACTERS and sum(map(num_values, texts)) > MAX_VALUES + len(texts):
+        raise InvalidArgumentError("messages", "their JSON", f"of at most {MAX_VALUES:,} values together")
+
+
+def ids_from_proto(argument: str, token_ids: bytes, max_ids: int = MAX_IDS) -> bytes:
+    """Packed token ids as they are, where they are not too many.
+
+    Raises:
+        InvalidArgumentError: there are more than `max_ids`.
+    """
+    if num_tokens(token_ids) > max_ids:
+        raise InvalidArgumentError(argument, f"{num_tokens(token_ids):,} token ids", f"at most {max_ids:,}")
+    return token_ids
+
+
 def prompt_from_proto(proto: pb.Prompt) -> Prompt:
     """The prompt of a message."""
     match proto.WhichOneof("form"):
@@ -130,6 +152,7 @@ def prompt_from_proto(proto: pb.Prompt) -> Prompt:
             return Prompt(text=proto.text)
         case "messages":
             chat = proto.messages
+            _check_json_of(chat)
             return Prompt(
                 messages=[_message_from_proto(message) for message in chat.messages],
                 tools=_read_json("messages.tools_json", chat.tools_json, list),
@@ -160,16 +183,20 @@ def _sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
     return proto
 
 
+def _ids(argument: str, token_ids: bytes, max_ids: int) -> tuple[int, ...]:
+    return tuple(unpack_tokens(pack_tokens(ids_from_proto(argument, token_ids, max_ids))))
+
+
 def _sampling_from_proto(proto: pb.SamplingParams) -> SamplingParams:
     given = {name: getattr(proto, name) for name in _WITH_PRESENCE if proto.HasField(name)}
     given |= {name: getattr(proto, name) for name in _WITHOUT_PRESENCE}
     kind = proto.grammar.WhichOneof("form")
     return SamplingParams(
         stop=tuple(proto.stop),
-        stop_token_ids=tuple(unpack_tokens(pack_tokens(proto.stop_token_ids))),
+        stop_token_ids=_ids("stop_token_ids", proto.stop_token_ids, MAX_STOPS),
         early_stopping=_STOPPING_FROM_PROTO.get(proto.early_stopping, EarlyStopping.HEURISTIC),
         logit_bias=dict(proto.logit_bias),
-        forced_token_ids=tuple(unpack_tokens(pack_tokens(proto.forced_token_ids))),
+        forced_token_ids=_ids("forced_token_ids", proto.forced_token_ids, MAX_IDS),
         grammar=Grammar(kind, "" if kind == "json_object" else getattr(proto.grammar, kind)) if kind else None,
         **given,
     )

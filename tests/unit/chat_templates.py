@@ -164,8 +164,8 @@ class LocalReader:
     async def model(self) -> ModelInfo:
         return ModelInfo(self._name, 8192, 400, 16, tuple(self.end), True)
 
-    async def tokenize(self, prompt: Prompt, history: bytes = b"") -> bytes:  # type: ignore[override]
-        return self._prompts.read(prompt, history)
+    async def tokenize(self, prompt: Prompt, history: bytes = b"", namespace: str | None = None) -> bytes:  # type: ignore[override]
+        return self._prompts.read(prompt, history, namespace or "default")
 
     async def detokenize(self, token_ids: bytes) -> str:  # type: ignore[override]
         self.num_decoded += 1

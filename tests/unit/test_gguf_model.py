@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import struct
 from array import array
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,14 @@ def test_a_file_that_lacks_weights_names_one(tmp_path: Path) -> None:
     write_gguf(model, "llama", tmp_path / "tiny.gguf", facts={"ARCH.block_count": 3})
     with pytest.raises(ModelError, match=r"holds no model\.layers\.2\.\S+ of the right shape"):
         _resolve(tmp_path / "tiny.gguf", tmp_path / "cache")
+
+
+def test_a_file_of_more_array_items_than_any_vocabulary_has_is_refused_unread(tmp_path: Path) -> None:
+    num_items = 2_000_001
+    field = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 0, num_items) + bytes(num_items)  # an array of bytes
+    (tmp_path / "long.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field)
+    with pytest.raises(ModelError, match="2,000,001 items in arrays; at most 2,000,000"):
+        _resolve(tmp_path / "long.gguf", tmp_path / "cache")
 
 
 @pytest.mark.parametrize("num_bytes", [4, 20, 200, 3000, -5000, -1])

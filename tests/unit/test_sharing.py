@@ -7,7 +7,9 @@ import random
 import pytest
 from scheduler_bench import Bench, make_branch
 
+from radixkv.service.namespaces import adapter_namespace
 from radixkv.worker.branch import Branch
+from radixkv.worker.sharing import MAX_ACCOUNTS
 from radixkv.worker.waiting import WaitingQueue
 
 FLOOD = 1000
@@ -42,23 +44,64 @@ def test_a_flood_that_is_due_does_not_keep_others_waiting() -> None:
     assert admitted(queue, 2, 20.0) == ["other", "flood"]
 
 
-def test_who_is_due_goes_before_any_priority_of_its_own_namespace_and_of_others() -> None:
+def test_who_is_due_goes_before_any_priority_of_its_own_namespace() -> None:
     queue = WaitingQueue()
     due = make_branch(0, [1] * 8, 1, namespace="a", due_s=5.0)
     for branch in (due, make_branch(1, [2] * 8, 1, priority=9, namespace="a")):
         queue.add(branch)
-    for number in range(2, 6):
-        queue.add(make_branch(number, [3] * 8, 1, priority=9, namespace="b"))
     assert queue.head(0.0) is not due
     assert queue.head(5.0) is due
 
 
-def test_a_higher_priority_goes_first_whatever_its_namespace_was_given() -> None:
+@pytest.mark.parametrize(("priority", "due_s"), [(1, 1e9), (100, 1e9), (0, -1.0), (100, -1.0)])
+def test_neither_priority_nor_time_moves_a_flood_ahead_of_another_namespace(priority: int, due_s: float) -> None:
     queue = WaitingQueue()
-    for number in range(4):
-        queue.add(make_branch(number, [1] * 8, 1, priority=1, namespace="urgent"))
-    queue.add(make_branch(9, [1] * 8, 1, namespace="other"))
-    assert admitted(queue, 5) == ["urgent"] * 4 + ["other"]
+    for number in range(FLOOD):
+        queue.add(make_branch(number, [1] * 8, 1, priority=priority, due_s=due_s, namespace="flood"))
+    admitted(queue, 3)
+    queue.add(make_branch(FLOOD, [1] * 8, 1, priority=-100, namespace="other"))
+    assert admitted(queue, 2) == ["other", "flood"]
+
+
+def test_the_priority_of_one_request_does_not_move_the_others_of_its_namespace() -> None:
+    queue = WaitingQueue()
+    low, high = (make_branch(number, [1] * 8, 1, priority=number, namespace="a") for number in range(2))
+    for branch in (low, make_branch(2, [1] * 8, 1, namespace="b"), high):
+        queue.add(branch)
+    assert queue.head(0.0) is high
+    assert admitted(queue, 3) == ["a", "b", "a"]
+
+
+def test_who_asks_one_at_a_time_gets_no_more_than_who_asks_all_at_once() -> None:
+    queue = WaitingQueue()
+    for number in range(100):
+        queue.add(make_branch(number, [1] * 8, 1, namespace="flood"))
+    found = []
+    for number in range(100, 140):
+        queue.add(make_branch(number, [1] * 8, 1, priority=100, namespace="one by one"))
+        found += admitted(queue, 1)
+        while found[-1] != "one by one":
+            found += admitted(queue, 1)
+    assert 39 <= found.count("flood") <= 40
+
+
+def test_an_adapter_is_no_further_share_for_its_caller() -> None:
+    queue = WaitingQueue()
+    for number in range(60):
+        namespace = adapter_namespace("a", f"adapter {number % 5}" if number % 6 else "")
+        queue.add(make_branch(number, [1] * 8, 1, namespace=namespace))
+        queue.add(make_branch(100 + number, [1] * 8, 1, namespace="b"))
+    assert admitted(queue, 40).count("b") == 20
+
+
+def test_accounts_of_namespaces_that_never_come_again_are_bounded() -> None:
+    queue = WaitingQueue()
+    queue.add(make_branch(0, [1] * 10**6, 1, namespace="waits"))
+    for number in range(1, 3 * MAX_ACCOUNTS):
+        queue.add(make_branch(number, [1] * 8, 1, namespace=f"once {number}", due_s=-1.0))
+        queue.take(next(branch for branch in queue if branch.owner != "waits"))
+    assert len(queue._lines._left) <= MAX_ACCOUNTS
+    assert len(queue._lines._left) == len(queue._lines._left_by_served)
 
 
 def test_what_is_shared_is_tokens_not_requests() -> None:
@@ -97,9 +140,12 @@ def test_who_was_refused_is_not_charged() -> None:
 def test_the_head_is_what_a_scan_of_all_that_wait_finds(seed: int) -> None:
     """The order by its definition, beside the sorted lists, through every kind of change."""
     source = random.Random(seed)
-    queue, waiting, served, last = WaitingQueue(), [], {}, 0
+    queue, last = WaitingQueue(), 0
+    waiting: list[Branch] = []
+    served: dict[str, int] = {}
     for number in range(300):
         now_s = float(number)
+        names = {branch.generation.namespace for branch in waiting}
         if not waiting or source.random() < 0.55:
             due_s = now_s + source.randrange(60)
             namespace, priority = source.choice("abcd"), source.choice((0, 0, 0, 1))
@@ -107,7 +153,7 @@ def test_the_head_is_what_a_scan_of_all_that_wait_finds(seed: int) -> None:
                 number, [1] * source.randint(1, 9), 1, priority=priority, due_s=due_s, namespace=namespace
             )
             queue.add(branch)
-            served.setdefault(namespace, last)
+            served[namespace] = served[namespace] if namespace in names else max(served.get(namespace, 0), last)
             waiting.append(branch)
         elif source.random() < 0.4:
             queue.matched(source.choice(waiting), source.randrange(9))
@@ -119,29 +165,21 @@ def test_the_head_is_what_a_scan_of_all_that_wait_finds(seed: int) -> None:
             name = head.generation.namespace
             last = max(last, served[name])
             served[name] += len(head.tokens)
-            if all(other.generation.namespace != name for other in waiting):
-                del served[name]
 
 
 def expected_head(waiting: list[Branch], served: dict[str, int], now_s: float) -> Branch:
-    top = max(branch.priority for branch in waiting)
-    due = [branch for branch in waiting if branch.due_s <= now_s]
-    entitled = {branch.generation.namespace for branch in waiting if branch.priority == top or branch in due}
-    least = min(served[name] for name in entitled)
-    tied = [name for name in entitled if served[name] == least]
-
-    def first(name: str) -> Branch:
-        own = [branch for branch in waiting if branch.generation.namespace == name]
-        of_these = [branch for branch in own if branch in due]
-        if of_these:
-            return min(of_these, key=lambda branch: (branch.due_s, branch.order))
-        return min(own, key=lambda branch: (-branch.priority, -branch.num_matched, branch.order))
-
-    heads = [first(name) for name in tied]
-    overdue = [head for head in heads if head in due]
-    if overdue:
-        return min(overdue, key=lambda branch: branch.due_s)
-    return min(heads, key=lambda branch: (-branch.priority, -branch.num_matched, branch.order))
+    least = min(served[branch.generation.namespace] for branch in waiting)
+    tied = [branch for branch in waiting if served[branch.generation.namespace] == least]
+    first_due = [
+        min(own, key=lambda branch: (branch.due_s, branch.order))
+        for name in {branch.generation.namespace for branch in tied}
+        if (own := [branch for branch in tied if branch.generation.namespace == name])
+    ]
+    oldest = min(first_due, key=lambda branch: branch.order)
+    if oldest.due_s <= now_s:
+        return oldest
+    own = [branch for branch in tied if branch.generation.namespace == oldest.generation.namespace]
+    return min(own, key=lambda branch: (-branch.priority, -branch.num_matched, branch.order))
 
 
 def test_a_flood_keeps_a_single_request_of_another_namespace_waiting_for_one_of_its_own_at_most() -> None:

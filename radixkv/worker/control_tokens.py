@@ -1,0 +1,179 @@
+"""The tokens that only a chat template may write, and text that spells one without being it.
+
+A tokenizer looks for its added tokens in any text that it is given. Here a second one is made of it in which those that control
+a model go by secret names: it gives the same ids for all else, and the ids of such tokens only where their names are written.
+
+    rendered    <|im_start|>user\nhi<|im_end|>..<|im_end|>\n      the first <|im_end|> is a caller's
+    encoded     #17f3-1     user\nhi<|im_end|>..#17f3-2   \n      by the second tokenizer
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from radixkv.worker.veil import Veil, strings_of
+
+__all__ = ["ControlTokens", "Rendered"]
+
+_NUM_SECRET_BYTES = 16
+_COMMON = "_-."  # of words, so no sign of a token
+
+
+class Rendered(NamedTuple):
+    """What a chat template writes.
+
+    text: as it is. veiled: the same with all that callers wrote under the `veil`; both None where they wrote nothing that
+    could be a part of a control token. is_spelled: whether they wrote a whole one.
+    """
+
+    text: str
+    veiled: str | None = None
+    veil: Veil | None = None
+    is_spelled: bool = False
+
+    def up_to(self, word: str) -> Rendered:
+        """What stands before the end of a word that is in it once."""
+        return self._cut(lambda text: text[: text.index(word) + len(word)])
+
+    def after(self, word: str) -> Rendered:
+        """What stands behind a word that is in it once."""
+        return self._cut(lambda text: text[text.index(word) + len(word) :])
+
+    def _cut(self, cut: Callable[[str], str]) -> Rendered:
+        veiled = None if self.veiled is None else cut(self.veiled)
+        return Rendered(cut(self.text), veiled, self.veil, self.is_spelled)
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer: all that were added to it but runs of blanks, which are text to a model.
+
+    Args:
+        tokenizer: transformers' tokenizer. One that is no `tokenizers.Tokenizer` inside cannot tell text from tokens.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = {str(token.content): (token_id, token) for token_id, token in tokenizer.added_tokens_decoder.items()}
+        tokens = {content: found for content, found in added.items() if content.strip()}
+        self._ids = {content: token_id for content, (token_id, _) in tokens.items()}
+        self._words = frozenset(content for content, (_, token) in tokens.items() if token.single_word)
+        self._pattern = re.compile(_any_of(list(tokens)) if tokens else "(?!)")
+        self._joined = "\0".join(tokens)
+        self._signs = re.compile(
+            f"[{re.escape(''.join(sorted(set().union(*map(_signs, tokens)))))}]" if tokens else "(?!)"
+        )
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._is_normalized = getattr(backend, "normalizer", None) is not None and any(
+            token.normalized for _, token in tokens.values()
+        )
+        # An unknown character gives the unknown token, whoever wrote it.
+        self._counted = frozenset(self._ids.values()) - {tokenizer.unk_token_id}
+        self._secrets = {content: f"#{secrets.token_hex(_NUM_SECRET_BYTES)}-{n};" for n, content in enumerate(tokens)}
+        self._guarded = None if backend is None else _guarded(backend, self._secrets, self._ids)
+
+    def veil_for(self, *values: Any) -> Veil | None:
+        """A veil for values of callers; None where nothing in them could become a part of a control token."""
+        said = list(strings_of(values))
+        if not any(map(self._is_suspicious, said)):
+            return None
+        return Veil(self._joined, said)
+
+    def is_spelled_in(self, text: str) -> bool:
+        """Whether a text spells a control token."""
+        return self._pattern.search(text) is not None
+
+    def _is_suspicious(self, text: str) -> bool:
+        if self._is_normalized or self._signs.search(text):
+            return bool(self._ids)
+        part = text.strip()
+        return bool(part) and part in self._joined
+
+    def are_all_genuine(self, rendered: Rendered, ids: Sequence[int]) -> bool:
+        """Whether `ids`, the plain encoding of what was rendered, hold no control token but the template's."""
+        if rendered.veiled is None or rendered.veil is None:
+            return True
+        written, found = self._find(rendered.veiled), self._find(rendered.text)
+        if [match.group() for match in written] != [match.group() for match in found]:
+            return False
+        if rendered.veil.show(rendered.veiled) != rendered.text:
+            # The template looks at texts in a way that a veil changes, so places tell nothing.
+            return not rendered.is_spelled and self._counts(ids, written)
+        same_places = [match.start() for match in written] == [match.start() for match in found]
+        return same_places and self._counts(ids, written)
+
+    def _counts(self, ids: Sequence[int], written: Sequence[re.Match[str]]) -> bool:
+        wanted = [self._ids[match.group()] for match in written]
+        return [each for each in ids if each in self._counted] == [each for each in wanted if each in self._counted]
+
+    def guarded(self, rendered: Rendered) -> tuple[Any, str] | None:
+        """The second tokenizer, and what was rendered as it takes it; None where there is none."""
+        if self._guarded is None or rendered.veiled is None or rendered.veil is None:
+            return None
+        pieces, end = [], 0
+        for match in self._find(rendered.veiled):
+            pieces += [rendered.veil.show(rendered.veiled[end : match.start()]), self._secrets[match.group()]]
+            end = match.end()
+        return self._guarded, "".join([*pieces, rendered.veil.show(rendered.veiled[end:])])
+
+    def are_written(self, rendered: Rendered, ids: Sequence[int]) -> bool:
+        """Whether the control tokens in `ids` are those that the template wrote."""
+        return self._counts(ids, self._find(rendered.veiled or rendered.text))
+
+    def _find(self, text: str) -> list[re.Match[str]]:
+        """Where the tokens are spelled; one that is a word of its own is none within another."""
+        return [match for match in self._pattern.finditer(text) if match.group() not in self._words or _is_word(match)]
+
+
+def _any_of(words: Sequence[str]) -> str:
+    """A pattern of the longest of some words. O(length) to match, however many words begin alike."""
+    by_first: dict[str, list[str]] = {}
+    for word in filter(None, words):
+        by_first.setdefault(word[0], []).append(word[1:])
+    branches = [re.escape(first) + _any_of(rests) for first, rests in by_first.items()]
+    if len(branches) == 1 and "" not in words:
+        return branches[0]
+    return f"(?:{'|'.join(branches)}){'?' if '' in words else ''}" if branches else ""
+
+
+def _is_word(match: re.Match[str]) -> bool:
+    beside = match.string[max(0, match.start() - 1) : match.start()] + match.string[match.end() : match.end() + 1]
+    return not re.search(r"\w", beside)
+
+
+def _signs(content: str) -> set[str]:
+    """Characters of which a text that spells the token, or a part that words do not have, has one."""
+    signs = {char for char in content if not char.isalnum() and not char.isspace() and char not in _COMMON}
+    return signs or {content.strip()[0]}
+
+
+def _guarded(backend: Any, names: Mapping[str, str], ids: Mapping[str, int]) -> Any | None:
+    """The tokenizer with its control tokens renamed, in its list of added tokens and in its model's vocabulary."""
+    from tokenizers import Tokenizer
+
+    try:
+        state = json.loads(backend.to_str())
+    except Exception:  # parts of it are Python's own
+        return None
+    for added in state["added_tokens"]:
+        if added["content"] in names:
+            added |= {"content": names[added["content"]], "normalized": False}
+    _rename(state["model"], names)
+    state |= {"truncation": None, "padding": None, "post_processor": None}
+    guarded = Tokenizer.from_str(json.dumps(state))
+    return guarded if all(guarded.token_to_id(names[each]) == token_id for each, token_id in ids.items()) else None
+
+
+def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
+    vocab = model["vocab"]
+    if isinstance(vocab, list):  # of Unigram: pieces and their scores
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+        return
+    model["vocab"] = {names.get(piece, piece): token_id for piece, token_id in vocab.items()}
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        model["merges"] = [pair for pair in pairs if not {*pair, "".join(pair)} & names.keys()]
