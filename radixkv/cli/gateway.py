@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
-from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of, server_tls
+from radixkv.cli.security_flags import (
+    add_client_flags,
+    add_server_flags,
+    client_credentials,
+    limits_of,
+    security_of,
+    server_tls,
+)
 from radixkv.service.heaps import keep_heaps_small
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials
     from radixkv.gateway.config import GatewayConfig
     from radixkv.gateway.server import GatewayServer
+    from radixkv.service.limits import Limiter
     from radixkv.worker.request import Generator
     from radixkv.worker.run import Worker
 
@@ -116,12 +124,17 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
 
 
 def make_gateway(
-    generator: Generator, options: argparse.Namespace, service: str | None, credentials: Credentials | None
+    generator: Generator,
+    options: argparse.Namespace,
+    service: str | None,
+    credentials: Credentials | None,
+    limiter: Limiter | None = None,
 ) -> GatewayServer:
     """The gateway that the flags ask for, to be entered.
 
     Args:
         service: address of the cache service, where it is known. credentials: what is shown to it.
+        limiter: of the worker of this process; None: it has one of its own.
 
     Raises:
         InvalidArgumentError: a flag is outside its bound, or the keys file cannot be read.
@@ -134,7 +147,7 @@ def make_gateway(
         log = logging.getLogger("radixkv.gateway")
         log.addHandler(handler)
         log.setLevel(logging.INFO)
-    return GatewayServer(generator, _gateway_config(options, service, credentials))
+    return GatewayServer(generator, _gateway_config(options, service, credentials), limiter)
 
 
 class Front:
@@ -179,7 +192,7 @@ class Front:
         if not self._is_served:
             yield
             return
-        with make_gateway(worker.engine, self._options, self._service, self._credentials) as server:
+        with make_gateway(worker.engine, self._options, self._service, self._credentials, worker.limiter) as server:
             self._server = server
             yield
 
@@ -215,7 +228,7 @@ def _state_file(chosen: str | None) -> Path | None:
 
 
 def _gateway_config(options: argparse.Namespace, service: str | None, credentials: Credentials | None) -> GatewayConfig:
-    from radixkv.gateway.config import GatewayConfig, TenantLimits
+    from radixkv.gateway.config import GatewayConfig
 
     return GatewayConfig(
         listen=options.http,
@@ -226,11 +239,7 @@ def _gateway_config(options: argparse.Namespace, service: str | None, credential
         allow_hosts=tuple(options.allow_host),
         model_name=options.model_name,
         max_tokens=options.reply_tokens,
-        limits=TenantLimits(
-            requests_per_minute=options.requests_per_minute,
-            tokens_per_minute=options.tokens_per_minute,
-            max_concurrent=options.max_concurrent,
-        ),
+        limits=limits_of(options),
         max_body_bytes=int(options.max_body_mib * 2**20),
         cors_origins=tuple(options.cors),
         drain_s=options.drain,

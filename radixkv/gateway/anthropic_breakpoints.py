@@ -10,6 +10,7 @@ behind it: what both have in common from the beginning is the prefix, exact to a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -58,9 +59,10 @@ def find_breakpoints(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]])
     Raises:
         ApiError: 400: there are more than 4, or one of 5 minutes stands before one of an hour.
     """
-    marks = [*_tool_marks(prompt, tools), *_system_marks(prompt, tools), *_turn_marks(prompt, tools)]
+    marked = itertools.chain(_tool_marks(prompt, tools), _system_marks(prompt, tools), _turn_marks(prompt, tools))
+    marks = list(itertools.islice(marked, MAX_BREAKPOINTS + 1))  # each one costs a look at all that stands before it
     if len(marks) > MAX_BREAKPOINTS:
-        message = f"{len(marks)} blocks bear cache_control; at most {MAX_BREAKPOINTS} may"
+        message = f"{len(marks)} blocks or more bear cache_control; at most {MAX_BREAKPOINTS} may"
         raise ApiError(400, message, code="invalid_value", param="cache_control")
     shortest_s = PIN_CLASSES["1h"]
     for mark in marks:
@@ -112,6 +114,8 @@ def _system_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) ->
 def _turn_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
     for index, turn in enumerate(prompt.messages):
         is_last = index == len(prompt.messages) - 1
+        if isinstance(turn.content, str) and not (is_last and prompt.cache_control):
+            continue
         blocks = [_text_block(turn.content)] if isinstance(turn.content, str) else turn.content
         for number, block in enumerate(blocks):
             param = f"messages.{index}.content.{number}"

@@ -20,7 +20,7 @@ from radixkv.gateway.anthropic_schema import MessagesPrompt, MessagesRequest
 from radixkv.gateway.anthropic_turns import template_turns
 from radixkv.gateway.anthropic_usage import usage_of
 from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.bodies import JsonRoute
+from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.models import ServedModel
@@ -82,8 +82,8 @@ async def count_tokens(body: MessagesPrompt, request: Request, exchange: Current
     backend: Backend = request.app.state.backend
     body.check()
     await chat_model(request, body.model)
-    tools = body.tool_plan()
-    find_breakpoints(body, tools.tools)
+    tools = await off_loop(request, body.tool_plan)
+    await off_loop(request, partial(find_breakpoints, body, tools.tools))
     transcript = await _read_transcript(body, tools, request, exchange)
     return {"input_tokens": num_tokens(await read_prompt(backend, transcript, tools.tools))}
 
@@ -91,9 +91,9 @@ async def count_tokens(body: MessagesPrompt, request: Request, exchange: Current
 async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange) -> _Plan:
     body.check()
     model = await chat_model(request, body.model)
-    tools = body.tool_plan()
-    sampling = body.sampling(tools.grammar or body.grammar())
-    breakpoints = find_breakpoints(body, tools.tools)
+    tools = await off_loop(request, body.tool_plan)
+    sampling = body.sampling(tools.grammar or await off_loop(request, body.grammar))
+    breakpoints = await off_loop(request, partial(find_breakpoints, body, tools.tools))
     transcript = await _read_transcript(body, tools, request, exchange)
     tokens = b""
     pins: Sequence[PrefixPin] = ()
@@ -107,7 +107,8 @@ async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange
 async def _read_transcript(body: MessagesPrompt, tools: ToolPlan, request: Request, exchange: Exchange) -> Transcript:
     assert exchange.tenant is not None
     transcripts: Transcripts = request.app.state.transcripts
-    return await transcripts.read(exchange.tenant.namespace, template_turns(body.system, body.messages), tools.tools)
+    turns = await off_loop(request, partial(template_turns, body.system, body.messages))
+    return await transcripts.read(exchange.tenant.namespace, turns, tools.tools)
 
 
 async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:

@@ -8,9 +8,19 @@ from pydantic import Field
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
 from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, Whole
-from radixkv.gateway.tools import ChatTool, NamedFunction, NamedTool, ToolChoice, ToolFunction, ToolPlan, plan_tools
+from radixkv.gateway.options import ApiModel, StopTexts
+from radixkv.gateway.tools import (
+    MAX_TOOLS,
+    ChatTool,
+    NamedFunction,
+    NamedTool,
+    ToolChoice,
+    ToolFunction,
+    ToolPlan,
+    plan_tools,
+)
 from radixkv.worker.sampling import Grammar, SamplingParams
 
 __all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "TextBlock", "Turn"]
@@ -33,16 +43,19 @@ class TextBlock(ApiModel):
     cache_control: CacheControl | None = None
 
 
+TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_PARTS), FAIL_FAST]
+
+
 class Block(ApiModel):
     """A piece of a turn: text, a call of a tool, or the result of one. Others are refused by their type."""
 
-    type: Annotated[str, Field(min_length=1)]
+    type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | list[TextBlock] | None = None
+    id: Name | None = None
+    name: Name | None = None
+    input: PlainObject | None = None
+    tool_use_id: Name | None = None
+    content: str | TextBlocks | None = None
     is_error: bool | None = Field(None, description="Accepted; the model reads the content alone.")
     cache_control: CacheControl | None = None
 
@@ -51,13 +64,13 @@ class Turn(ApiModel):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Annotated[Block, Each]], Field(max_length=MAX_PARTS), FAIL_FAST]
 
 
 class Tool(ApiModel):
     """A tool of the caller's that the model may use; those that a server would run are refused by their type."""
 
-    type: str | None = None
+    type: Name | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -68,7 +81,7 @@ class Choice(ApiModel):
     """Whether the model uses tools, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Annotated[str, Field(min_length=1)] | None = None
+    name: Annotated[Name, Field(min_length=1)] | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -82,7 +95,7 @@ class OutputFormat(ApiModel):
     """JSON that a schema allows."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: PlainObject = Field(alias="schema")
 
 
 class OutputConfig(ApiModel):
@@ -94,20 +107,23 @@ class OutputConfig(ApiModel):
 class Metadata(ApiModel):
     """Accepted, and used for nothing."""
 
-    user_id: str | None = None
+    user_id: Name | None = None
 
 
 class MessagesPrompt(ApiModel):
     """What is put to the model: all that its tokens can be counted from."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=100_000)]
-    system: str | list[TextBlock] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Annotated[Turn, Each]], Field(min_length=1, max_length=MAX_MESSAGES), FAIL_FAST]
+    system: str | TextBlocks | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = Field(None, description="Marks the last block of all.")
+    container: PlainValue = Field(None, description="Not supported.")
+    context_management: PlainValue = Field(None, description="Not supported.")
+    mcp_servers: PlainValue = Field(None, description="Not supported.")
 
     def check(self) -> None:
         """Refuse what cannot be honoured.
@@ -116,7 +132,7 @@ class MessagesPrompt(ApiModel):
             ApiError: 400 with the field that is at fault.
         """
         for name in _UNSUPPORTED:
-            if (self.model_extra or {}).get(name):
+            if getattr(self, name):
                 raise ApiError(400, f"{name} is not supported here; leave it out", param=name)
         if self.thinking is not None and self.thinking.type == "enabled":
             raise ApiError(400, "thinking: this server has no extended thinking; send 'disabled'", param="thinking")
@@ -153,14 +169,12 @@ class MessagesRequest(MessagesPrompt):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
-    stop_sequences: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=64)] | None
-    ) = None
+    stop_sequences: StopTexts | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     seed: Annotated[Whole, Field(ge=0, lt=2**64)] | None = Field(None, description="Extension.")
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
-        None, description="Extension. The higher, the earlier it is served."
+        None, description="Extension. The higher, the earlier it is served among your own."
     )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="Extension. In seconds, then an error.")
 

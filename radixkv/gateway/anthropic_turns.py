@@ -14,7 +14,6 @@ from typing import Any
 from radixkv.gateway.anthropic_schema import Block, TextBlock, Turn
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.messages import unsupported_part
-from radixkv.gateway.options import check_plain
 from radixkv.worker.text import Message
 
 __all__ = ["template_turns", "text_of"]
@@ -44,36 +43,38 @@ def _template_turn(turn: Turn, param: str) -> list[Message]:
     if turn.role == "assistant":
         return [_reply(turn.content, param)]
     messages: list[dict[str, Any]] = []
+    texts: list[str] | None = None  # of the blocks since the last result
     for index, block in enumerate(turn.content):
         place = f"{param}.{index}"
         if block.type == "tool_result" and turn.role == "user":
             if block.tool_use_id is None:
                 raise _missing(f"{place}.tool_use_id")
+            if texts is not None:
+                messages.append({"role": turn.role, "content": "".join(texts)})
+                texts = None
             messages.append({"role": "tool", "content": text_of(block.content), "tool_call_id": block.tool_use_id})
             continue
-        text = _text(block, place)
-        if messages and messages[-1]["role"] == turn.role:
-            messages[-1]["content"] += text
-        else:
-            messages.append({"role": turn.role, "content": text})
-    return [*messages] or [{"role": turn.role, "content": ""}]
+        texts = [] if texts is None else texts
+        texts.append(_text(block, place))
+    if texts is not None or not messages:
+        messages.append({"role": turn.role, "content": "".join(texts or ())})
+    return list(messages)
 
 
 def _reply(blocks: Sequence[Block], param: str) -> Message:
     """An earlier reply; its calls go behind its text, as templates have them."""
-    text = ""
+    texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         place = f"{param}.{index}"
         if block.type == "tool_use":
             if block.name is None or block.id is None:
                 raise _missing(f"{place}.{'id' if block.name else 'name'}")
-            check_plain(block.input, f"{place}.input")
             function = {"name": block.name, "arguments": block.input or {}}
             calls.append({"type": "function", "function": function, "id": block.id})
         else:
-            text += _text(block, place)
-    return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+            texts.append(_text(block, place))
+    return {"role": "assistant", "content": "".join(texts)} | ({"tool_calls": calls} if calls else {})
 
 
 def _text(block: Block, param: str) -> str:

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway import anthropic_routes, chat, completions, models, pages, replay, responses
+from radixkv.gateway.admission import Admission
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.cache_view import routes as cache_routes
 from radixkv.gateway.cache_view.observer import CacheObserver
 from radixkv.gateway.cache_view.texts import NodeTexts
+from radixkv.gateway.calls import Calls
 from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.connections import Connections
 from radixkv.gateway.conversations import routes as conversations
-from radixkv.gateway.limits import RATE_LIMIT_HEADERS, Limiter
+from radixkv.gateway.errors import RATE_LIMIT_HEADERS
+from radixkv.gateway.fair_semaphore import FairSemaphore
+from radixkv.gateway.gate import Gate
+from radixkv.gateway.lately import Lately
 from radixkv.gateway.metrics import CONTENT_TYPE, Metrics
-from radixkv.gateway.middleware import Gate, GatewayMiddleware
+from radixkv.gateway.middleware import GatewayMiddleware
 from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import add_error_handlers
 from radixkv.gateway.state import kept_state
+from radixkv.service.limits import Limiter
 from radixkv.worker.request import Generator
 
 __all__ = ["create_app"]
 
 
-def create_app(generator: Generator, config: GatewayConfig | None = None) -> FastAPI:
+def create_app(generator: Generator, config: GatewayConfig | None = None, limiter: Limiter | None = None) -> FastAPI:
     """The gateway as an ASGI application. The generator stays the caller's to close.
+
+    Args:
+        generator: what answers.
+        config: see `GatewayConfig`.
+        limiter: of the tenants, where this process serves them elsewhere too; None: one of its own.
 
     Raises:
         InvalidArgumentError: the keys file cannot be read.
@@ -50,12 +65,17 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
     state = app.state
     state.config = config
     state.keys = KeyRing(config.keys_file, config.limits)
-    state.limiter = Limiter()
+    state.limiter = limiter or Limiter()
     state.metrics = Metrics()
     state.recording = Recording()
-    state.backend = Backend(generator, patience_s=config.worker_wait_s)
+    state.backend = Backend(generator, patience_s=config.worker_wait_s, is_shared=not state.keys.is_open)
     state.cache_observer, state.node_texts = _cache_view(config, state.backend)
-    state.gate = Gate(config.max_requests)
+    state.gate = Gate(config.max_requests, is_shared=not state.keys.is_open)
+    state.connections = Connections()
+    state.body_calls = Calls(1, None)
+    state.one_by_one = FairSemaphore(None, 1)
+    state.told_metrics = Lately(partial(_metrics_text, state))
+    state.worker_is_alive = Lately(state.backend.is_alive)
     state.started = int(time.time())
     state.failure = None
     add_error_handlers(app)
@@ -75,6 +95,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None) -> Fas
         config=config,
         keys=state.keys,
         gate=state.gate,
+        admission=Admission(state.gate, state.limiter),
         metrics=state.metrics,
         recording=state.recording,
     )
@@ -101,6 +122,7 @@ def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheObserver 
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """What is stored is opened when the application starts and closed, complete, when it ends."""
     try:
+        await asyncio.to_thread(_warm, app)
         async with kept_state(app):
             if app.state.cache_observer is not None:
                 app.state.cache_observer.start()
@@ -111,19 +133,35 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         if app.state.cache_observer is not None:
             app.state.cache_observer.close()
+        app.state.body_calls.close()
         app.state.backend.close()
 
 
+def _warm(app: FastAPI) -> None:
+    """Make now what is otherwise made by the first request that needs it, while all others wait."""
+    pages.assets()
+    app.openapi()
+    for route in app.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
+
+
 async def _health(request: Request) -> Response:
-    """200 while requests are taken; 503 while the server drains or the worker cannot be reached."""
+    """200 while requests are taken; 503 while the server drains, can begin nothing, or cannot reach the worker."""
     state = request.app.state
     if state.gate.is_draining:
         return JSONResponse({"status": "draining"}, 503)
-    if not await state.backend.is_alive():
+    if state.backend.is_stuck:
+        return JSONResponse({"status": "no request can be begun: all threads are busy"}, 503)
+    if not await state.worker_is_alive.get():
         return JSONResponse({"status": "the worker cannot be reached"}, 503)
     return JSONResponse({"status": "ok"})
 
 
 async def _metrics(request: Request) -> Response:
-    state = request.app.state
-    return PlainTextResponse(state.metrics.text(await state.backend.stats()), media_type=CONTENT_TYPE)
+    """As they were at most a second ago: who asks often learns no more and costs no more."""
+    return PlainTextResponse(await request.app.state.told_metrics.get(), media_type=CONTENT_TYPE)
+
+
+async def _metrics_text(state: State) -> bytes:
+    text: bytes = state.metrics.text(await state.backend.stats())
+    return text

@@ -12,13 +12,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
+from radixkv.gateway.calls import Calls
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.request import ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
@@ -28,11 +28,10 @@ __all__ = ["Backend", "EventStream", "Watch"]
 MODEL_TTL_S = 30.0
 """How long what is known of the model is taken for true."""
 
-_NUM_THREADS = 8
-"""For calls that encode text or cross a network; they are short."""
+NUM_THREADS, ONE_NAMESPACES_THREADS = 16, 4
+"""For calls that encode text or cross a network: in all, and at most of one namespace, where there are several."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 0.5
-_HEALTH_S = 5.0
 
 _Result = TypeVar("_Result")
 
@@ -161,11 +160,17 @@ class Backend:
         generator: what answers.
         patience_s: how long a request waits for a generator in another process that cannot be reached, or is stopping. One that
             has begun goes on then, see `lasting`. 0: such a request fails at once.
+        is_shared: several namespaces call, of which none takes all threads.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, generator: Generator, *, patience_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+        self,
+        generator: Generator,
+        *,
+        patience_s: float = 0.0,
+        is_shared: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.generator = generator
         self._patience_s = 0.0 if hasattr(generator, "is_alive") else patience_s
@@ -176,13 +181,13 @@ class Backend:
         self._spelled: dict[int, bytes] = {}  # as many as the vocabulary at most
         self._bell: _Doorbell | None = None
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="radixkv-gateway")
+        self._calls = Calls(NUM_THREADS, ONE_NAMESPACES_THREADS if is_shared else None, clock)
 
     async def model(self) -> ModelInfo:
         """What is served; asked for again now and then, since a worker may be replaced by one with another model."""
         now_s = self._clock()
         if self._info is None or now_s - self._asked_s > MODEL_TTL_S:
-            info = await self._patiently(partial(self._call, self.generator.model))
+            info = await self._patiently(partial(self._calls.call, self.generator.model))
             if info != self._info:
                 self._spelled.clear()
             self._info, self._asked_s = info, now_s
@@ -199,19 +204,20 @@ class Backend:
         """Continue a running or remembered generation. Returns once it was accepted."""
         return self._listen(await self._start(partial(self.generator.fork, params)), watch)
 
-    async def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes:
-        """Packed token ids of `history` with the prompt appended."""
-        return await self._patiently(partial(self._call, partial(self.generator.tokenize, prompt, history)))
+    async def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes:
+        """Packed token ids of `history` with the prompt appended; `namespace`: whose turn it takes."""
+        ask = partial(self.generator.tokenize, prompt, history, namespace)
+        return await self._patiently(partial(self._calls.call, ask))
 
     async def detokenize(self, token_ids: TokensLike) -> str:
         """Text of token ids, special tokens left out."""
-        return await self._patiently(partial(self._call, partial(self.generator.detokenize, token_ids)))
+        return await self._patiently(partial(self._calls.call, partial(self.generator.detokenize, token_ids)))
 
     async def spell(self, token_ids: Collection[int]) -> dict[int, bytes]:
         """The bytes of text that each token stands for; special tokens by name. Each is asked for once."""
         missing = [token_id for token_id in token_ids if token_id not in self._spelled]
         if missing:
-            spelled = await self._patiently(partial(self._call, partial(self.generator.spell, missing)))
+            spelled = await self._patiently(partial(self._calls.call, partial(self.generator.spell, missing)))
             self._spelled.update(zip(missing, spelled, strict=True))
         return {token_id: self._spelled[token_id] for token_id in token_ids}
 
@@ -221,17 +227,22 @@ class Backend:
         if alive is not None:
             return alive
         try:
-            await asyncio.wait_for(self._call(self.generator.model), _HEALTH_S)
+            await self._calls.look("model", self.generator.model)
         except (RadixKVError, TimeoutError):
             return False
         return True
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing can be begun; see `Calls`."""
+        return self._calls.is_stuck
 
     async def stats(self) -> Any:
         """Gauges and counters of the worker; None where it tells none now."""
         stats: Callable[[], Any] | None = getattr(self.generator, "stats", None)
         try:
-            return None if stats is None else await self._call(stats)
-        except RadixKVError:
+            return None if stats is None else await self._calls.look("stats", stats)
+        except (RadixKVError, TimeoutError):
             return None
 
     def fail_all(self, error: Exception) -> None:
@@ -242,14 +253,11 @@ class Backend:
 
     def close(self) -> None:
         """Let the threads end."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _call(self, function: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        self._calls.close()
 
     async def _start(self, start: Callable[[], GenerationStream]) -> GenerationStream:
         """Start a generation; where the asker is cancelled meanwhile, it is closed as soon as it is there."""
-        future = self._threads.submit(start)
+        future = await self._calls.submit(start)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:

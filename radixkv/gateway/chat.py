@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -15,18 +16,19 @@ from pydantic import Field
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.answers import ChatCompletion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.bodies import JsonRoute
+from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.chat_chunks import ChatChunks
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
+from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, Each, PlainObject, Whole
 from radixkv.gateway.formats import ResponseFormat, format_grammar
 from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.messages import ChatMessage, template_messages
 from radixkv.gateway.models import ServedModel
-from radixkv.gateway.options import GenerationOptions, Whole, check_plain, retention_of
+from radixkv.gateway.options import GenerationOptions, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
-from radixkv.gateway.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
+from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import chat_model, remember_reply, start_turn
 from radixkv.worker.request import GenerateParams
@@ -38,20 +40,23 @@ __all__ = ["ChatRequest", "router"]
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 
+MAX_MODALITIES = 16
+
+
 class ChatRequest(GenerationOptions):
     """Body of a chat completion."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[Annotated[ChatMessage, Each]], Field(min_length=1, max_length=MAX_MESSAGES), FAIL_FAST]
     max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[ChatTool] | None = None
+    tools: ChatTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    modalities: list[Literal["text"]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
+    modalities: Annotated[list[Literal["text"]], Field(max_length=MAX_MODALITIES), FAIL_FAST] | None = None
+    chat_template_kwargs: PlainObject | None = Field(
         None, description="Extension. Further variables for the model's chat template."
     )
 
@@ -89,9 +94,8 @@ async def create_chat_completion(body: ChatRequest, request: Request, exchange: 
 async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> _Plan:
     state = request.app.state
     model = await chat_model(request, body.model)
-    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = await off_loop(request, partial(plan_tools, body.tools, body.tool_choice, body.parallel_tool_calls))
     arguments = body.chat_template_kwargs or {}
-    check_plain(arguments, "chat_template_kwargs")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
     max_tokens = body.max_completion_tokens or body.max_tokens or min(state.config.max_tokens, model.info.max_length)
@@ -102,7 +106,7 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
         grammar=tools.grammar or format_grammar(body.response_format),
     )
     assert exchange.tenant is not None
-    messages = template_messages(body.messages)
+    messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments)
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))

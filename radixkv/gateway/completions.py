@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.answers import Completion, streamed_or
@@ -21,9 +21,10 @@ from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.completion_chunks import CompletionChunks
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
+from radixkv.gateway.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.logprobs import completion_logprobs
 from radixkv.gateway.models import ServedModel, served_model
-from radixkv.gateway.options import GenerationOptions, Whole, retention_of
+from radixkv.gateway.options import GenerationOptions, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.worker.request import GenerateParams
@@ -38,13 +39,23 @@ MAX_PROMPTS = 1024
 MAX_CHOICES = 4096
 _DEFAULT_MAX_TOKENS = 16
 
-TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
-Prompt = (
+
+def _check_number(prompt: Any) -> Any:
+    """Refuse too many prompts by their number: what is a list in three ways is else refused for not being the other two."""
+    return (
+        check_fits(prompt, MAX_PROMPTS)
+        if prompt and isinstance(prompt, list) and isinstance(prompt[0], str | list)
+        else prompt
+    )
+
+
+Prompt = Annotated[
     str
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[TokenId], Field(min_length=1)]
-    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
-)
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), FAIL_FAST]
+    | TokenIds
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), FAIL_FAST],
+    BeforeValidator(_check_number),
+]
 
 
 class CompletionRequest(GenerationOptions):

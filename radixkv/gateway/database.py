@@ -2,6 +2,9 @@
 
     any thread or task    -- jobs -->    the database's thread
     await run(job)                       begin; job; job; job ...; commit; answer all
+    await read(job)                      a second thread, whose connection only reads: no change waits for it
+
+Of one namespace few jobs wait at once, so that a flood of one lengthens no other's batch.
 
 A job that was answered is in the file: a process killed at any moment loses nothing that anyone was told of. (A machine
 that loses power may lose the last moments, never the file: write-ahead log with ``synchronous=NORMAL``.)
@@ -15,6 +18,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -23,124 +27,16 @@ from typing import Any, NamedTuple, TypeVar
 from filelock import FileLock, Timeout
 
 from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.gateway.database_schema import SCHEMA_VERSION, STEPS
+from radixkv.gateway.fair_semaphore import FairSemaphore
 
 __all__ = ["Database", "DatabaseError", "is_in_use"]
 
 MAX_BATCH = 256
 """Jobs committed together at most."""
 
-_RESPONSES = """
-CREATE TABLE responses (
-    id TEXT PRIMARY KEY,
-    namespace TEXT NOT NULL,
-    parent TEXT,                               -- the response it goes on from
-    num_children INTEGER NOT NULL DEFAULT 0,
-    is_hidden INTEGER NOT NULL DEFAULT 0,      -- deleted or expired; kept while others go on from it
-    created_s REAL NOT NULL,
-    expires_s REAL NOT NULL,
-    status TEXT NOT NULL,
-    body TEXT NOT NULL,                        -- the response object but for its output, JSON
-    input TEXT NOT NULL,                       -- input items of this request alone, JSON
-    output TEXT NOT NULL DEFAULT '[]',         -- output items, JSON
-    num_shared INTEGER NOT NULL DEFAULT 0,     -- bytes of the parent's token ids with which this one's begin
-    tokens BLOB NOT NULL DEFAULT x'',          -- token ids behind those, packed
-    model BLOB NOT NULL DEFAULT x'',           -- identifies the tokenizer and template that they are of
-    size_bytes INTEGER NOT NULL
-);
-CREATE INDEX responses_by_age ON responses (namespace, num_children, created_s);
-CREATE INDEX responses_by_expiry ON responses (expires_s) WHERE is_hidden = 0;
-CREATE INDEX responses_unfinished ON responses (status) WHERE status IN ('queued', 'in_progress');
-CREATE TABLE usage (
-    namespace TEXT PRIMARY KEY,
-    num_responses INTEGER NOT NULL,
-    size_bytes INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TRIGGER response_added AFTER INSERT ON responses BEGIN
-    INSERT INTO usage VALUES (new.namespace, 1, new.size_bytes) ON CONFLICT (namespace) DO UPDATE
-        SET num_responses = num_responses + 1, size_bytes = usage.size_bytes + new.size_bytes;
-END;
-CREATE TRIGGER response_removed AFTER DELETE ON responses BEGIN
-    UPDATE usage SET num_responses = num_responses - 1, size_bytes = usage.size_bytes - old.size_bytes
-        WHERE namespace = old.namespace;
-END;
-CREATE TRIGGER response_resized AFTER UPDATE OF size_bytes ON responses BEGIN
-    UPDATE usage SET size_bytes = usage.size_bytes - old.size_bytes + new.size_bytes WHERE namespace = old.namespace;
-END;
-CREATE TABLE transcripts (
-    number INTEGER PRIMARY KEY,                -- grows with every entry
-    key BLOB NOT NULL UNIQUE,
-    namespace TEXT NOT NULL,
-    parent BLOB,
-    tokens BLOB NOT NULL,                      -- behind the parent's, packed
-    num_reply INTEGER NOT NULL,                -- bytes at their end that were sampled
-    decoded BLOB NOT NULL,                     -- digest of the reply's text
-    created_s REAL NOT NULL
-);
-"""
-_CONVERSATIONS = """
-CREATE TABLE conversations (
-    id TEXT PRIMARY KEY,
-    namespace TEXT NOT NULL,
-    title TEXT,                                -- none until it is given or a user's message says it
-    created_s REAL NOT NULL,
-    updated_s REAL NOT NULL,
-    version INTEGER NOT NULL DEFAULT 0,
-    head TEXT,                                 -- the message that was added or finished last
-    num_messages INTEGER NOT NULL DEFAULT 0,
-    size_bytes INTEGER NOT NULL DEFAULT 0
-);
-CREATE INDEX conversations_by_update ON conversations (namespace, updated_s);
-CREATE TABLE messages (
-    number INTEGER PRIMARY KEY,                -- grows with every message
-    conversation TEXT NOT NULL,
-    id TEXT NOT NULL,
-    parent TEXT,
-    role TEXT NOT NULL,
-    text TEXT NOT NULL,
-    status TEXT NOT NULL,
-    error TEXT,
-    created_s REAL NOT NULL,
-    seq INTEGER NOT NULL,                      -- the conversation's version when it last changed
-    details TEXT,                              -- JSON
-    size_bytes INTEGER NOT NULL,
-    UNIQUE (conversation, id)
-);
-CREATE INDEX messages_in_order ON messages (conversation, number);
-CREATE INDEX messages_below ON messages (conversation, parent);
-CREATE INDEX messages_running ON messages (status) WHERE status = 'running';
-CREATE TABLE conversation_usage (
-    namespace TEXT PRIMARY KEY,
-    num_conversations INTEGER NOT NULL,
-    size_bytes INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
-    UPDATE conversations SET num_messages = num_messages + 1, size_bytes = size_bytes + new.size_bytes
-        WHERE id = new.conversation;
-END;
-CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
-    UPDATE conversations SET num_messages = num_messages - 1, size_bytes = size_bytes - old.size_bytes
-        WHERE id = old.conversation;
-END;
-CREATE TRIGGER message_resized AFTER UPDATE OF size_bytes ON messages BEGIN
-    UPDATE conversations SET size_bytes = size_bytes - old.size_bytes + new.size_bytes WHERE id = new.conversation;
-END;
-CREATE TRIGGER conversation_added AFTER INSERT ON conversations BEGIN
-    INSERT INTO conversation_usage VALUES (new.namespace, 1, new.size_bytes) ON CONFLICT (namespace) DO UPDATE
-        SET num_conversations = num_conversations + 1, size_bytes = conversation_usage.size_bytes + new.size_bytes;
-END;
-CREATE TRIGGER conversation_removed AFTER DELETE ON conversations BEGIN
-    UPDATE conversation_usage SET num_conversations = num_conversations - 1,
-        size_bytes = conversation_usage.size_bytes - old.size_bytes WHERE namespace = old.namespace;
-END;
-CREATE TRIGGER conversation_resized AFTER UPDATE OF size_bytes ON conversations BEGIN
-    UPDATE conversation_usage SET size_bytes = conversation_usage.size_bytes - old.size_bytes + new.size_bytes
-        WHERE namespace = new.namespace;
-END;
-"""
-_STEPS = (_RESPONSES, _CONVERSATIONS)
-"""What each version has added to the one before; a file of an earlier version is brought up to the latest."""
-
-SCHEMA_VERSION = len(_STEPS)
+MAX_WRITES, MAX_READS = 8, 2
+"""Jobs of one namespace that are given at once; further ones wait their turn."""
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -190,45 +86,49 @@ class Database:
                 raise DatabaseError(f"{path} is in use by another gateway; give each one a file of its own") from None
             except OSError as error:
                 raise DatabaseError(f"{path} cannot be opened: {error.strerror}") from error
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._gate = threading.Lock()  # nothing enters the queue behind its end
-        self._is_closed = False
-        opened: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(opened,), name="radixkv-database", daemon=True)
-        self._thread.start()
+        self._writes = FairSemaphore(None, MAX_WRITES)
+        self._reads = FairSemaphore(None, MAX_READS)
+        self._writer = _Thread("radixkv-database", partial(_open, path), _carry_out)
+        self._threads = [self._writer]
         try:
-            opened.result()
+            self._writer.opened.result()
+            if path is not None:  # what is in memory has one connection
+                self._threads.append(_Thread("radixkv-database-reads", partial(_open_to_read, path), _read_all))
+                self._threads[-1].opened.result()
         except (sqlite3.Error, DatabaseError) as error:
-            self._thread.join()
-            self._unlock()
+            self.close()
             raise DatabaseError(f"{path or 'the database'} cannot be opened: {error}") from error
 
-    async def run(self, job: Callable[[sqlite3.Connection], _Result]) -> _Result:
+    async def run(self, job: Callable[[sqlite3.Connection], _Result], namespace: str | None = None) -> _Result:
         """Run a job on the database's thread, within a transaction; returns its result once that is committed.
 
-        A job that raises is undone alone, and its error is raised here.
+        A job that raises is undone alone, and its error is raised here. `namespace`: on whose behalf; None: the gateway's own.
 
         Raises:
             UnavailableError: the database is closed.
         """
-        return await asyncio.wrap_future(self.submit(job))
+        if namespace is None:
+            return await asyncio.wrap_future(self.submit(job))
+        async with self._writes.place(namespace):
+            return await asyncio.wrap_future(self.submit(job))
+
+    async def read(self, job: Callable[[sqlite3.Connection], _Result], namespace: str) -> _Result:
+        """Run a job that changes nothing, apart from those that do; it sees all that anybody was told of.
+
+        Raises:
+            UnavailableError: the database is closed.
+        """
+        async with self._reads.place(namespace):
+            return await asyncio.wrap_future(self._threads[-1].submit(job))
 
     def submit(self, job: Callable[[sqlite3.Connection], _Result]) -> Future[_Result]:
         """`run` without waiting. Jobs are run in the order they were given in."""
-        answer: Future[_Result] = Future()
-        with self._gate:
-            if self._is_closed:
-                raise UnavailableError("the gateway's database is closed")
-            self._jobs.put(_Job(job, answer))
-        return answer
+        return self._writer.submit(job)
 
     def close(self) -> None:
         """Run what was given, then close the file. May be repeated."""
-        with self._gate:
-            if not self._is_closed:
-                self._is_closed = True
-                self._jobs.put(None)
-        self._thread.join()
+        for thread in reversed(self._threads):
+            thread.close()
         self._unlock()
 
     def __enter__(self) -> Database:
@@ -243,20 +143,60 @@ class Database:
         if self._lock is not None:
             self._lock.release()
 
-    # -- the database's thread
 
-    def _run(self, opened: Future[None]) -> None:
+class _Thread:
+    """One connection, and the thread that alone uses it.
+
+    Args:
+        name: of the thread.
+        open_connection: opens the connection, on the thread.
+        carry_out: runs jobs that wait at once, and answers them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_connection: Callable[[], sqlite3.Connection],
+        carry_out: Callable[[sqlite3.Connection, list[_Job]], None],
+    ) -> None:
+        self.opened: Future[None] = Future()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._gate = threading.Lock()  # nothing enters the queue behind its end
+        self._is_closed = False
+        self._open = open_connection
+        self._carry_out = carry_out
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[sqlite3.Connection], _Result]) -> Future[_Result]:
+        """Have a job run behind those given before. Raises UnavailableError: it is closed."""
+        answer: Future[_Result] = Future()
+        with self._gate:
+            if self._is_closed:
+                raise UnavailableError("the gateway's database is closed")
+            self._jobs.put(_Job(job, answer))
+        return answer
+
+    def close(self) -> None:
+        """Run what was given, then close the connection. May be repeated."""
+        with self._gate:
+            if not self._is_closed:
+                self._is_closed = True
+                self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
         try:
-            connection = _open(self._path)
+            connection = self._open()
         except (sqlite3.Error, DatabaseError) as error:
-            opened.set_exception(error)
+            self.opened.set_exception(error)
             return
-        opened.set_result(None)
+        self.opened.set_result(None)
         has_more = True
         while has_more:
             batch, has_more = self._take_batch()
             if batch:
-                _carry_out(connection, batch)
+                self._carry_out(connection, batch)
         connection.close()
 
     def _take_batch(self) -> tuple[list[_Job], bool]:
@@ -284,12 +224,38 @@ def _open(path: Path | None) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise DatabaseError(f"its version is {version}, and this radixkv knows versions up to {SCHEMA_VERSION}")
-        for number, step in enumerate(_STEPS[version:], version + 1):
+        for number, step in enumerate(STEPS[version:], version + 1):
             connection.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT;")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def _read_all(connection: sqlite3.Connection, batch: list[_Job]) -> None:
+    """Run jobs each in a transaction of its own, which sees one state of the file, and answer each at once."""
+    for job in batch:
+        if not job.answer.set_running_or_notify_cancel():
+            continue
+        try:
+            connection.execute("BEGIN")
+            result = job.run(connection)
+        except sqlite3.Error as error:
+            job.answer.set_exception(UnavailableError(f"the gateway's database cannot be read: {error}"))
+        except Exception as error:  # the asker's to handle, whatever it is
+            job.answer.set_exception(error)
+        else:
+            job.answer.set_result(result)
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
 
 
 def _carry_out(connection: sqlite3.Connection, batch: list[_Job]) -> None:

@@ -9,7 +9,7 @@ RadixKVError   what the worker refuses: `ApiError.of` translates, by the nearest
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from radixkv.core.errors import (
@@ -21,12 +21,18 @@ from radixkv.core.errors import (
     PermissionDeniedError,
     QuotaError,
     RadixKVError,
+    RateLimit,
     UnauthenticatedError,
     UnavailableError,
 )
+from radixkv.service.limits import duration
 from radixkv.worker.request import UnknownGenerationError
 
-__all__ = ["ApiError", "error_body"]
+__all__ = ["RATE_LIMIT_HEADERS", "ApiError", "error_body", "rate_limit_headers"]
+
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
 
 RETRY_AFTER_S = 1
 """What a caller is told to wait where nothing better is known, in seconds."""
@@ -73,9 +79,21 @@ class ApiError(Exception):
             return cls(502, message, type="server_error", code="gateway_refused")
         for row in _TABLE:
             if isinstance(error, row.error):
-                headers = {"Retry-After": str(_retry_after(error))} if row.status in (429, 503) else None
+                headers = {"Retry-After": str(_retry_after(error))} if row.status in (429, 503) else {}
+                if isinstance(error, LimitError):
+                    headers |= rate_limit_headers(error.rates)
                 return cls(row.status, str(error), type=row.type, code=row.code, headers=headers)
         return cls(500, "the server failed; its log tells why", type="server_error", code="internal_error")
+
+
+def rate_limit_headers(rates: Iterable[RateLimit]) -> dict[str, str]:
+    """The response headers that tell a caller what is left of its limits."""
+    headers = {}
+    for rate in rates:
+        headers[f"x-ratelimit-limit-{rate.kind}"] = str(rate.limit)
+        headers[f"x-ratelimit-remaining-{rate.kind}"] = str(rate.remaining)
+        headers[f"x-ratelimit-reset-{rate.kind}"] = duration(rate.reset_s)
+    return headers
 
 
 def _retry_after(error: Exception) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -12,11 +12,13 @@ from fastapi import Depends, Request
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.auth import CurrentTenant, Tenant
+from radixkv.gateway.auth import Tenant
 from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.limits import Limiter, Slot
+from radixkv.gateway.errors import rate_limit_headers
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.recording import Recorded, Recording
+from radixkv.service.limits import Limiter, Slot
+from radixkv.worker.cost import GenerationCost
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.stream import Completed, Delta, GenerationEvent, Started
 
@@ -38,12 +40,14 @@ class Exchange:
         request_id: the caller's `x-request-id`, or ours.
         tenant: on whose behalf; None until the caller is known.
         num_prompt_tokens, num_cached_tokens, num_generated_tokens: of all its generations so far.
+        let_body_go: called once the worker has the prompt, so that its body is needed no longer; may be called again.
     """
 
     __slots__ = (
         "_metrics",
         "_recording",
         "_slot",
+        "let_body_go",
         "num_cached_tokens",
         "num_generated_tokens",
         "num_prompt_tokens",
@@ -60,12 +64,13 @@ class Exchange:
         self._metrics = metrics
         self._recording = recording
         self._slot: Slot | None = None
+        self.let_body_go: Callable[[], None] = lambda: None
 
     def admit(self, tenant: Tenant, limiter: Limiter) -> None:
         """The caller is known: count the request against its limits.
 
         Raises:
-            ApiError: 429: a limit is reached.
+            LimitError: a limit is reached.
         """
         self.tenant = tenant
         self._slot = limiter.admit(tenant)
@@ -73,7 +78,7 @@ class Exchange:
     @property
     def headers(self) -> dict[str, str]:
         """Response headers that tell the rate limits."""
-        return self._slot.headers if self._slot else {}
+        return rate_limit_headers(self._slot.rates) if self._slot else {}
 
     async def generate(self, backend: Backend, params: GenerateParams, *, may_shorten: bool = False) -> EventStream:
         """Generate on behalf of this request: its tokens are counted, charged and timed as the consumer takes them.
@@ -86,7 +91,9 @@ class Exchange:
         """
         while True:
             try:
-                return await backend.generate(params, _Meter(self, self._metrics, self._recording, params).watch)
+                stream = await backend.generate(params, _Meter(self, self._metrics, self._recording, params).watch)
+                self.let_body_go()
+                return stream
             except InvalidArgumentError as error:
                 max_tokens = params.sampling.max_tokens // 2
                 if not may_shorten or error.argument != TOO_LONG_FOR_POOL or max_tokens < 1:
@@ -123,11 +130,10 @@ class _Meter:
     """Counts, times and records one generation."""
 
     __slots__ = (
+        "_cost",
         "_exchange",
         "_last_s",
         "_metrics",
-        "_num_generated",
-        "_num_prompt",
         "_params",
         "_recorded",
         "_recording",
@@ -139,22 +145,20 @@ class _Meter:
         self._recording = recording
         self._params = params
         self._recorded: Recorded | None = None
-        self._num_prompt = self._num_generated = 0
+        self._cost = GenerationCost()
         self._last_s: float | None = None
 
     def watch(self, events: Sequence[GenerationEvent]) -> None:
-        exchange = self._exchange
-        num_new = 0
+        exchange, cost = self._exchange, self._cost
+        num_before = cost.num_generated_tokens
         for event in events:
+            exchange.charge(cost.add(event))
             if isinstance(event, Delta):
-                num_new += len(event.token_ids)
                 if self._recorded is not None:
                     self._recording.extend(self._recorded, event.branch, event.token_ids, time.perf_counter())
             elif isinstance(event, Started):
-                self._num_prompt = len(event.prompt) // 4
-                exchange.num_prompt_tokens += self._num_prompt
-                exchange.charge(self._num_prompt)
-                self._metrics.prompted(self._num_prompt)
+                exchange.num_prompt_tokens += cost.num_prompt_tokens
+                self._metrics.prompted(cost.num_prompt_tokens)
                 self._recorded = self._recording.begin(
                     self._params.namespace or DEFAULT_NAMESPACE,
                     self._params.adapter,
@@ -163,16 +167,13 @@ class _Meter:
                     event.prompt,
                 )
             elif isinstance(event, Completed):
-                usage = event.usage
-                num_unseen = usage.num_generated_tokens - self._num_generated - num_new  # drafts that were not answered
-                num_new += max(0, num_unseen)
-                exchange.num_cached_tokens += usage.num_cached_tokens
-                exchange.charge(-usage.num_cached_tokens)
-                self._metrics.found(usage.num_cached_tokens)
+                num_cached = event.usage.num_cached_tokens
+                exchange.num_cached_tokens += num_cached
+                self._metrics.found(num_cached)
                 if self._recorded is not None:
-                    self._recorded.num_found = usage.num_cached_tokens
-        if num_new:
-            self._generated(num_new)
+                    self._recorded.num_found = num_cached
+        if cost.num_generated_tokens > num_before:
+            self._generated(cost.num_generated_tokens - num_before)
 
     def _generated(self, num_new: int) -> None:
         now_s = time.perf_counter()
@@ -181,20 +182,13 @@ class _Meter:
         else:
             self._metrics.next_tokens(now_s - self._last_s)
         self._last_s = now_s
-        self._num_generated += num_new
         self._exchange.num_generated_tokens += num_new
-        self._exchange.charge(num_new)
         self._metrics.generated(num_new)
 
 
-async def current_exchange(request: Request, tenant: CurrentTenant) -> Exchange:
-    """Dependency of every route that costs something: the caller is known and within its limits.
-
-    Raises:
-        ApiError: 401, 429.
-    """
+async def current_exchange(request: Request) -> Exchange:
+    """Dependency of routes that cost something: their request, which was counted before its body was read."""
     exchange: Exchange = request.scope[EXCHANGE]
-    exchange.admit(tenant, request.app.state.limiter)
     return exchange
 
 

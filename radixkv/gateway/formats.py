@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.options import ApiModel, check_plain
+from radixkv.gateway.fields import PlainObject
+from radixkv.gateway.options import ApiModel
 from radixkv.worker.sampling import Grammar
 
 __all__ = ["JsonSchema", "ResponseFormat", "format_grammar", "schema_grammar"]
@@ -19,7 +20,7 @@ class JsonSchema(ApiModel):
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: PlainObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -62,7 +63,6 @@ def schema_grammar(schema: dict[str, Any] | None, param: str) -> Grammar:
     """
     if not schema:
         return Grammar("json_object")
-    check_plain(schema, param)
     if "type" in schema and not isinstance(schema["type"], (str, list)):
         raise ApiError(400, f"{param} is no JSON schema: its type must be a text", code="invalid_value", param=param)
     return Grammar("json_schema", json.dumps(schema))

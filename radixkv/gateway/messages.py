@@ -5,17 +5,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.core.json_text import read_json
+from radixkv.core.json_text import num_values, read_json
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.fields import FAIL_FAST, MAX_PARTS, Each, Name
 from radixkv.gateway.options import ApiModel, check_plain
 from radixkv.worker.text import Message
 
-__all__ = ["ChatMessage", "ContentPart", "FunctionCall", "ToolCall", "template_messages", "unsupported_part"]
+__all__ = [
+    "ChatMessage",
+    "ContentPart",
+    "FunctionCall",
+    "ToolCall",
+    "check_arguments",
+    "template_messages",
+    "unsupported_part",
+]
+
+MAX_ARGUMENT_VALUES = 200_000
+"""Names and values in the arguments of all calls of one request."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ROLES = {"developer": "system", "function": "tool"}
@@ -24,14 +36,14 @@ _ROLES = {"developer": "system", "function": "tool"}
 class FunctionCall(ApiModel):
     """A function and its arguments, as the model wrote them: JSON in a text."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[Name, Field(min_length=1)]
     arguments: str = ""
 
 
 class ToolCall(ApiModel):
     """A call that an earlier reply has made."""
 
-    id: str | None = None
+    id: Name | None = None
     type: Literal["function"] | None = None
     function: FunctionCall
 
@@ -39,7 +51,7 @@ class ToolCall(ApiModel):
 class ContentPart(ApiModel):
     """A piece of a message; this server reads text."""
 
-    type: Annotated[str, Field(min_length=1)]
+    type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
 
 
@@ -47,11 +59,11 @@ class ChatMessage(ApiModel):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
+    name: Name | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    tool_calls: Annotated[list[Annotated[ToolCall, Each]], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
+    tool_call_id: Name | None = None
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
@@ -60,7 +72,22 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     Raises:
         ApiError: 400: there is none, or one holds what is no text.
     """
+    check_arguments((c.function.arguments for m in messages for c in m.tool_calls or ()), "messages")
     return [_template_message(message, f"messages.{index}") for index, message in enumerate(messages)]
+
+
+def check_arguments(arguments: Iterable[str], param: str) -> None:
+    """Refuse calls whose arguments, which are JSON in a text, hold more than `MAX_ARGUMENT_VALUES` together.
+
+    Raises:
+        ApiError: 400.
+    """
+    left = MAX_ARGUMENT_VALUES
+    for text in arguments:
+        left -= num_values(text)
+        if left < 0:
+            message = f"{param}: the arguments of its calls must hold at most {MAX_ARGUMENT_VALUES:,} values together"
+            raise ApiError(400, message, code="invalid_value", param=param)
 
 
 def _template_message(message: ChatMessage, param: str) -> Message:
@@ -102,6 +129,6 @@ def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
         arguments = parsed if isinstance(parsed, dict) else arguments
     except ValueError:
         pass
-    check_plain(arguments, param)
+    check_plain(arguments, param, MAX_ARGUMENT_VALUES)
     function = {"name": call.function.name, "arguments": arguments}
     return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 import re
-import time
 import uuid
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv.core.pace import Pace
+from radixkv.gateway.admission import Admission
 from radixkv.gateway.anthropic_errors import speaks_anthropic
-from radixkv.gateway.auth import TENANT, KeyRing, authenticate, sent_key
+from radixkv.gateway.auth import TENANT, KeyRing, Tenant, authenticate, sent_key
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.errors import RETRY_AFTER_S, ApiError
+from radixkv.gateway.connections import CONNECTION, Connection
+from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import EXCHANGE, Exchange
+from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
+from radixkv.gateway.gate import Gate, StrangersLane
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.origins import WhileKnown, check_origin
 from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import error_response
 
-__all__ = ["Gate", "GatewayMiddleware"]
+__all__ = ["GatewayMiddleware"]
 
 ALWAYS_ANSWERED = ("/health", "/metrics")
 """Paths that are also answered while the server is full or drains, and never logged."""
@@ -34,63 +35,38 @@ ALWAYS_ANSWERED = ("/health", "/metrics")
 API_PREFIX = "/v1/"
 """Below it a caller must be known."""
 
+BODIES_AT_ONCE = 4
+"""Bodies of a tenant above `SMALL_BODY_BYTES` that are held at once: from their first bytes until the worker has the prompt."""
+
+SMALL_BODY_BYTES = 64 * 1024
+
 _LOG = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-class Gate:
-    """How many requests are under way, and whether further ones may enter. The event loop owns it."""
-
-    def __init__(self, max_requests: int) -> None:
-        self.is_draining = False
-        self.num_running = 0
-        self._max_requests = max_requests
-        self._pace = Pace()
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
-
-    def refusal(self) -> ApiError | None:
-        """Why no further request may enter now; None if it may."""
-        if self.is_draining:
-            headers = {"Retry-After": str(RETRY_AFTER_S)}
-            return ApiError(503, "the server is stopping", type="server_error", code="draining", headers=headers)
-        if self.num_running >= self._max_requests:
-            message = f"{self._max_requests} requests run already; try again later"
-            headers = {"Retry-After": str(math.ceil(self._pace.wait_s()))}
-            return ApiError(503, message, type="server_error", code="overloaded", headers=headers)
-        return None
-
-    def enter(self) -> None:
-        """A request begins."""
-        self.num_running += 1
-        self._is_empty.clear()
-
-    def leave(self) -> None:
-        """It has ended."""
-        self.num_running -= 1
-        self._pace.ended(time.monotonic())
-        if not self.num_running:
-            self._is_empty.set()
-
-    async def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until none runs; False if some still do after `timeout_s`."""
-        try:
-            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
-
 class GatewayMiddleware:
-    """Wraps the application; plain ASGI, so that nothing stands between a stream and the socket."""
+    """Wraps the application; plain ASGI, so that nothing stands between a stream and the socket.
+
+    Who is known enters by `Admission` before anything of a body is read. All else, pages too, goes by the strangers' lane.
+    """
 
     def __init__(
-        self, app: ASGIApp, config: GatewayConfig, keys: KeyRing, gate: Gate, metrics: Metrics, recording: Recording
+        self,
+        app: ASGIApp,
+        config: GatewayConfig,
+        keys: KeyRing,
+        gate: Gate,
+        admission: Admission,
+        metrics: Metrics,
+        recording: Recording,
     ) -> None:
         self._app = app
         self._keys = keys
         self._config = config
         self._gate = gate
+        self._admission = admission
+        self._strangers = StrangersLane()
+        self._bodies = FairSemaphore(None, BODIES_AT_ONCE)
         self._metrics = metrics
         self._recording = recording
 
@@ -98,67 +74,111 @@ class GatewayMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_watched = scope["path"] not in ALWAYS_ANSWERED
         exchange = Exchange(_request_id(scope), self._metrics, self._recording)
         scope[EXCHANGE] = exchange
         answer = _Answer(send, exchange, _id_headers(scope))
-        refusal = self._refusal(scope) if is_watched else None
-        if refusal is not None:
-            await error_response(refusal, scope)(scope, receive, answer.send)
-            self._end(scope, exchange, answer.status)
-            return
-        if not is_watched:
-            await self._serve(scope, receive, answer)
-            return
-        self._gate.enter()
         try:
-            await self._serve_while_known(scope, receive, answer)
+            tenant = self._known(scope)
+        except ApiError as refusal:
+            await self._serve_stranger(scope, receive, answer, refusal)
+            return
+        if tenant is None:
+            await self._serve_stranger(scope, receive, answer, None)
+        else:
+            await self._serve_tenant(scope, receive, answer, tenant)
+
+    def _known(self, scope: Scope) -> Tenant | None:
+        """Who sends a request for something of a tenant's; None where it is for what is open to all.
+
+        Raises:
+            ApiError: it is answered without a look at its body.
+        """
+        if scope["path"] in ALWAYS_ANSWERED:
+            return None
+        if self._keys.is_open:
+            check_origin(scope, self._config)
+        return authenticate(scope, self._keys) if scope["path"].startswith(API_PREFIX) else None
+
+    async def _serve_stranger(self, scope: Scope, receive: Receive, answer: _Answer, refusal: ApiError | None) -> None:
+        path = scope["path"]
+        is_watched = path not in ALWAYS_ANSWERED
+        connection: Connection | None = scope.get(CONNECTION)
+        address = connection.address if connection is not None else ""
+        body = _Body(scope, receive, self._config.max_body_bytes, self._bodies)
+        try:
+            async with self._strangers.turn((address, is_watched), connection):
+                if refusal is None and is_watched:
+                    refusal = self._gate.draining()
+                if refusal is not None:
+                    await error_response(refusal, scope)(scope, receive, answer.send)
+                elif connection is None or not connection.is_gone:
+                    await self._serve(scope, body.receive, answer)
         finally:
-            self._gate.leave()
-            self._end(scope, exchange, answer.status)
+            body.close()
+            if is_watched:
+                self._end(scope, answer)
+
+    async def _serve_tenant(self, scope: Scope, receive: Receive, answer: _Answer, tenant: Tenant) -> None:
+        connection: Connection | None = scope.get(CONNECTION)
+        if connection is not None:
+            connection.known_as(tenant.name)
+        CALLER.set(tenant.namespace)
+        try:
+            self._check_length(scope)
+            cost = self._admission.enter(scope, scope[EXCHANGE], tenant)
+        except ApiError as refusal:
+            async with self._strangers.turn(
+                (tenant.name,), connection
+            ):  # a flood of refusals costs no more than another
+                await error_response(refusal, scope)(scope, receive, answer.send)
+            self._end(scope, answer)
+            return
+        try:
+            async with self._admission.turn(tenant, cost):
+                await self._serve_while_known(scope, receive, answer, tenant)
+        finally:
+            self._admission.leave(tenant, cost)
+            self._end(scope, answer)
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         """Let the application answer; a fault of ours is logged and answered as one."""
         try:
             await self._app(scope, receive, answer.send)
+        except ClientDisconnect:
+            return  # it hung up before its body was complete
         except Exception as fault:
             _LOG.error("%s %s failed", scope["method"], scope["path"], exc_info=fault)
             if not answer.has_begun:
                 await error_response(ApiError.of(fault), scope)(scope, receive, answer.send)
 
-    def _end(self, scope: Scope, exchange: Exchange, status: int) -> None:
+    def _end(self, scope: Scope, answer: _Answer) -> None:
+        exchange: Exchange = scope[EXCHANGE]
         route = scope.get("route")
         path = route.path if isinstance(route, Route) else "other"  # what callers make up is no label
         exchange.tenant = scope.get(TENANT)
-        exchange.end(scope["method"], path, status, log=self._config.log_requests)
+        exchange.end(scope["method"], path, answer.status, log=self._config.log_requests)
 
-    async def _serve_while_known(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _serve_while_known(self, scope: Scope, receive: Receive, answer: _Answer, tenant: Tenant) -> None:
         """Let the application answer; to it, a caller whose key is taken back meanwhile has hung up."""
-        tenant, max_bytes = scope.get(TENANT), self._config.max_body_bytes
-        if self._keys.is_open or tenant is None:
-            await self._serve(scope, _Bounded(receive, max_bytes).receive, answer)
-            return
-        key = sent_key(scope)
-        known = WhileKnown(receive, lambda: self._keys.find(key) == tenant)
-        await self._serve(scope, _Bounded(known.receive, max_bytes).receive, answer)
+        body = _Body(scope, receive, self._config.max_body_bytes, self._bodies)
+        scope[EXCHANGE].let_body_go = body.close
+        try:
+            if self._keys.is_open:
+                await self._serve(scope, body.receive, answer)
+                return
+            key = sent_key(scope)
+            known = WhileKnown(body.receive, lambda: self._keys.find(key) == tenant)
+            await self._serve(scope, known.receive, answer)
+        finally:
+            body.close()
         if known.is_over and answer.has_begun and not answer.has_ended:
             await answer.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        """Why a request is answered without a look at its body; None if it is not."""
-        try:
-            if self._keys.is_open:
-                check_origin(scope, self._config)
-            if scope["path"].startswith(API_PREFIX):
-                authenticate(scope, self._keys)
-        except ApiError as error:
-            return error
-        return self._gate.refusal() or self._too_large(scope)
-
-    def _too_large(self, scope: Scope) -> ApiError | None:
+    def _check_length(self, scope: Scope) -> None:
+        """Raises ApiError 413: the body that is announced is too large."""
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        is_too_large = length.isdigit() and int(length) > self._config.max_body_bytes
-        return _oversize(self._config.max_body_bytes) if is_too_large else None
+        if length.isdigit() and int(length) > self._config.max_body_bytes:
+            raise _oversize(self._config.max_body_bytes)
 
 
 def _oversize(bound: int) -> ApiError:
@@ -177,21 +197,51 @@ def _id_headers(scope: Scope) -> Sequence[str]:
     return ("x-request-id", "request-id") if speaks_anthropic(scope) else ("x-request-id",)
 
 
-class _Bounded:
-    """A request's body, which may also come in pieces whose sum nobody announced."""
+class _Body:
+    """A request's body, as it comes: within bounds of bytes, in time, and few large ones of a tenant at once.
 
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    Args:
+        scope: of the request.
+        receive: gives its messages.
+        max_bytes: of the body, which may also come in pieces whose sum nobody announced.
+        places: for large bodies; who has none does not read on.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, max_bytes: int, places: FairSemaphore) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
+        self._connection: Connection | None = scope.get(CONNECTION)
+        self._places = places
+        self._key = CALLER.get()
         self._num_bytes = 0
+        self._has_place = self._has_all = False
 
     async def receive(self) -> Message:
+        """The next message."""
+        if self._num_bytes > SMALL_BODY_BYTES and not self._has_all and not self._has_place:
+            await self._places.take(self._key)
+            self._has_place = True
         message = await self._receive()
-        self._num_bytes += len(message.get("body", b""))
+        if message["type"] == "http.request" and not self._has_all:
+            self._num_bytes += len(message.get("body", b""))
+            self._has_all = not message.get("more_body", False)
+            self._check()
+        return message
+
+    def close(self) -> None:
+        """Nothing holds it any more. May be repeated."""
+        if self._has_place:
+            self._has_place = False
+            self._places.give_back(self._key)
+
+    def _check(self) -> None:
         if self._num_bytes > self._max_bytes:
             error = _oversize(self._max_bytes)
             raise HTTPException(error.status, error.message)
-        return message
+        late = self._connection.late if self._connection is not None else None
+        if late is not None and not self._has_all:
+            status, message = late
+            raise HTTPException(status, message, headers={"Connection": "close"})
 
 
 class _Answer:

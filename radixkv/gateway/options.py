@@ -6,8 +6,8 @@ and ignored, as frontends send many; fields that would change the answer and can
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -16,29 +16,38 @@ from radixkv.core.api import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
 from radixkv.worker.request import ModelInfo
-from radixkv.worker.sampling import EarlyStopping, Grammar, SamplingParams
+from radixkv.worker.sampling import MAX_BIASES, MAX_STOPS, EarlyStopping, Grammar, SamplingParams
 
-__all__ = ["ApiModel", "GenerationOptions", "RetentionRanges", "StreamOptions", "Whole", "check_plain", "retention_of"]
+__all__ = [
+    "ApiModel",
+    "GenerationOptions",
+    "RetentionRanges",
+    "StopTexts",
+    "StreamOptions",
+    "check_plain",
+    "retention_of",
+]
 
-MAX_DEPTH = 64
-"""Of nested values that have no schema of their own."""
-
+MAX_STOP_CHARACTERS = 1024
 _UINT64 = 2**64
 
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-"""A whole number, which JSON may also write as 3.0."""
+_StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopTexts = Annotated[list[_StopText], Field(max_length=MAX_STOPS), FAIL_FAST]
 
 
 class ApiModel(BaseModel):
-    """Base of what the API reads: exact types, no NaN; unknown fields are kept apart and ignored."""
+    """Base of what the API reads: exact types, no NaN; unknown fields are ignored."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    def check(self) -> None:
+        """Refuse what the schema cannot say. Called once, where the body is read; what takes long is worked out here.
+
+        Raises:
+            ApiError: 400 with the field that is at fault.
+        """
 
 
 class StreamOptions(ApiModel):
@@ -47,15 +56,13 @@ class StreamOptions(ApiModel):
     include_usage: bool | None = Field(None, description="A last chunk tells the usage of the whole request.")
 
 
-class RetentionRange(BaseModel):
+class RetentionRange(ClosedModel):
     """What a range of a history is worth to be kept, by token positions in prompt and reply; an unknown field is refused."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     start: Annotated[Whole, Field(ge=0, lt=MAX_POSITION)] = 0
     end: Annotated[Whole, Field(ge=1, le=MAX_POSITION)] | None = Field(None, description="Left out: to the end.")
     priority: Annotated[Whole, Field(ge=0, le=MAX_PRIORITY)] = Field(
-        DEFAULT_PRIORITY, description="What is lower is evicted first."
+        DEFAULT_PRIORITY, description="Of your own, what is lower is evicted first."
     )
     duration_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)] | None = Field(
         None, description="From each use on; left out: for good."
@@ -68,7 +75,14 @@ class RetentionRange(BaseModel):
         return self
 
 
-RetentionRanges = Annotated[list[RetentionRange], Field(max_length=MAX_RETENTION_RANGES)]
+RetentionRanges = Annotated[list[RetentionRange], Field(max_length=MAX_RETENTION_RANGES), FAIL_FAST]
+
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES),
+    FAIL_FAST,
+    BeforeValidator(partial(check_fits, bound=MAX_BIASES)),
+]
 
 
 def retention_of(ranges: Iterable[RetentionRange] | None) -> tuple[Retention, ...]:
@@ -84,29 +98,23 @@ class GenerationOptions(ApiModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[Whole, Field(ge=-(2**63), lt=_UINT64)] | None = None
-    stop: (
-        Annotated[str, Field(min_length=1, max_length=1024)]
-        | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=64)]
-        | None
-    ) = None
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = None
+    stop: _StopText | StopTexts | None = None
+    logit_bias: LogitBias | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = Field(None, description="Accepted; prefixes are found without a hint.")
+    user: Name | None = None
+    prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
     best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
 
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
     min_tokens: Annotated[Whole, Field(ge=0, lt=2**31)] | None = Field(None, description="Extension.")
     ignore_eos: bool | None = Field(None, description="Extension.")
-    stop_token_ids: Annotated[list[Annotated[Whole, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None = Field(
-        None, description="Extension."
-    )
+    stop_token_ids: (
+        Annotated[list[Annotated[Whole, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOPS), FAIL_FAST] | None
+    ) = Field(None, description="Extension.")
     num_beams: Annotated[Whole, Field(ge=1, le=32)] | None = Field(
         None, description="Extension. Above 1: beam search; temperature must be left out or 0."
     )
@@ -115,7 +123,7 @@ class GenerationOptions(ApiModel):
         None, description="Extension, for beam search."
     )
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
-        None, description="Extension. The higher, the earlier it is served."
+        None, description="Extension. The higher, the earlier it is served among your own."
     )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="Extension. In seconds, then an error.")
     retention: RetentionRanges | None = Field(
@@ -188,33 +196,12 @@ def _early_stopping(value: str | bool | None) -> EarlyStopping:
     return EarlyStopping(value or "heuristic")
 
 
-def check_plain(value: Any, param: str, depth: int = MAX_DEPTH) -> None:
-    """Refuse free-form JSON that could not be written again: nested too deep, no finite number, half a character.
+def check_plain(value: Any, param: str, max_values: int = MAX_PLAIN_VALUES) -> None:
+    """Refuse free-form JSON that is too large, or could not be written again: too deep, no finite number, half a character.
 
     Raises:
         ApiError: 400.
     """
-    problem = None
-    if depth == 0:
-        problem = f"at most {MAX_DEPTH} levels deep"
-    elif isinstance(value, str):
-        problem = None if _is_text(value) else "valid Unicode"
-    elif isinstance(value, float):
-        problem = None if math.isfinite(value) else "free of NaN and Infinity"
+    problem = plain_problem(value, max_values)
     if problem is not None:
         raise ApiError(400, f"{param} must be {problem}", code="invalid_value", param=param)
-    if isinstance(value, dict):
-        for name, member in value.items():
-            check_plain(name, param, depth - 1)
-            check_plain(member, param, depth - 1)
-    elif isinstance(value, list):
-        for member in value:
-            check_plain(member, param, depth - 1)
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

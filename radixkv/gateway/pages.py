@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-__all__ = ["PAGES", "router"]
+__all__ = ["PAGES", "assets", "router"]
 
 router = APIRouter(include_in_schema=False)
 
@@ -54,7 +54,7 @@ class _Asset(NamedTuple):
 
 
 @cache
-def _assets() -> Mapping[str, _Asset]:
+def assets() -> Mapping[str, _Asset]:
     """Every file below `static/` that a browser loads, by its path there."""
     found: dict[str, _Asset] = {}
     folders: list[tuple[str, Traversable]] = [("", files("radixkv.gateway") / "static")]
@@ -80,7 +80,7 @@ async def _file(request: Request, path: str) -> Response:
 
 
 def _serve(request: Request, path: str) -> Response:
-    asset = _assets().get(path)
+    asset = assets().get(path)
     if asset is None:
         raise HTTPException(404)
     headers = {**_HEADERS, "ETag": asset.etag}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,7 +16,10 @@ from radixkv.gateway.anthropic_errors import anthropic_error_body, anthropic_sta
 from radixkv.gateway.errors import ApiError, error_body
 from radixkv.gateway.exchange import EXCHANGE
 
-__all__ = ["add_error_handlers", "error_response"]
+__all__ = ["add_error_handlers", "error_response", "refusal_of"]
+
+MAX_PARAM_CHARACTERS = 200
+"""Of the path to a fault, in which the caller's own names stand."""
 
 
 def error_response(error: ApiError, scope: Scope) -> JSONResponse:
@@ -34,7 +38,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return error_response(_of_validation(error), request.scope)
+        return error_response(refusal_of(error.errors(), error.body), request.scope)
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -46,15 +50,19 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, answer_http)
 
 
-def _of_validation(refusal: RequestValidationError) -> ApiError:
-    """What a request's schema refuses: of all that it says, what lies deepest in what the caller wrote."""
-    errors = [(_path(error, refusal.body), error) for error in refusal.errors()]
-    path, error = max(errors, key=lambda pair: len(pair[0]))
-    if error["type"] == "json_invalid":
-        reason = error.get("ctx", {}).get("error", error["msg"])
-        return ApiError(400, f"the body cannot be read as JSON: {reason}", code="invalid_json")
-    param = ".".join(map(str, path)) or "body"
+def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
+    """What a request's schema refuses: of all errors that it names, the one that lies deepest in what the caller wrote.
+
+    Among those a bound goes before a type: of what may be a text or a list, a list that is too long is no text either.
+    """
+    path, error = max(((_path(error, body), error) for error in errors), key=_weight)
+    param = ".".join(map(str, path))[:MAX_PARAM_CHARACTERS] or "body"
     return ApiError(400, f"{param}: {error['msg']}", code="invalid_value", param=param)
+
+
+def _weight(found: tuple[list[str | int], Any]) -> tuple[int, bool]:
+    path, error = found
+    return len(path), not error["type"].endswith("_type")
 
 
 def _path(error: Any, body: Any) -> list[str | int]:

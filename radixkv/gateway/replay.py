@@ -43,5 +43,6 @@ async def replay(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """What the gateway was lately asked by this tenant, as far back as it remembers; nothing of others."""
     state = request.app.state
     branches = state.recording.branches(tenant.namespace)
-    shapes = await run_in_threadpool(shapes_of_branches, branches)
+    async with state.one_by_one.place(tenant.namespace):
+        shapes = await run_in_threadpool(shapes_of_branches, branches)
     return {"step_s": state.recording.step_s(tenant.namespace), "requests": [shape._asdict() for shape in shapes]}

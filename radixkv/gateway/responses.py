@@ -55,6 +55,7 @@ async def create_response(body: ResponseRequest, request: Request, exchange: Adm
         body,
         exchange.tenant.namespace,
         model := await served_model(request, body.model),
+        http=request,
         store=state.store,
         transcripts=state.transcripts,
         max_tokens=min(state.config.max_tokens, model.info.max_length),

@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.messages import unsupported_part
+from radixkv.gateway.messages import check_arguments, unsupported_part
 from radixkv.gateway.options import check_plain
 from radixkv.gateway.responses_schema import InputItem, InputPart
 from radixkv.worker.text import Message
@@ -22,12 +22,18 @@ __all__ = ["Item", "assistant_turn", "new_id", "read_input", "to_messages"]
 
 Item = dict[str, Any]
 
+MAX_REFERRED_CHARACTERS = 4 * 1024 * 1024
+"""Of earlier items that a request takes up again: a reference is short, whatever it refers to."""
+
+MAX_ITEM_STRINGS = 8
+"""Of one item, as they are made here."""
+
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def new_id(kind: str) -> str:
     """An id that nobody guesses: ``resp_...``, ``msg_...``, ``fc_...``."""
-    return f"{kind}_{uuid.uuid4().hex}"
+    return f"{kind}_{secrets.token_hex(16)}"
 
 
 def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item]) -> list[Item]:
@@ -44,18 +50,26 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item]) -> lis
         given = [InputItem(role="user", content=given)]
     items: list[Item] = []
     known = {item["id"]: item for item in earlier}
+    num_left = MAX_REFERRED_CHARACTERS
     for index, item in enumerate(given):
         param = f"input.{index}"
         if item.type == "reasoning":
             continue  # what another model thought; this one is not told
         if item.type == "item_reference":
             items.append(_referred(item, known, param))
+            num_left -= sum(map(len, _strings(items[-1])))
+            if num_left < 0:
+                message = (
+                    f"{param}: what is referred to holds more than {MAX_REFERRED_CHARACTERS:,} characters together"
+                )
+                raise ApiError(400, message, code="invalid_value", param=param)
         else:
             items.append(_read_item(item, param))
         known[items[-1]["id"]] = items[-1]
     if not items:
         raise ApiError(400, "input is empty; it must hold at least 1 item", code="invalid_value", param="input")
-    check_plain(items, "input")
+    check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), "input")
+    check_plain([text for item in items for text in _strings(item)], "input", MAX_ITEM_STRINGS * len(items) + 1)
     return items
 
 
@@ -64,6 +78,11 @@ def _referred(item: InputItem, known: Mapping[str, Item], param: str) -> Item:
     if found is None:
         raise ApiError(404, f"item with id {item.id!r} not found", code="not_found", param=f"{param}.id")
     return found
+
+
+def _strings(item: Item) -> list[str]:
+    own = [value for value in item.values() if isinstance(value, str)]
+    return [*own, *(part["text"] for part in item.get("content", ()))]
 
 
 def _read_item(item: InputItem, param: str) -> Item:

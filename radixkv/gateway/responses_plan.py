@@ -7,14 +7,19 @@ none                                              the items given               
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.bodies import off_loop
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.models import ServedModel
@@ -66,6 +71,7 @@ async def make_plan(
     namespace: str,
     model: ServedModel,
     *,
+    http: Request,
     store: ResponseStore,
     transcripts: Transcripts,
     max_tokens: int,
@@ -73,25 +79,27 @@ async def make_plan(
     """Understand a request. Changes nothing.
 
     Args:
+        http: what brought it.
         max_tokens: of a response that names no bound.
 
     Raises:
         ApiError: 400 and 404, with the field that is at fault.
     """
-    request.check()
+    await off_loop(http, request.check)
     if not model.info.has_chat_template:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
-    tools = request.tool_plan()
-    sampling = request.sampling(request.max_output_tokens or max_tokens, tools.grammar or request.grammar())
+    tools = await off_loop(http, request.tool_plan)
+    grammar = tools.grammar or await off_loop(http, request.grammar)
+    sampling = request.sampling(request.max_output_tokens or max_tokens, grammar)
     parent = await _read_parent(store, namespace, request.previous_response_id)
     earlier = parent.items if parent is not None else []
-    items = read_input(request.input, earlier)
-    body = _new_body(request, model)
-    messages = to_messages([*earlier, *items], request.instructions)
+    items = await off_loop(http, partial(read_input, request.input, earlier))
+    body = await off_loop(http, partial(_new_body, request, model))
+    messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
     transcript = await transcripts.read(namespace, messages, tools.tools)
     if parent is not None:
-        transcript = _behind(parent, body, items, transcript)
+        transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
     return Plan(request, namespace, model, body, items, tools, sampling, transcript)
 
 
@@ -225,11 +233,20 @@ async def _shortened(plan: Plan, backend: Backend, error: InvalidArgumentError) 
     while low < high:
         middle = (low + high) // 2
         kept = [*messages[:num_instructions], *messages[starts[middle] :]]
-        tokens = await backend.tokenize(Prompt(messages=kept, tools=plan.tools.tools))
-        if num_tokens(tokens) <= num_wanted:
+        if await _num_tokens(plan, backend, kept) <= num_wanted:
             high = middle
         else:
             low = middle + 1
     if low == len(starts):
         raise error
     return [*messages[:num_instructions], *messages[starts[low] :]]
+
+
+async def _num_tokens(plan: Plan, backend: Backend, messages: Sequence[Message]) -> float:
+    try:
+        prompt = Prompt(messages=messages, tools=plan.tools.tools)
+        return num_tokens(await backend.tokenize(prompt, b"", plan.transcript.namespace))
+    except InvalidArgumentError as error:
+        if ApiError.of(error).code != "context_length_exceeded":
+            raise
+        return math.inf  # so many that they were not counted to the end

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.fields import (
+    FAIL_FAST,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Each,
+    Name,
+    Plain,
+    PlainObject,
+    PlainValue,
+    check_fits,
+)
 from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, RetentionRanges, check_plain
-from radixkv.gateway.tools import ChatTool, NamedFunction, NamedTool, ToolChoice, ToolFunction, ToolPlan, plan_tools
+from radixkv.gateway.options import ApiModel, RetentionRanges, StopTexts, check_plain
+from radixkv.gateway.tools import (
+    MAX_TOOLS,
+    ChatTool,
+    NamedFunction,
+    NamedTool,
+    ToolChoice,
+    ToolFunction,
+    ToolPlan,
+    plan_tools,
+)
 from radixkv.worker.sampling import Grammar, SamplingParams
 
 __all__ = ["InputItem", "ResponseRequest"]
 
 MAX_METADATA = 16
+MAX_INCLUDE = 64
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 MAX_TOP_LOGPROBS = 20
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
@@ -25,32 +47,35 @@ _UINT64 = 2**64
 class InputPart(ApiModel):
     """A piece of a message."""
 
-    type: Annotated[str, Field(min_length=1)]
+    type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
     refusal: str | None = None
+
+
+InputParts = Annotated[list[InputPart], Field(max_length=MAX_PARTS), FAIL_FAST]
 
 
 class InputItem(ApiModel):
     """One item of the input; which fields it needs depends on its type. Without a type it is a message."""
 
-    type: str | None = None
-    id: Annotated[str, Field(max_length=512)] | None = None
-    status: str | None = None
+    type: Name | None = None
+    id: Name | None = None
+    status: Name | None = None
     role: Literal["user", "system", "developer", "assistant"] | None = None
-    content: str | list[InputPart] | None = None
-    call_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    name: str | None = None
+    content: str | InputParts | None = None
+    call_id: Annotated[Name, Field(min_length=1)] | None = None
+    name: Name | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
+    output: str | InputParts | None = None
 
 
 class TextFormat(ApiModel):
     """What the text of the reply is held to."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: Name | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: PlainObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -63,7 +88,7 @@ class TextConfig(ApiModel):
 class FunctionTool(ApiModel):
     """One of `tools`. Functions are what this server offers a model."""
 
-    type: Annotated[str, Field(min_length=1)]
+    type: Annotated[Name, Field(min_length=1)]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")] | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -74,11 +99,14 @@ class NamedChoice(ApiModel):
     """A `tool_choice` that names the function to be called."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[Name, Field(min_length=1)]
 
 
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=MAX_METADATA),
+    FAIL_FAST,
+    BeforeValidator(partial(check_fits, bound=MAX_METADATA)),
 ]
 
 
@@ -86,7 +114,7 @@ class ResponseRequest(ApiModel):
     """The body of POST /v1/responses. Bounds are the OpenAI API's; the last fields are extensions of this server."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    input: str | list[InputItem]
+    input: str | Annotated[list[Annotated[InputItem, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST]
     instructions: str | None = Field(None, description="A system message. Not carried over from the previous response.")
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         None, description="Any stored response: the new one goes on behind it."
@@ -98,30 +126,28 @@ class ResponseRequest(ApiModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: TextConfig | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     metadata: Metadata | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = Field(None, description="Accepted; prefixes are found without a hint.")
-    service_tier: str | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
+    service_tier: Name | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: list[str] | None = None
+    include: Annotated[list[Name], Field(max_length=MAX_INCLUDE), FAIL_FAST] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    conversation: Any = Field(None, description="Not supported; use previous_response_id.")
-    prompt: Any = Field(None, description="Not supported; use instructions and input.")
+    conversation: PlainValue = Field(None, description="Not supported; use previous_response_id.")
+    prompt: PlainValue = Field(None, description="Not supported; use instructions and input.")
 
     seed: Annotated[int, Field(ge=-(2**63), lt=_UINT64)] | None = Field(None, description="Extension.")
-    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=64)] | None = Field(
-        None, description="Extension."
-    )
+    stop: StopTexts | None = Field(None, description="Extension.")
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
     ignore_eos: bool | None = Field(None, description="Extension.")
     priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
-        None, description="Extension. The higher, the earlier it is served."
+        None, description="Extension. The higher, the earlier it is served among your own."
     )
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
         None, description="Extension. In seconds, then it fails."

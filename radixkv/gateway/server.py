@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 
 import uvicorn
@@ -16,7 +17,10 @@ from fastapi import FastAPI
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.app import create_app
 from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.connections import Connection, Connections
+from radixkv.gateway.listener import Listener
 from radixkv.service.addresses import Address
+from radixkv.service.limits import Limiter
 from radixkv.service.security import ServerTls, TlsWatch
 from radixkv.worker.request import Generator
 
@@ -50,9 +54,11 @@ class GatewayServer:
         DatabaseError: the state file cannot be opened.
     """
 
-    def __init__(self, generator: Generator, config: GatewayConfig | None = None) -> None:
+    def __init__(
+        self, generator: Generator, config: GatewayConfig | None = None, limiter: Limiter | None = None
+    ) -> None:
         self.config = config or GatewayConfig()
-        self.app: FastAPI = create_app(generator, self.config)
+        self.app: FastAPI = create_app(generator, self.config, limiter)
         self.address = self.config.listen
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -95,10 +101,10 @@ class GatewayServer:
             ws="none",
             ssl_certfile=tls.certificate_file if tls is not None else None,
             ssl_keyfile=tls.key_file if tls is not None else None,
-            timeout_keep_alive=75,
+            http=partial(Connection, connections=self.app.state.connections),  # type: ignore[arg-type]  # makes a protocol
             timeout_graceful_shutdown=int(_GRACE_S),
         )
-        self._server = _Server(uvicorn_config, started, tls)
+        self._server = _Server(uvicorn_config, started, tls, self.app.state.connections)
         self._thread = threading.Thread(target=self._run, args=(sock, started), name="radixkv-gateway", daemon=True)
         self._thread.start()
         if not started.wait(_START_S) or self._failure is not None:
@@ -118,7 +124,7 @@ class GatewayServer:
         self.app.state.gate.is_draining = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._end_followers)
+                self._loop.call_soon_threadsafe(self._end_what_waits)
 
     def close(self) -> None:
         """Drain, end what still runs then, stop. May be repeated."""
@@ -129,7 +135,8 @@ class GatewayServer:
             asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
         self._thread.join()
 
-    def _end_followers(self) -> None:
+    def _end_what_waits(self) -> None:
+        self.app.state.connections.drain()
         conversations = getattr(self.app.state, "conversations", None)
         if conversations is not None:
             conversations.end_followers()
@@ -164,20 +171,34 @@ class GatewayServer:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it has started, and reads its certificate again when that changes."""
+    """Tells when it has started, looks at its connections, and reads its certificate again when that changes."""
 
-    def __init__(self, config: uvicorn.Config, started: threading.Event, tls: ServerTls | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, started: threading.Event, tls: ServerTls | None, connections: Connections
+    ) -> None:
         super().__init__(config)
         self._has_started = started
+        self._connections = connections
         self._tls = tls
         self._watch = TlsWatch(tls) if tls is not None else None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._has_started.set()
+        assert sockets is not None
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise UnavailableError("the application has not started")
+
+        def connection() -> asyncio.BaseProtocol:
+            make = self.config.http_protocol_class
+            return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
+
+        self.servers = [Listener(sock, connection, self.config.ssl) for sock in sockets]  # type: ignore[misc]
+        self.started = True
+        self._has_started.set()
 
     async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_PER_LOOK == 0:
+            self._connections.sweep(asyncio.get_running_loop().time())
         if self._watch is not None and counter % _TICKS_PER_LOOK == 0 and self._watch.has_changed():
             assert self._tls is not None
             assert self.config.ssl is not None

@@ -122,7 +122,7 @@ class ResponseStore:
                 bounds = f"{self._max_responses} responses or {self._max_bytes} bytes"
                 raise LimitError(f"{bounds} are stored already and still needed; delete some, or use store=false")
 
-        await self._database.run(insert)
+        await self._database.run(insert, namespace)
 
     async def finish(self, body: Mapping[str, Any], tokens: bytes = b"", model: bytes = b"") -> None:
         """Store how a response ended: its body with the output, and the ids of the whole conversation up to its end.
@@ -153,7 +153,9 @@ class ResponseStore:
             UnknownResponseError: there is none, or it is another namespace's, or it has expired.
         """
         now_s = self._clock()
-        return await self._database.run(lambda connection: _read(_find(connection, namespace, response_id, now_s)))
+        return await self._database.read(
+            lambda connection: _read(_find(connection, namespace, response_id, now_s)), namespace
+        )
 
     async def context(self, namespace: str, response_id: str) -> Context:
         """A response with all that came before it. O(responses before it).
@@ -172,7 +174,7 @@ class ResponseStore:
             tokens, num_output = _tokens(connection, response_id), len(json.loads(row["output"]))
             return Context(_read(row), items, tokens, row["model"], num_output)
 
-        return await self._database.run(read)
+        return await self._database.read(read, namespace)
 
     async def input_items(self, namespace: str, response_id: str) -> list[Item]:
         """Everything that a response is a reply to, in order: the items before its own output.
@@ -191,7 +193,7 @@ class ResponseStore:
         """
         now_s = self._clock()
         await self._database.run(
-            lambda connection: _remove(connection, _find(connection, namespace, response_id, now_s))
+            lambda connection: _remove(connection, _find(connection, namespace, response_id, now_s)), namespace
         )
 
     async def sweep(self) -> int:

@@ -16,21 +16,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.options import ApiModel, check_plain
+from radixkv.gateway.fields import FAIL_FAST, Name, Plain
+from radixkv.gateway.options import ApiModel
 from radixkv.worker.sampling import Grammar
 
-__all__ = ["CallParser", "ChatTool", "FunctionCalled", "ToolChoice", "ToolPlan", "plan_tools"]
+__all__ = ["MAX_TOOLS", "CallParser", "ChatTool", "ChatTools", "FunctionCalled", "ToolChoice", "ToolPlan", "plan_tools"]
 
 MAX_TOOLS = 128
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class ToolFunction(ApiModel):
-    """A function that the model may call."""
+    """A function that the model may call. What else a caller says of it goes to the template as well."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
@@ -41,14 +44,19 @@ class ToolFunction(ApiModel):
 class ChatTool(ApiModel):
     """One of `tools`."""
 
+    model_config = ConfigDict(extra="allow")
+
     type: Literal["function"]
     function: ToolFunction
+
+
+ChatTools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain]
 
 
 class NamedFunction(ApiModel):
     """Which function."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[Name, Field(min_length=1)]
 
 
 class NamedTool(ApiModel):
@@ -91,10 +99,7 @@ def plan_tools(
         if choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice needs tools", code="invalid_value", param="tool_choice")
         return ToolPlan()
-    if len(tools) > MAX_TOOLS:
-        raise ApiError(400, f"tools holds {len(tools)}; at most {MAX_TOOLS}", code="invalid_value", param="tools")
     described = tuple(tool.model_dump(exclude_none=True) for tool in tools)
-    check_plain(list(described), "tools")
     functions = {tool.function.name: tool.function for tool in tools}
     if choice == "none":
         return ToolPlan()

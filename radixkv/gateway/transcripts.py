@@ -29,12 +29,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.json_text import read_json
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.database import Database
+from radixkv.gateway.fair_semaphore import own_work
 from radixkv.gateway.memo import Memo, MemoLimits, Remembered
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
@@ -44,8 +46,14 @@ __all__ = ["Reader", "Transcript", "Transcripts"]
 PROBE_S = 30.0
 """How long what is known of the model's tokenizer and template is trusted."""
 
+MAX_MESSAGES_AT_ONCE = 500
+"""Read on the event loop, at some 5 microseconds each; what are more are read on a thread."""
+
 MAX_STOP_TOKENS = 64
 """Tokens that a stop string may span; a reply that ended with a longer one is not remembered."""
+
+_READING = b"control tokens are the template's"
+"""How messages become ids. What another reading of them left in a database is not found again."""
 
 _PROBE = 'The 3 quick foxes,\tno. 12345: naïve 日本語 ½ 🙂\n\n  x = {"a": [1.5, None]}  # <end>'
 _LOG = logging.getLogger(__name__)
@@ -56,7 +64,7 @@ class Reader(Protocol):
 
     async def model(self) -> ModelInfo: ...
 
-    async def tokenize(self, prompt: Prompt, history: TokensLike = b"") -> bytes: ...
+    async def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes: ...
 
     async def detokenize(self, token_ids: TokensLike) -> str: ...
 
@@ -122,7 +130,8 @@ class Transcripts:
         model = await self._identify_model()
         if model is None or not listed:
             return Transcript(b"", listed, listed, model or b"", namespace, b"", None)
-        keys = self._chain(_root(model, namespace, tools, template_arguments or {}), listed)
+        chain = partial(self._chain, _root(model, namespace, tools, template_arguments or {}), listed)
+        keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
         for position in range(len(listed) - 2, -1, -1):  # something must be left to reply to
             if listed[position].get("role") != "assistant":
                 continue
@@ -253,8 +262,9 @@ class Transcripts:
     async def _identify_model_alone(self) -> bytes | None:
         now_s = self._clock()
         if self._probed_s is None or not 0 <= now_s - self._probed_s <= PROBE_S:
-            info = await self._reader.model()
-            self._model = await self._probe(info) if info.has_chat_template else None
+            with own_work():
+                info = await self._reader.model()
+                self._model = await self._probe(info) if info.has_chat_template else None
             self._probed_s = now_s
         return self._model
 
@@ -269,7 +279,7 @@ class Transcripts:
         except RadixKVError as error:
             _LOG.warning("replies are tokenised anew each time: %s", error)
             return None
-        return _digest(_canonical([info.name, info.vocab_size]), prompt, behind)
+        return _digest(_READING, _canonical([info.name, info.vocab_size]), prompt, behind)
 
     async def _spell_reply(self, reply: str) -> bytes:
         """A conversation with this reply, rendered."""

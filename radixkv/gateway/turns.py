@@ -42,11 +42,12 @@ async def read_prompt(reader: Reader, transcript: Transcript, tools: Sequence[Ma
     """
     if transcript.history:
         try:
-            return await reader.tokenize(Prompt(messages=transcript.rest, tools=tools), transcript.history)
+            behind = Prompt(messages=transcript.rest, tools=tools)
+            return await reader.tokenize(behind, transcript.history, transcript.namespace)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
-    return await reader.tokenize(Prompt(messages=transcript.messages, tools=tools))
+    return await reader.tokenize(Prompt(messages=transcript.messages, tools=tools), b"", transcript.namespace)
 
 
 async def start_turn(

@@ -191,7 +191,7 @@ def test_a_message_of_100_kb_arrives_whole_also_where_the_model_cannot_take_it(
     try:
         with open_page(browser, site.url) as page:
             say(page, text)
-            expect(page.get_by_role("alert")).to_contain_text("at most 2047 tokens")
+            expect(page.get_by_role("alert")).to_contain_text("at most 2048 tokens")
             expect(shown(page)).to_have_count(1)
             page.get_by_role("button", name="Show all").click()
             assert shown(page).locator(".plain").inner_text() == text

@@ -209,8 +209,11 @@ def test_a_breakpoint_over_the_budget_is_left_out_and_the_request_answered(stack
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"system": [marked("a")] * 5}, "5 blocks bear cache_control; at most 4"),
-        ({"system": [marked("a")] * 4, "cache_control": FIVE_MINUTES}, "5 blocks bear cache_control; at most 4"),
+        ({"system": [marked("a")] * 5}, "5 blocks or more bear cache_control; at most 4"),
+        (
+            {"system": [marked("a")] * 4, "cache_control": FIVE_MINUTES},
+            "5 blocks or more bear cache_control; at most 4",
+        ),
         ({"system": [marked("a"), marked("b", HOUR)]}, "system.1.cache_control.ttl"),
         ({"tools": [{**TOOLS[0], "cache_control": FIVE_MINUTES}], "cache_control": HOUR}, "messages.0.content.0"),
         ({"system": [marked("a", {"type": "ephemeral", "ttl": "2h"})]}, "ttl"),

@@ -16,6 +16,11 @@ import pytest
 from openai import OpenAI
 from tree_follower import follower
 
+from radixkv import LimitError
+from radixkv.client import Credentials
+from radixkv.worker.generation_client import GenerationClient
+from radixkv.worker.request import Prompt
+
 COMMAND = [sys.executable, "-m", "radixkv.cli"]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -91,6 +96,21 @@ def test_a_gateway_shows_the_tree_of_the_service_that_it_is_told(tmp_path: Path)
                 eye.wait_until(lambda: bool(eye.nodes))
                 assert eye.hello["service"] == service
                 assert eye.post("/search", {"text": "capital of France"}).json()["ids"]
+
+
+@pytest.mark.usefixtures("default_model")
+def test_a_limit_of_the_command_line_is_one_for_both_doors_of_up(tmp_path: Path) -> None:
+    keys, address = tmp_path / "keys.toml", f"unix:{tmp_path}/worker"
+    keys.write_text('[[tenant]]\nname = "us"\nkeys = ["sha256:' + SHA256_OF_SESAME + '"]\n')
+    up = ["up", "--no-chat", "--num-blocks", "256", "--listen", address, "--service-listen", f"unix:{tmp_path}/service"]
+    up += ["--http", "127.0.0.1:0", "--state", "none", "--keys", str(keys), "--requests-per-minute", "1"]
+    with running(*up, until=r"OpenAI API +(http://\S+)") as url:
+        assert "Paris" in answer(url, "sesame")
+        with (
+            GenerationClient(address, credentials=Credentials(token="sesame")) as client,
+            pytest.raises(LimitError, match="limit of 1 requests per minute"),
+        ):
+            client.tokenize(Prompt(text="What"))
 
 
 @pytest.mark.usefixtures("default_model")

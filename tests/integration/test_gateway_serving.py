@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -267,10 +268,12 @@ def test_a_changed_keys_file_is_read_again_and_a_broken_one_is_not(engine: Engin
     with gateway(engine, GatewayConfig(listen=LOCAL, keys_file=path)) as server:
         assert ask(server, "red").status_code == 200
         path.write_text("[[tenant]]\nkeys = 3")
+        os.utime(path, (0, 0))  # it was written a while ago
         server.app.state.keys._checked_s = -1e9  # as if the interval had passed
         assert ask(server, "red").status_code == 200
         digest = hashlib.sha256(b"green").hexdigest()
         path.write_text(f'[[tenant]]\nname = "green"\nkeys = ["{digest}"]\n')
+        os.utime(path, (0, 0))
         server.app.state.keys._checked_s = -1e9
         assert ask(server, "green").status_code == 200
         assert ask(server, "red").status_code == 401

@@ -80,18 +80,26 @@ def _events(reader: Any) -> Iterator[Any]:
         return
 
 
-def test_more_calls_than_may_run_at_once_are_refused_at_once() -> None:
+def test_more_calls_than_may_run_at_once_are_refused_at_once_and_health_is_not_among_them() -> None:
     config = ServiceConfig(addresses=("127.0.0.1:0",), max_calls=2)
-    with ServiceThread(config) as service, grpc.insecure_channel(service.addresses[0]) as channel:
-        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
-        watching = [watch(b"", timeout=DEADLINE_S) for _ in range(2)]
-        for call in watching:
+    with (
+        ServiceThread(config) as service,
+        connect(service.addresses[0], PoolShape(16)) as holder,
+        grpc.insecure_channel(service.addresses[0]) as channel,
+    ):
+        seq_id = holder.acquire([1, 2, 3]).seq_id
+        follow = channel.unary_stream("/radixkv.v1.PrefixCache/Events")
+        following = [follow(_follow().SerializeToString(), timeout=DEADLINE_S) for _ in range(2)]
+        for call in following:
             next(call)
         with pytest.raises(grpc.RpcError) as raised:
-            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=DEADLINE_S)
+            channel.unary_unary("/radixkv.v1.PrefixCache/Stats")(b"", timeout=DEADLINE_S)
         error: Any = raised.value
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        for call in watching:
+        assert error.details() == "2 calls run already; try again later"
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=DEADLINE_S) == b"\x08\x01"
+        holder.insert(seq_id, num_computed=3)  # its stream stands apart
+        for call in following:
             call.cancel()
 
 
@@ -177,7 +185,13 @@ def _pushback_ms(address: str) -> int:
 
 
 def test_no_thread_of_the_worker_is_left_behind() -> None:
+    ours = ("radixkv-call", "radixkv-health")
+
+    def num_threads() -> int:
+        return sum(thread.name.startswith(ours) for thread in threading.enumerate())
+
     engine = Engine(HashRunner(64, 4), PrefixCache(64, 4))
-    with engine, GenerationServer(engine, "127.0.0.1:0"):
-        assert any(thread.name == "radixkv-generation-watch" for thread in threading.enumerate())
-    wait_until(lambda: not any(thread.name == "radixkv-generation-watch" for thread in threading.enumerate()))
+    with engine, GenerationServer(engine, "127.0.0.1:0") as server, GenerationClient(server.address) as client:
+        assert list(client.generate(_ask(2)))
+        assert num_threads()
+    wait_until(lambda: not num_threads())

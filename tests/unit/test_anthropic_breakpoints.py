@@ -15,6 +15,7 @@ from radixkv.gateway.anthropic_breakpoints import find_breakpoints, pins_of
 from radixkv.gateway.anthropic_schema import MessagesPrompt
 from radixkv.gateway.anthropic_turns import template_turns
 from radixkv.gateway.database import Database
+from radixkv.gateway.errors import ApiError
 from radixkv.gateway.turns import read_prompt
 
 MARK: Any = {"type": "ephemeral"}
@@ -89,3 +90,18 @@ def test_behind_a_reply_they_lie_behind_the_tokens_that_it_was_generated_as(
         assert behind_all.endswith("or?")
 
     run(reader, database, story)
+
+
+def test_marks_beyond_the_bound_are_not_even_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [{"role": "user", "content": [text("a", MARK)]}] * 200
+    prompt = MessagesPrompt.model_validate({"model": "m", "messages": turns})
+    rendered: list[int] = []
+
+    def counted(system: Any, turns: Any) -> Any:
+        rendered.append(len(turns))
+        return template_turns(system, turns)
+
+    monkeypatch.setattr("radixkv.gateway.anthropic_breakpoints.template_turns", counted)
+    with pytest.raises(ApiError, match="5 blocks or more bear cache_control; at most 4 may"):
+        find_breakpoints(prompt, [])
+    assert sum(rendered) < 20

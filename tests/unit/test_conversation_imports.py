@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -232,14 +233,14 @@ def test_what_is_wrong_with_a_conversation_is_named(document: Any, part: str) ->
 
 
 def test_no_depth_is_too_deep_to_be_answered() -> None:
-    deep = [said(f"m{number}", f"m{number - 1}" if number else None) for number in range(100_000)]
-    assert "100,000 messages; a conversation has at most" in reason(own(*deep))
+    deep = [said(f"m{number}", f"m{number - 1}" if number else None) for number in range(20_000)]
+    assert "20,000 messages; a conversation has at most" in reason(own(*deep))
     assert len(read_one(own(*deep[:MAX_MESSAGES])).messages) == MAX_MESSAGES
-    mapping = {f"n{n}": {"parent": f"n{n - 1}" if n else None, "message": None} for n in range(100_000)}
+    mapping = {f"n{n}": {"parent": f"n{n - 1}" if n else None, "message": None} for n in range(20_000)}
     assert "no text" in reason({"mapping": mapping})
-    circle = {**mapping, "n0": {"parent": "n99999", "message": None}}
+    circle = {**mapping, "n0": {"parent": "n19999", "message": None}}
     assert "stands below itself" in reason({"mapping": circle})
-    nested = b'{"prompt": ' + b'{"text": "x", "role": "prompter", "replies": [' * 100_000 + b"]}" * 100_000 + b"}"
+    nested = b'{"prompt": ' + b'{"text": "x", "role": "prompter", "replies": [' * 20_000 + b"]}" * 20_000 + b"}"
     with pytest.raises(ApiError, match="nested deeper than 200 levels"):
         read_conversations(nested, NOW_S)
     first, second = read_conversations(nested + b"\n" + json.dumps(own(said("a"))).encode(), NOW_S)
@@ -301,3 +302,15 @@ def test_a_branch_is_told_as_markdown() -> None:
 def test_a_file_is_named_safely(title: str, plain: str, full: str) -> None:
     value = file_headers(title, "markdown")["Content-Disposition"]
     assert value == f"attachment; filename=\"{plain}.md\"; filename*=UTF-8''{full}.md"
+
+
+def test_lines_beyond_the_bound_are_counted_without_being_kept() -> None:
+    body = b"{}\n" * 350_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError, match="350,000 conversations"):
+            read_conversations(body, NOW_S)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 10 * len(body)

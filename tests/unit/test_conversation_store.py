@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.gateway import database as database_module
+from radixkv.gateway import database_schema
 from radixkv.gateway.conversations import rows
 from radixkv.gateway.conversations import search as search_module
 from radixkv.gateway.conversations import store as store_module
@@ -290,7 +290,7 @@ def test_a_search_goes_on_where_its_slice_ended(
 def test_a_file_of_the_version_before_keeps_what_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     before = sqlite3.connect(path)
-    before.executescript(f"{database_module._STEPS[0]} PRAGMA user_version = 1;")
+    before.executescript(f"{database_schema.STEPS[0]} PRAGMA user_version = 1;")
     columns = "key, namespace, tokens, num_reply, decoded, created_s"
     before.execute(f"INSERT INTO transcripts ({columns}) VALUES (x'01', 'a', x'02', 0, x'', 1.0)")
     values = "('r', 'a', 1.0, 2.0, 'completed', '{}', '[]', 10)"

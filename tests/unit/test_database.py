@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from stored_chats import add, body, item, run
 
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.database import SCHEMA_VERSION, Database, DatabaseError
+from radixkv.gateway.database import MAX_WRITES, Database, DatabaseError
+from radixkv.gateway.database_schema import SCHEMA_VERSION
 from radixkv.gateway.store import ResponseStore
 
 
@@ -151,3 +154,57 @@ def test_a_job_that_fails_is_undone_alone(database: Database) -> None:
         lambda c: [row["key"] for row in c.execute("SELECT key FROM transcripts ORDER BY key")]
     ).result()
     assert kept == [bytes([number]) for number in range(0, 10, 2)]
+
+
+def test_no_change_waits_for_a_read(tmp_path: Path) -> None:
+    """A read that lasts, and the many of its namespace behind it, keep neither changes nor other namespaces' reads."""
+    reading, may_end = threading.Event(), threading.Event()
+
+    def read_long(connection: sqlite3.Connection) -> int:
+        (count,) = connection.execute("SELECT COUNT(*) FROM responses").fetchone()
+        reading.set()
+        assert may_end.wait(20)
+        return int(count)
+
+    async def story(database: Database) -> None:
+        store = ResponseStore(database)
+        reads = [asyncio.ensure_future(database.read(read_long, "flood")) for _ in range(50)]
+        await asyncio.to_thread(reading.wait)
+        await add(store, "r1", None, pack_tokens([1]))
+        other = asyncio.ensure_future(store.get("a", "r1"))
+        await asyncio.sleep(0)
+        may_end.set()
+        assert (await other).body == body("r1", "completed", "of r1")
+        assert sum(read.done() for read in reads) <= 3
+        assert await asyncio.gather(*reads) == [0] + [1] * 49
+
+    with Database(tmp_path / "state.sqlite") as database:
+        run(story(database))
+
+
+def test_a_read_changes_nothing(database: Database) -> None:
+    async def story() -> None:
+        with pytest.raises(UnavailableError, match="readonly"):
+            await database.read(lambda connection: connection.execute("DELETE FROM responses"), "a")
+
+    run(story())
+
+
+def test_changes_of_one_namespace_wait_for_one_another_and_not_for_each_other(database: Database) -> None:
+    begun, may_end, order = threading.Event(), threading.Event(), []
+
+    def change(name: str) -> None:
+        begun.set()
+        assert may_end.wait(20)
+        order.append(name)
+
+    async def story() -> None:
+        flood = [asyncio.ensure_future(database.run(lambda _: change("flood"), "flood")) for _ in range(200)]
+        await asyncio.to_thread(begun.wait)
+        other = asyncio.ensure_future(database.run(lambda _: change("other"), "other"))
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.gather(other, *flood)
+
+    run(story())
+    assert order.index("other") <= MAX_WRITES

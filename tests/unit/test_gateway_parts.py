@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from radixkv.core.errors import (
 )
 from radixkv.gateway.auth import KeyRing, Tenant
 from radixkv.gateway.config import GatewayConfig, TenantLimits
-from radixkv.gateway.errors import ApiError, error_body
-from radixkv.gateway.limits import Limiter
+from radixkv.gateway.errors import RATE_LIMIT_HEADERS, ApiError, error_body
 from radixkv.gateway.messages import ChatMessage, template_messages
 from radixkv.gateway.options import GenerationOptions, check_plain
+from radixkv.service.limits import Limiter
 from radixkv.worker.request import ModelInfo, UnknownGenerationError
 
 INFO = ModelInfo("m", 4096, 100, 16, (2,), True)
@@ -177,7 +178,8 @@ def test_the_file_is_looked_at_once_a_second_at_most(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(f"[[tenant]]\nname = 'a'\nkeys = ['{digest('one')}']")
     ring = KeyRing(path, clock=clock)
-    path.write_text("")
+    path.write_text(f"[[tenant]]\nname = 'b'\nkeys = ['{digest('two')}']")
+    os.utime(path, (0, 0))
     assert ring.find("one") is not None
     clock.now_s += 1
     assert ring.find("one") is None
@@ -186,67 +188,26 @@ def test_the_file_is_looked_at_once_a_second_at_most(tmp_path: Path) -> None:
 # -- limits
 
 
-def admit(limiter: Limiter, **limits: int) -> Any:
-    return limiter.admit(Tenant("t", "t", TenantLimits(**limits)))
-
-
-def test_a_bucket_fills_evenly() -> None:
+def test_a_limit_that_is_reached_tells_its_figures_in_headers() -> None:
     clock = Clock()
     limiter = Limiter(clock)
-    for _ in range(60):
-        admit(limiter, requests_per_minute=60).close()
-    with pytest.raises(ApiError) as caught:
-        admit(limiter, requests_per_minute=60)
-    assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "1")
-    clock.now_s += 1.0
-    slot = admit(limiter, requests_per_minute=60)
-    assert slot.headers["x-ratelimit-remaining-requests"] == "0"
-    assert slot.headers["x-ratelimit-reset-requests"] == "1m0s"
-    with pytest.raises(ApiError):
-        admit(limiter, requests_per_minute=60)
-
-
-def test_tokens_are_charged_and_given_back() -> None:
-    clock = Clock()
-    limiter = Limiter(clock)
-    slot = admit(limiter, tokens_per_minute=600)
-    slot.charge(1200)
-    with pytest.raises(ApiError) as caught:
-        admit(limiter, tokens_per_minute=600)
-    assert caught.value.headers["Retry-After"] == "61"  # 600 overdrawn at 10 a second, and one token
-    slot.charge(-700)  # they were found in the cache
-    admit(limiter, tokens_per_minute=600)
-
-
-def test_a_slot_comes_back_once() -> None:
-    limiter = Limiter(Clock())
-    first = admit(limiter, max_concurrent=2)
-    second = admit(limiter, max_concurrent=2)
-    with pytest.raises(ApiError, match="2 requests at once"):
-        admit(limiter, max_concurrent=2)
-    first.close()
-    first.close()
-    admit(limiter, max_concurrent=2)
-    with pytest.raises(ApiError):
-        admit(limiter, max_concurrent=2)
-    second.close()
-
-
-def test_a_raised_limit_holds_at_once() -> None:
-    limiter = Limiter(Clock())
-    admit(limiter, requests_per_minute=1)
-    with pytest.raises(ApiError):
-        admit(limiter, requests_per_minute=1)
-    assert admit(limiter, requests_per_minute=10).headers["x-ratelimit-remaining-requests"] == "8"
-
-
-def test_one_tenants_limit_is_not_anothers() -> None:
-    limiter = Limiter(Clock())
-    limits = TenantLimits(requests_per_minute=1)
-    limiter.admit(Tenant("a", "a", limits))
-    with pytest.raises(ApiError):
-        limiter.admit(Tenant("a", "a", limits))
-    assert limiter.admit(Tenant("b", "b", limits)).headers["x-ratelimit-remaining-requests"] == "0"
+    tenant = Tenant("t", "t", TenantLimits(requests_per_minute=1, tokens_per_minute=600))
+    limiter.admit(tenant).charge(1200)
+    with pytest.raises(LimitError) as caught:
+        limiter.admit(tenant)
+    refusal = ApiError.of(caught.value)
+    assert (refusal.status, refusal.type, refusal.code) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert refusal.message == "the limit of 1 requests per minute is reached; try again in 1m0s"
+    assert refusal.headers == {
+        "Retry-After": "60",
+        "x-ratelimit-limit-requests": "1",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "1m0s",
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "2m0s",
+    }
+    assert set(RATE_LIMIT_HEADERS) == set(refusal.headers) - {"Retry-After"}
 
 
 # -- messages and options

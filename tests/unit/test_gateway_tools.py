@@ -6,10 +6,11 @@ import json
 import random
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.tools import CallParser, ChatTool, FunctionCalled, NamedTool, plan_tools
+from radixkv.gateway.tools import CallParser, ChatTool, ChatTools, FunctionCalled, NamedTool, plan_tools
 from radixkv.worker.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 
@@ -139,13 +140,22 @@ def test_a_choice_that_makes_no_sense_is_refused() -> None:
     choice = NamedTool.model_validate({"type": "function", "function": {"name": "other"}})
     with pytest.raises(ApiError, match="not in tools"):
         plan_tools([tool()], choice)
-    with pytest.raises(ApiError, match="at most 128"):
-        plan_tools([tool(f"f{number}") for number in range(129)], None)
+
+
+def test_tools_that_are_too_many_too_deep_or_too_large_are_refused() -> None:
+    read = TypeAdapter(ChatTools).validate_python
+    one = {"type": "function", "function": {"name": "f"}}
+    assert len(read([one] * 128)) == 128
+    with pytest.raises(ValidationError, match="at most 128"):
+        read([one] * 129)
     deep: dict[str, object] = {}
     for _ in range(100):
         deep = {"x": deep}
-    with pytest.raises(ApiError, match="64 levels"):
-        plan_tools([tool(**deep)], None)
+    with pytest.raises(ValidationError, match="64 levels"):
+        read([{"type": "function", "function": {"name": "f", "parameters": deep}}])
+    wide = {str(number): {} for number in range(30_000)}
+    with pytest.raises(ValidationError, match="at most 50,000 names and values"):
+        read([{"type": "function", "function": {"name": "f", "returns": wide}}])
 
 
 def test_a_template_without_tools_is_told_of_them_in_the_system_prompt() -> None:

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +20,8 @@ from radixkv.gateway.cache_view.gauges import Gauges
 from radixkv.gateway.cache_view.nodes import Change, TreeState
 from radixkv.gateway.cache_view.removals import Removals
 from radixkv.gateway.cache_view.viewer import Viewer
+from radixkv.gateway.calls import Calls
+from radixkv.gateway.fair_semaphore import own_work
 from radixkv.worker.stats import WorkerStats
 
 __all__ = ["CacheObserver"]
@@ -35,7 +36,7 @@ RETRY_S = 1.0
 NUM_CHANGES = 64
 """Versions back to which viewers are told differences."""
 
-_NUM_THREADS = 4
+_NUM_THREADS, _ONE_NAMESPACES_THREADS = 8, 2
 _Result = TypeVar("_Result")
 
 
@@ -84,7 +85,7 @@ class CacheObserver:
         self._reader: RemoteReader | None = None
         self._open_reader = partial(RemoteReader, service, pool_name, credentials=credentials)
         self._hurry = asyncio.Event()
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="radixkv-cache-view")
+        self._calls = Calls(_NUM_THREADS, _ONE_NAMESPACES_THREADS, clock)
 
     def start(self) -> None:
         """Look from now on. On the loop."""
@@ -113,8 +114,8 @@ class CacheObserver:
         return await self.run(partial(call, reader))
 
     async def run(self, function: Callable[[], _Result]) -> _Result:
-        """Something that takes a while, on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        """Something that takes a while, on a thread of those that the caller's namespace may have."""
+        return await self._calls.call(function)
 
     def publish(self, state: TreeState, change: Change) -> None:
         """Show viewers a further listing, and what is different in it."""
@@ -138,7 +139,7 @@ class CacheObserver:
         self._end()
         if reader is not None:
             reader.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._calls.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -171,7 +172,8 @@ class CacheObserver:
         looks = {"gauges": self._read_gauges(period_s), "worker": self._ask_worker(period_s)}
         if self._viewers:
             looks["nodes"] = self._list_nodes()
-        self._tasks = [asyncio.create_task(look, name=f"radixkv-cache-{name}") for name, look in looks.items()]
+        with own_work():
+            self._tasks = [asyncio.create_task(look, name=f"radixkv-cache-{name}") for name, look in looks.items()]
 
     async def _list_nodes(self) -> None:
         while True:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from radixkv.client import RemoteReader
 from radixkv.core.api import PinInfo
@@ -19,6 +19,7 @@ from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.cache_view.nodes import ViewNode
 from radixkv.gateway.cache_view.observer import CacheObserver
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.fields import FAIL_FAST, ClosedModel
 from radixkv.gateway.sse import EventStreamResponse, sse
 from radixkv.service.namespaces import owner_of
 
@@ -33,39 +34,35 @@ router = APIRouter(prefix="/v1/radixkv/cache", include_in_schema=False, route_cl
 _Result = TypeVar("_Result")
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class Labels(_Body):
+class Labels(ClosedModel):
     """Which nodes are to be named."""
 
-    ids: Annotated[list[int], Field(max_length=MAX_ASKED)]
+    ids: Annotated[list[int], Field(max_length=MAX_ASKED), FAIL_FAST]
 
 
-class Search(_Body):
+class Search(ClosedModel):
     """What is to be found."""
 
     text: Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class Pin(_Body):
+class Pin(ClosedModel):
     """For how long, in seconds from each use."""
 
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)]
 
 
-class Unpin(_Body):
+class Unpin(ClosedModel):
     """The pin of so many tokens from the root."""
 
     num_tokens: Annotated[int, Field(ge=1)]
 
 
-class EvictBranch(_Body):
+class EvictBranch(ClosedModel):
     """Nothing more; but a body in JSON is what a page of elsewhere cannot send unasked."""
 
 
-class Evict(_Body):
+class Evict(ClosedModel):
     """How much room is to be made in the pool."""
 
     num_blocks: Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -139,7 +136,8 @@ async def labels(body: Labels, request: Request, tenant: CurrentTenant) -> dict[
 async def search(body: Search, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """The nodes where a text ends."""
     observer = _observer(request)
-    found = await request.app.state.node_texts.search(body.text, observer.state, _sees(tenant))
+    async with request.app.state.one_by_one.place(tenant.namespace):
+        found = await request.app.state.node_texts.search(body.text, observer.state, _sees(tenant))
     return {"ids": found.ids, "is_complete": found.is_complete}
 
 

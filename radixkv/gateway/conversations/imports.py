@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from radixkv.gateway.conversations.planting import Imported, Node, RefusedError,
 from radixkv.gateway.conversations.schema import MessageDetails
 from radixkv.gateway.errors import ApiError
 
-__all__ = ["RefusedError", "read_conversations"]
+__all__ = ["Imported", "RefusedError", "read_conversations"]
 
 MAX_DOCUMENTS = 10_000
 """Conversations of one file."""
@@ -30,10 +31,14 @@ def read_conversations(body: bytes, now_s: float) -> list[Imported | RefusedErro
         ApiError: 400: it is no JSON, or holds too many.
     """
     documents = _documents(body)
-    if len(documents) > MAX_DOCUMENTS:
-        message = f"the file holds {len(documents):,} conversations; send at most {MAX_DOCUMENTS:,} at once"
-        raise ApiError(400, message, code="invalid_value", param="body")
+    _check_number(len(documents))
     return [_read(document, now_s) for document in documents]
+
+
+def _check_number(num_documents: int) -> None:
+    if num_documents > MAX_DOCUMENTS:
+        message = f"the file holds {num_documents:,} conversations; send at most {MAX_DOCUMENTS:,} at once"
+        raise ApiError(400, message, code="invalid_value", param="body")
 
 
 def _documents(body: bytes) -> list[Any]:
@@ -45,11 +50,15 @@ def _documents(body: bytes) -> list[Any]:
     whole = _parse(text)
     if not isinstance(whole, RefusedError):
         return whole if isinstance(whole, list) else [whole]
-    lines = [line for line in text.split("\n") if line.strip()]
-    read = [_parse(line) for line in lines]
+    _check_number(sum(1 for _ in _lines(text)))  # before any of them is kept
+    read = [_parse(line) for line in _lines(text)]
     if len(read) < 2 or all(isinstance(each, RefusedError) for each in read):
         raise ApiError(400, f"the body cannot be read: {whole.reason}", code="invalid_json")
     return read
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line.removesuffix("\n") for line in io.StringIO(text) if line.strip())
 
 
 def _parse(text: str) -> Any:

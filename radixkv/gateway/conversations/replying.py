@@ -47,7 +47,7 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
             if there:
                 return there
             path = await _path(conversations, live, tenant, asked)
-            exchange = await current_exchange(request, tenant)
+            exchange = await current_exchange(request)
             conversations.runs.check_room(tenant.namespace, tenant.limits.max_concurrent)
             origin, stream = await _start(request, exchange, tenant, path, asked.options)
             try:

@@ -15,7 +15,8 @@ DELETE .../conversations/{id}/messages/{id}        and all below it
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -23,11 +24,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.bodies import JsonRoute
+from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
-from radixkv.gateway.conversations.imports import RefusedError, read_conversations
+from radixkv.gateway.conversations.imports import Imported, RefusedError, read_conversations
 from radixkv.gateway.conversations.keeping import Conversations, told
-from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Message, new_id
+from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
 from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
 from radixkv.gateway.conversations.replying import Asked, begin_replies
 from radixkv.gateway.conversations.schema import (
@@ -44,7 +45,7 @@ from radixkv.gateway.conversations.schema import (
     ReplyOptions,
 )
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.sse import EventStreamResponse
+from radixkv.gateway.sse import EventStreamResponse, until_disconnected
 
 __all__ = ["router"]
 
@@ -78,23 +79,44 @@ async def list_conversations(
     ] = "",
 ) -> Response:
     """The conversations that are kept, the latest updated first."""
-    found, has_more = await _kept(request).page(tenant.namespace, limit, before, search)
+    found, has_more = await _page(request, tenant.namespace, limit, before, search)
     return JSONResponse({"conversations": [each.body() for each in found], "has_more": has_more})
+
+
+async def _page(
+    request: Request, namespace: str, limit: int, before: float | None, text: str
+) -> tuple[list[Conversation], bool]:
+    """A page of them; of a namespace one search at a time, which ends when nobody waits for it any more."""
+    if not text:
+        return await _kept(request).page(namespace, limit, before)
+
+    async def search() -> tuple[list[Conversation], bool]:
+        async with request.app.state.one_by_one.place(namespace):
+            if (stopping := request.app.state.gate.draining()) is not None:
+                raise stopping  # what still waits for its turn is not begun any more
+            return await _kept(request).page(namespace, limit, before, text)
+
+    return await until_disconnected(request, search())
 
 
 @router.post("", response_model=None, responses=_answer(ConversationObject))
 async def create_conversation(body: NewConversation, request: Request, tenant: CurrentTenant) -> Response:
     """A new conversation, empty or with a first path of messages."""
     kept = _kept(request)
+    messages = await off_loop(request, partial(_first_messages, body, kept.clock()))
+    title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
+    conversation = await kept.store.create(tenant.namespace, title, messages)
+    return JSONResponse(conversation.body())
+
+
+def _first_messages(body: NewConversation, now_s: float) -> list[Message]:
     messages: list[Message] = []
     for place, first in enumerate(body.messages or ()):
         if place and first.role == "system":
             raise not_possible("a system message begins a conversation; it has no parent", f"messages.{place}.role")
         parent = messages[-1].id if messages else None
-        messages.append(Message(new_id("msg"), parent, first.role, first.text, kept.clock()))
-    title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
-    conversation = await kept.store.create(tenant.namespace, title, messages)
-    return JSONResponse(conversation.body())
+        messages.append(Message(new_id("msg"), parent, first.role, first.text, now_s))
+    return messages
 
 
 @router.post(
@@ -112,7 +134,13 @@ async def import_conversations(request: Request, tenant: CurrentTenant) -> Respo
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (media_type.startswith("application/") and "json" in media_type):
         raise not_json()
-    read = await asyncio.to_thread(read_conversations, await request.body(), kept.clock())
+    content = await request.body()
+    async with request.app.state.one_by_one.place(tenant.namespace):
+        read = await off_loop(request, partial(read_conversations, content, kept.clock()))
+        return JSONResponse(await _import(kept, tenant.namespace, read))
+
+
+async def _import(kept: Conversations, namespace: str, read: Sequence[Imported | RefusedError]) -> dict[str, Any]:
     taken: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
     for index, each in reversed(list(enumerate(read))):  # so that the first one is the latest
@@ -120,12 +148,12 @@ async def import_conversations(request: Request, tenant: CurrentTenant) -> Respo
             if isinstance(each, RefusedError):
                 raise not_possible(each.reason, "body")
             stored = await kept.store.create(
-                tenant.namespace, each.title, each.messages, created_s=each.created_s, head=each.head
+                namespace, each.title, each.messages, created_s=each.created_s, head=each.head
             )
             taken.append(stored.body())
         except ApiError as error:
             skipped.append({"index": index, "reason": error.message})
-    return JSONResponse({"conversations": taken[::-1], "skipped": skipped[::-1]})
+    return {"conversations": taken[::-1], "skipped": skipped[::-1]}
 
 
 @router.get("/{conversation_id}", response_model=None, responses=_answer(ConversationTree))

@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.conversations.store import MAX_MESSAGES
-from radixkv.gateway.options import ApiModel, Whole
+from radixkv.gateway.fields import FAIL_FAST, Each, Name, Whole
+from radixkv.gateway.options import ApiModel
 
 __all__ = [
     "ConversationObject",
@@ -47,7 +48,7 @@ class NewConversation(ApiModel):
     """A conversation to be kept."""
 
     title: Title | None = None
-    messages: Annotated[list[FirstMessage], Field(max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Annotated[FirstMessage, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST] | None = None
 
 
 class NewTitle(ApiModel):
@@ -64,7 +65,7 @@ class ReplyOptions(ApiModel):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
-    ids: list[MessageId] | None = Field(
+    ids: Annotated[list[MessageId], Field(max_length=MAX_DRAFTS), FAIL_FAST] | None = Field(
         None, description="The replies' ids, `n` of them, so that a repeat of the request begins nothing again."
     )
 
@@ -81,7 +82,7 @@ class NewMessage(ApiModel):
     id: MessageId | None = Field(
         None, description="Yours to choose, so that a repeat of the request adds nothing again."
     )
-    parent: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    parent: Annotated[Name, Field(min_length=1)] | None = None
     role: Role
     text: Text
     replies: ReplyOptions | None = Field(None, description="Replies to it to be begun; it must be a user's.")

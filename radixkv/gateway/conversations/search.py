@@ -13,7 +13,7 @@ from radixkv.gateway.database import Database
 __all__ = ["search"]
 
 SLICE_S = 0.02
-"""How long a search keeps the database to itself before others have their turn."""
+"""How long a search keeps readers of the database waiting before others have their turn."""
 
 
 async def search(
@@ -21,7 +21,7 @@ async def search(
 ) -> list[Conversation]:
     """The latest updated ones that hold the text, at most `limit`. O(texts of the namespace), in slices."""
     looking = _Search(namespace, text, limit, before_s)
-    while not await database.run(looking.go_on):
+    while not await database.read(looking.go_on, namespace):
         pass
     return looking.found
 

@@ -131,14 +131,14 @@ class ConversationStore:
                 connection.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, conversation_id))
             return change.conversation._replace(head=head or change.conversation.head)
 
-        return await self._database.run(insert)
+        return await self._database.run(insert, namespace)
 
     async def page(self, namespace: str, limit: int, before_s: float | None = None) -> list[Conversation]:
         """The latest updated ones, updated before a time; at most `limit`."""
         query = "SELECT * FROM conversations WHERE namespace = ? AND updated_s < ? ORDER BY updated_s DESC LIMIT ?"
         values = (namespace, float("inf") if before_s is None else before_s, limit)
-        return await self._database.run(
-            lambda connection: [read_conversation(row) for row in connection.execute(query, values)]
+        return await self._database.read(
+            lambda connection: [read_conversation(row) for row in connection.execute(query, values)], namespace
         )
 
     async def open(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
@@ -148,7 +148,7 @@ class ConversationStore:
             row = find(connection, namespace, conversation_id)
             return read_conversation(row), all_messages(connection, conversation_id)
 
-        return await self._database.run(read)
+        return await self._database.read(read, namespace)
 
     async def rename(self, namespace: str, conversation_id: str, title: str, told: int) -> Conversation:
         """Give it a title."""
@@ -158,7 +158,7 @@ class ConversationStore:
             connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, conversation_id))
             return self._touch(connection, row, max(row["version"], told) + 1, row["head"])
 
-        return await self._database.run(update)
+        return await self._database.run(update, namespace)
 
     async def delete(self, namespace: str, conversation_id: str) -> list[Message]:
         """Remove it; returns all messages that it had."""
@@ -170,7 +170,7 @@ class ConversationStore:
             connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
             return messages
 
-        return await self._database.run(remove)
+        return await self._database.run(remove, namespace)
 
     # -- messages
 
@@ -193,7 +193,7 @@ class ConversationStore:
                 raise conflict(f"another message has the id {message.id!r}; give every message one of its own", "id")
             return Change(read_conversation(row), there, is_repeat=True)
 
-        return await self._database.run(insert)
+        return await self._database.run(insert, namespace)
 
     async def begin(self, namespace: str, conversation_id: str, replies: Sequence[Message], told: int) -> Change:
         """Add replies that are going to be written below one message; all or none.
@@ -209,7 +209,7 @@ class ConversationStore:
                 raise conflict(f"another message has the id {taken.id!r}; give every reply one of its own", "ids")
             return self._insert(connection, row, replies, told)
 
-        return await self._database.run(insert)
+        return await self._database.run(insert, namespace)
 
     async def save(self, growths: Sequence[Growth]) -> None:
         """Store how far replies are written."""
@@ -259,7 +259,7 @@ class ConversationStore:
             find(connection, namespace, conversation_id)
             return find_message(connection, conversation_id, message_id)
 
-        return await self._database.run(read)
+        return await self._database.read(read, namespace)
 
     async def path(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
         """From the conversation's beginning to a message. O(its length)."""
@@ -269,7 +269,7 @@ class ConversationStore:
             find_message(connection, conversation_id, message_id)
             return path_to(connection, conversation_id, message_id)
 
-        return await self._database.run(read)
+        return await self._database.read(read, namespace)
 
     async def replies(
         self, namespace: str, conversation_id: str, parent: str, ids: Collection[str] | None = None
@@ -291,7 +291,7 @@ class ConversationStore:
                     raise conflict(f"another message has the id {message.id!r}; give every reply one of its own", "ids")
             return there
 
-        return await self._database.run(read)
+        return await self._database.read(read, namespace)
 
     async def remove(
         self, namespace: str, conversation_id: str, message_id: str, told: int
@@ -312,7 +312,7 @@ class ConversationStore:
             conversation = self._touch(connection, row, max(row["version"], told) + 1, head)
             return Change(conversation, removed), above
 
-        return await self._database.run(delete)
+        return await self._database.run(delete, namespace)
 
     # -- within a job
 

@@ -1,0 +1,104 @@
+"""What a request of a known tenant counts as, by its head alone, and what it needs before anything of its body is read.
+
+WORK    whatever changes or computes something: against requests per minute and requests at once
+READ    a look at what is kept, and what ends work: a few of a tenant at once, the next one waits; many per minute
+FOLLOW  a stream that only tells what happens: places of its own, so that a page which is open keeps no request out
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from starlette.types import Scope
+
+from radixkv.core.errors import RadixKVError
+from radixkv.gateway.auth import Tenant
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import Exchange
+from radixkv.gateway.fair_semaphore import FairSemaphore
+from radixkv.gateway.gate import Gate
+from radixkv.service.credentials import TenantLimits
+from radixkv.service.limits import Limiter
+
+__all__ = ["Admission", "Cost", "cost_of"]
+
+READS_AT_ONCE = 8
+"""Of one tenant."""
+
+READS_PER_REQUEST = 20
+"""A tenant with a limit of requests per minute may look at things so many times as often."""
+
+
+class Cost(Enum):
+    """What a request counts as."""
+
+    WORK = "work"
+    READ = "read"
+    FOLLOW = "follow"
+
+
+def cost_of(scope: Scope) -> Cost:
+    """Of a request below `/v1/`. What is not known to be less is work."""
+    path, query = scope["path"], scope["query_string"]
+    if scope["method"] not in ("GET", "HEAD"):
+        return Cost.READ if path.endswith(("/stop", "/cancel")) else Cost.WORK
+    if path.endswith("/events") or (path.startswith("/v1/responses/") and b"stream" in query):
+        return Cost.FOLLOW
+    if b"search" in query or path == "/v1/radixkv/replay":
+        return Cost.WORK
+    return Cost.READ
+
+
+class Admission:
+    """Admits requests of tenants. The event loop owns it.
+
+    Args:
+        gate: places of all requests.
+        limiter: what each tenant may do.
+    """
+
+    def __init__(self, gate: Gate, limiter: Limiter) -> None:
+        self._gate = gate
+        self._limiter = limiter
+        self._read_limiter = Limiter()
+        self._reads = FairSemaphore(None, READS_AT_ONCE)
+
+    def enter(self, scope: Scope, exchange: Exchange, tenant: Tenant) -> Cost:
+        """A request begins, which is to `leave`.
+
+        Raises:
+            ApiError: 429: the tenant is at a limit; 503: the server is full, or stops. Nothing was counted.
+        """
+        cost = cost_of(scope)
+        refusal = self._gate.refusal(tenant.name, follows=cost is Cost.FOLLOW)
+        if refusal is not None:
+            raise refusal
+        exchange.tenant = tenant
+        try:
+            if cost is Cost.WORK:
+                exchange.admit(tenant, self._limiter)
+            elif tenant.limits.requests_per_minute is not None:
+                num_reads = READS_PER_REQUEST * tenant.limits.requests_per_minute
+                limits = TenantLimits(requests_per_minute=num_reads)
+                self._read_limiter.admit(replace(tenant, limits=limits)).close()
+        except RadixKVError as error:
+            raise ApiError.of(error) from None
+        self._gate.enter(tenant.name, follows=cost is Cost.FOLLOW)
+        return cost
+
+    def leave(self, tenant: Tenant, cost: Cost) -> None:
+        """It has ended."""
+        self._gate.leave(tenant.name, follows=cost is Cost.FOLLOW)
+
+    @asynccontextmanager
+    async def turn(self, tenant: Tenant, cost: Cost) -> AsyncIterator[Any]:
+        """Within it the request may be answered."""
+        if cost is not Cost.READ:
+            yield
+            return
+        async with self._reads.place(tenant.name):
+            yield

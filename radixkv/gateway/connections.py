@@ -1,0 +1,335 @@
+"""Connections: heads, bodies and silence are bounded in bytes and time before anybody is known, and so is their number.
+
+uvicorn's protocol over httptools reads them; it knows no bound of its own. Once a second `Connections.sweep` looks at all:
+
+    says nothing, or a head is not complete     FIRST_S, HEAD_S; IDLE_S behind an answer
+    a body is not complete                      BODY_S, and longer as it comes: the request is answered with 408
+    is answered before its body is complete     LINGER_S
+    does not take what was written              STRANGER_UNREAD_S where no tenant is known; the kernel's bound for all
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from radixkv.gateway.errors import ApiError, error_body
+
+__all__ = ["CONNECTION", "Connection", "Connections"]
+
+CONNECTION = "radixkv.connection"
+"""Where a connection leaves itself in the scope of each of its requests."""
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request line with its headers; also of whatever else comes without a byte of a body: trailers, extensions of chunks."""
+
+MAX_HEADERS = 256
+MAX_PIPELINED = 2
+"""Requests of one connection behind the one that is being answered; a further one ends it."""
+
+FIRST_S, HEAD_S, IDLE_S = 15.0, 15.0, 75.0
+BODY_S = 30.0
+BODY_BYTES_PER_S = 16 * 1024
+"""A body may take `BODY_S`, and a further second for so many bytes of it that have come."""
+
+LINGER_S, LINGER_BYTES = 2.0, 1024 * 1024
+"""Who is refused may go on sending for so long before a reset, which would lose the answer."""
+
+STRANGER_UNREAD_S = 30.0
+
+MAX_STRANGERS_OF_ADDRESS, MAX_STRANGERS = 256, 1024
+"""Connections without a request of a tenant so far, of one peer address and of all. Over it the oldest are ended that have had
+`SETTLING_S` to say whose they are: a proxy's, behind which everybody has one address, become their tenants' with the first
+request."""
+SETTLING_S = 1.0
+
+MAX_OF_TENANT = 1024
+"""Connections of one tenant, of which the oldest that wait for a request are ended."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class Connections:
+    """All connections of a server. The event loop owns it."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self._all: dict[Connection, None] = {}  # the oldest first
+
+    def join(self, connection: Connection) -> None:
+        """One is open."""
+        self._all[connection] = None
+
+    def leave(self, connection: Connection) -> None:
+        """It is closed."""
+        self._all.pop(connection, None)
+
+    def drain(self) -> None:
+        """Bodies that have not come by now are not waited for."""
+        self.is_draining = True
+        for connection in list(self._all):
+            connection.end_wait_for_body(503, "the server is stopping")
+
+    def sweep(self, now_s: float) -> None:
+        """End what lasts too long and those that are too many. O(connections)."""
+        strangers: list[Connection] = []
+        of_tenants: Counter[str] = Counter()
+        for connection in list(self._all):
+            connection.check(now_s)
+            if connection.tenant is None:
+                strangers.append(connection)
+            else:
+                of_tenants[connection.tenant] += 1
+        self._end_strangers(strangers, now_s)
+        for name, number in of_tenants.items():
+            if number > MAX_OF_TENANT:
+                idle = [each for each in self._all if each.tenant == name and each.is_idle]
+                for connection in idle[: number - MAX_OF_TENANT]:
+                    connection.end()
+
+    def _end_strangers(self, strangers: list[Connection], now_s: float) -> None:
+        of_address = Counter(connection.address for connection in strangers)
+        num_all = len(strangers)
+        for connection in strangers:
+            if now_s - connection.opened_s < SETTLING_S:
+                return
+            if num_all > MAX_STRANGERS or of_address[connection.address] > MAX_STRANGERS_OF_ADDRESS:
+                connection.end()
+                num_all -= 1
+                of_address[connection.address] -= 1
+
+
+class Connection(HttpToolsProtocol):
+    """One connection, with bounds.
+
+    Attributes:
+        address: of the peer.
+        tenant: whose latest request with a known key came here; None: nobody's yet.
+        late: status and message of the refusal of a request whose body has not come in time.
+        opened_s: since when, on the loop's clock.
+    """
+
+    def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.address = ""
+        self.tenant: str | None = None
+        self.late: tuple[int, str] | None = None
+        self.opened_s = self._since_s = self.loop.time()
+        self._connections = connections
+        self._is_in_head = self._has_progress = False
+        self._refusal: tuple[int, str] | None = None
+        self._has_all = True  # of the last message
+        self._has_asked = False
+        self._num_bare = 0  # bytes since the last one that got anywhere
+        self._num_body = 0
+        self._unread_since_s: float | None = None
+        self._waiting: tuple[RequestResponseCycle, Any] | None = None
+        self._answered: RequestResponseCycle | None = None
+
+    # -- what the middleware and the sweep use
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody is there any more."""
+        return self.transport is None or self.transport.is_closing()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def known_as(self, tenant: str) -> None:
+        """A request of this tenant has come here."""
+        self.tenant = tenant
+
+    def end(self) -> None:
+        """Close it now, whatever is under way."""
+        self._disconnect()
+        self.transport.abort()
+
+    def end_wait_for_body(self, status: int, message: str) -> None:
+        """The request whose body is not complete fails, unless it is being answered already."""
+        if not self._has_all and not self.is_idle and not self.cycle.response_started:
+            self.late = (status, message)
+            self.cycle.message_event.set()
+
+    def check(self, now_s: float) -> None:
+        """End what has lasted too long."""
+        if self.is_gone:
+            return
+        lasted_s = now_s - self._since_s
+        if self._refusal is not None:
+            if lasted_s > LINGER_S:
+                self.end()
+        elif self.is_idle:
+            self._check_idle(lasted_s)
+        elif not self.pipeline and not self.flow.read_paused and lasted_s > BODY_S + self._num_body / BODY_BYTES_PER_S:
+            self.end_wait_for_body(408, f"the body did not come in time: {BODY_S:g} s, and more while it comes fast")
+        is_stranger = self.tenant is None
+        if is_stranger and self._unread_since_s is not None and now_s - self._unread_since_s > STRANGER_UNREAD_S:
+            self.end()
+
+    def _check_idle(self, lasted_s: float) -> None:
+        if self._is_in_head:
+            if lasted_s > HEAD_S:
+                self._refuse(408, f"the head of the request did not come within {HEAD_S:g} s")
+        elif not self._has_all:
+            if lasted_s > LINGER_S:
+                self.end()
+        elif lasted_s > (IDLE_S if self._has_asked else FIRST_S):
+            self.transport.close()
+
+    # -- what comes
+
+    def connection_made(self, transport: Any) -> None:
+        """It is open."""
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._connections.join(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is closed."""
+        self._connections.leave(self)
+        self._disconnect()
+        super().connection_lost(exc)
+
+    def _disconnect(self) -> None:
+        """Nothing is written to it any more, by the request that is answered nor by those behind it."""
+        self._waiting = None
+        self.pipeline.clear()
+        for cycle in (self._answered, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Some of it has come."""
+        self._unset_keepalive_if_required()
+        for start in range(0, len(data), MAX_HEAD_BYTES):
+            if self.is_gone:
+                return
+            if self._refusal is not None:
+                self._num_bare += len(data)
+                if self._num_bare > LINGER_BYTES:
+                    self.end()
+                return
+            self._feed(data if len(data) <= MAX_HEAD_BYTES else data[start : start + MAX_HEAD_BYTES])
+
+    def _feed(self, piece: bytes) -> None:
+        self._has_progress = False
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserError:
+            if self._refusal is None:
+                self._refuse(400, "this is not HTTP")
+            return
+        except httptools.HttpParserUpgrade:
+            pass  # a request like any other: no other protocol is spoken here
+        self._num_bare = 0 if self._has_progress else self._num_bare + len(piece)
+        if self._num_bare > MAX_HEAD_BYTES and self._refusal is None:
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]  # a scope takes what servers add
+        self._is_in_head, self._has_all = True, False
+        self._num_body = 0
+        self._since_s = self.loop.time()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; one behind a body is of no use to anybody."""
+        if self._is_in_head:
+            super().on_header(name, value)
+            if len(self.headers) > MAX_HEADERS:
+                self._refuse_head()
+                raise _RefusedError
+
+    def on_headers_complete(self) -> None:
+        """The request may be answered."""
+        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if num_bytes > MAX_HEAD_BYTES or len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse_head()
+            raise _RefusedError
+        self._is_in_head = False
+        self._has_asked = self._has_progress = True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Some of a body."""
+        self._has_progress = True
+        self._num_body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        self._has_all = self._has_progress = True
+        super().on_message_complete()
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the head of a request has at most {MAX_HEAD_BYTES:,} bytes and {MAX_HEADERS} headers")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """End the connection; its other side is told why, behind the answers that are under way."""
+        self._refusal = (status, message)
+        self._since_s = self.loop.time()
+        if self.is_idle:
+            self._tell_refusal()
+        elif not self._is_in_head and not self.pipeline:
+            self.end_wait_for_body(status, message)
+
+    def _tell_refusal(self) -> None:
+        assert self._refusal is not None
+        status, message = self._refusal
+        body = json.dumps(error_body(ApiError(status, message, code="unreadable_request"))).encode()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    # -- what goes
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """No answer is made before the last one has been taken."""
+        if self.flow.write_paused:
+            self._waiting = (cycle, app)
+            self.flow.pause_reading()
+            return
+        self._since_s = self.loop.time()
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """An answer is written."""
+        self._since_s = self.loop.time()
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # the sweep ends what is idle
+        if self._refusal is not None and self.is_idle and self._is_in_head and not self.is_gone:
+            self._tell_refusal()
+        if self.pipeline or self._waiting is not None:
+            self.flow.pause_reading()
+
+    def pause_writing(self) -> None:
+        """The other side takes nothing."""
+        super().pause_writing()
+        self._unread_since_s = self.loop.time()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        self._unread_since_s = None
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not self.is_gone:
+            self.flow.resume_reading()
+            self._start_asgi_task(*waiting)
+
+
+class _RefusedError(Exception):
+    """Ends what the parser does with a connection that has been refused."""

@@ -1,0 +1,118 @@
+"""The tables of the gateway's state file, step by step as versions have added to them."""
+
+from __future__ import annotations
+
+__all__ = ["SCHEMA_VERSION", "STEPS"]
+
+_RESPONSES = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    parent TEXT,                               -- the response it goes on from
+    num_children INTEGER NOT NULL DEFAULT 0,
+    is_hidden INTEGER NOT NULL DEFAULT 0,      -- deleted or expired; kept while others go on from it
+    created_s REAL NOT NULL,
+    expires_s REAL NOT NULL,
+    status TEXT NOT NULL,
+    body TEXT NOT NULL,                        -- the response object but for its output, JSON
+    input TEXT NOT NULL,                       -- input items of this request alone, JSON
+    output TEXT NOT NULL DEFAULT '[]',         -- output items, JSON
+    num_shared INTEGER NOT NULL DEFAULT 0,     -- bytes of the parent's token ids with which this one's begin
+    tokens BLOB NOT NULL DEFAULT x'',          -- token ids behind those, packed
+    model BLOB NOT NULL DEFAULT x'',           -- identifies the tokenizer and template that they are of
+    size_bytes INTEGER NOT NULL
+);
+CREATE INDEX responses_by_age ON responses (namespace, num_children, created_s);
+CREATE INDEX responses_by_expiry ON responses (expires_s) WHERE is_hidden = 0;
+CREATE INDEX responses_unfinished ON responses (status) WHERE status IN ('queued', 'in_progress');
+CREATE TABLE usage (
+    namespace TEXT PRIMARY KEY,
+    num_responses INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TRIGGER response_added AFTER INSERT ON responses BEGIN
+    INSERT INTO usage VALUES (new.namespace, 1, new.size_bytes) ON CONFLICT (namespace) DO UPDATE
+        SET num_responses = num_responses + 1, size_bytes = usage.size_bytes + new.size_bytes;
+END;
+CREATE TRIGGER response_removed AFTER DELETE ON responses BEGIN
+    UPDATE usage SET num_responses = num_responses - 1, size_bytes = usage.size_bytes - old.size_bytes
+        WHERE namespace = old.namespace;
+END;
+CREATE TRIGGER response_resized AFTER UPDATE OF size_bytes ON responses BEGIN
+    UPDATE usage SET size_bytes = usage.size_bytes - old.size_bytes + new.size_bytes WHERE namespace = old.namespace;
+END;
+CREATE TABLE transcripts (
+    number INTEGER PRIMARY KEY,                -- grows with every entry
+    key BLOB NOT NULL UNIQUE,
+    namespace TEXT NOT NULL,
+    parent BLOB,
+    tokens BLOB NOT NULL,                      -- behind the parent's, packed
+    num_reply INTEGER NOT NULL,                -- bytes at their end that were sampled
+    decoded BLOB NOT NULL,                     -- digest of the reply's text
+    created_s REAL NOT NULL
+);
+"""
+_CONVERSATIONS = """
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    title TEXT,                                -- none until it is given or a user's message says it
+    created_s REAL NOT NULL,
+    updated_s REAL NOT NULL,
+    version INTEGER NOT NULL DEFAULT 0,
+    head TEXT,                                 -- the message that was added or finished last
+    num_messages INTEGER NOT NULL DEFAULT 0,
+    size_bytes INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX conversations_by_update ON conversations (namespace, updated_s);
+CREATE TABLE messages (
+    number INTEGER PRIMARY KEY,                -- grows with every message
+    conversation TEXT NOT NULL,
+    id TEXT NOT NULL,
+    parent TEXT,
+    role TEXT NOT NULL,
+    text TEXT NOT NULL,
+    status TEXT NOT NULL,
+    error TEXT,
+    created_s REAL NOT NULL,
+    seq INTEGER NOT NULL,                      -- the conversation's version when it last changed
+    details TEXT,                              -- JSON
+    size_bytes INTEGER NOT NULL,
+    UNIQUE (conversation, id)
+);
+CREATE INDEX messages_in_order ON messages (conversation, number);
+CREATE INDEX messages_below ON messages (conversation, parent);
+CREATE INDEX messages_running ON messages (status) WHERE status = 'running';
+CREATE TABLE conversation_usage (
+    namespace TEXT PRIMARY KEY,
+    num_conversations INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
+    UPDATE conversations SET num_messages = num_messages + 1, size_bytes = size_bytes + new.size_bytes
+        WHERE id = new.conversation;
+END;
+CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
+    UPDATE conversations SET num_messages = num_messages - 1, size_bytes = size_bytes - old.size_bytes
+        WHERE id = old.conversation;
+END;
+CREATE TRIGGER message_resized AFTER UPDATE OF size_bytes ON messages BEGIN
+    UPDATE conversations SET size_bytes = size_bytes - old.size_bytes + new.size_bytes WHERE id = new.conversation;
+END;
+CREATE TRIGGER conversation_added AFTER INSERT ON conversations BEGIN
+    INSERT INTO conversation_usage VALUES (new.namespace, 1, new.size_bytes) ON CONFLICT (namespace) DO UPDATE
+        SET num_conversations = num_conversations + 1, size_bytes = conversation_usage.size_bytes + new.size_bytes;
+END;
+CREATE TRIGGER conversation_removed AFTER DELETE ON conversations BEGIN
+    UPDATE conversation_usage SET num_conversations = num_conversations - 1,
+        size_bytes = conversation_usage.size_bytes - old.size_bytes WHERE namespace = old.namespace;
+END;
+CREATE TRIGGER conversation_resized AFTER UPDATE OF size_bytes ON conversations BEGIN
+    UPDATE conversation_usage SET size_bytes = conversation_usage.size_bytes - old.size_bytes + new.size_bytes
+        WHERE namespace = new.namespace;
+END;
+"""
+STEPS = (_RESPONSES, _CONVERSATIONS)
+"""What each version has added to the one before; a file of an earlier version is brought up to the latest."""
+
+SCHEMA_VERSION = len(STEPS)

@@ -1,0 +1,109 @@
+"""Places that many share: each of them a bounded number, and who waits is served in turns, one of each in a row."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+
+__all__ = ["CALLER", "FairSemaphore", "own_work"]
+
+CALLER: ContextVar[str] = ContextVar("radixkv_caller", default="")
+"""The namespace on whose behalf a coroutine runs, of which the shares of threads are; empty: the gateway's own work."""
+
+
+@contextmanager
+def own_work() -> Iterator[None]:
+    """What is done within it is done for all, not for the caller who happens to be the first."""
+    caller = CALLER.set("")
+    try:
+        yield
+    finally:
+        CALLER.reset(caller)
+
+
+class FairSemaphore:
+    """At most `total` places taken at once, and `each` of them by one key. The event loop owns it; O(waiting keys) a call.
+
+    Args:
+        total: places; None: as many as there are keys for.
+        each: places of one key; None: all.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, total: int | None, each: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total = float("inf") if total is None else total
+        self._each = float("inf") if each is None else each
+        self._clock = clock
+        self._num_taken = 0
+        self._taken: Counter[Hashable] = Counter()
+        self._waiting: dict[Hashable, deque[tuple[asyncio.Future[None], float]]] = {}  # whose turn is next stands first
+
+    @asynccontextmanager
+    async def place(self, key: Hashable) -> AsyncIterator[None]:
+        """Within it a place of `key` is taken."""
+        await self.take(key)
+        try:
+            yield
+        finally:
+            self.give_back(key)
+
+    def waited_s(self) -> float:
+        """How long the first one waits that only wants for a place of all, its key having some left; 0 where none does."""
+        if self._num_taken < self._total:
+            return 0.0
+        since = [queue[0][1] for key, queue in self._waiting.items() if self._taken[key] < self._each]
+        return max(0.0, self._clock() - min(since)) if since else 0.0
+
+    async def take(self, key: Hashable) -> None:
+        """Wait for a place of `key`, which is to be given back."""
+        if key not in self._waiting and self._num_taken < self._total and self._taken[key] < self._each:
+            self._count(key)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (turn, self._clock())
+        self._waiting.setdefault(key, deque()).append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the place was given at the same moment
+                self.give_back(key)
+            else:
+                self._forget(key, entry)
+            raise
+
+    def give_back(self, key: Hashable) -> None:
+        """Somebody else may have it."""
+        self._num_taken -= 1
+        self._taken[key] -= 1
+        if not self._taken[key]:
+            del self._taken[key]
+        self._serve()
+
+    def _serve(self) -> None:
+        """Give what is free to who waits, a key's turn after another's."""
+        while self._num_taken < self._total:
+            key = next((key for key in self._waiting if self._taken[key] < self._each), None)
+            if key is None:
+                return
+            queue = self._waiting.pop(key)
+            turn, _ = queue.popleft()
+            if queue:
+                self._waiting[key] = queue  # behind all others
+            if not turn.cancelled():
+                self._count(key)
+                turn.set_result(None)
+
+    def _count(self, key: Hashable) -> None:
+        self._num_taken += 1
+        self._taken[key] += 1
+
+    def _forget(self, key: Hashable, entry: tuple[asyncio.Future[None], float]) -> None:
+        queue = self._waiting.get(key, deque())
+        if entry in queue:
+            queue.remove(entry)
+            if not queue:
+                del self._waiting[key]

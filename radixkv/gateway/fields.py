@@ -1,0 +1,158 @@
+"""Types of the fields of requests, each with its bound; texts alone are bounded by the body's.
+
+Every list and map ends at its first fault. An error for each of a million items costs a thousand times what they do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+__all__ = [
+    "FAIL_FAST",
+    "MAX_MESSAGES",
+    "MAX_PARTS",
+    "MAX_PLAIN_VALUES",
+    "ClosedModel",
+    "Each",
+    "Name",
+    "Plain",
+    "PlainObject",
+    "PlainValue",
+    "TokenIds",
+    "Whole",
+    "check_fits",
+    "plain_problem",
+]
+
+MAX_MESSAGES = 12_000
+"""Messages, turns or items of one request."""
+
+MAX_PARTS = 10_000
+"""Pieces of one message, and calls of one."""
+
+MAX_PLAIN_VALUES = 50_000
+"""Names and values of JSON that has no schema of its own."""
+
+MAX_DEPTH = 64
+"""Of such JSON."""
+
+MAX_NAME_CHARACTERS = 512
+MAX_PROMPT_TOKENS = 500_000
+MAX_FIELDS = 64
+"""Of an object that takes no unknown ones: each of them would be an error."""
+
+
+class _FailFast(FailFast):
+    """One that can stand in a union."""
+
+    __hash__ = object.__hash__
+
+
+FAIL_FAST = _FailFast()
+"""Of a list or map: it ends at its first fault."""
+
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]
+"""What names something: an id, a type, a function."""
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number, which JSON may also write as 3.0."""
+
+
+def _all_whole(values: Any) -> Any:
+    return list(map(_whole, values)) if isinstance(values, list) and float in set(map(type, values)) else values
+
+
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]],
+    Field(min_length=1, max_length=MAX_PROMPT_TOKENS),
+    FAIL_FAST,
+    BeforeValidator(_all_whole),
+]
+"""A prompt; each id a `Whole` number."""
+
+
+def check_fits(value: Any, bound: int) -> Any:
+    """Refuse a list or map of more than `bound` before a look at its members."""
+    if isinstance(value, list | dict) and len(value) > bound:
+        message = "must have at most {bound} members, not {number}"
+        raise PydanticCustomError("too_long", message, {"bound": bound, "number": len(value)})
+    return value
+
+
+def _let_others_run(value: Any) -> Any:
+    """Being Python, gives other threads a chance: pydantic itself holds the interpreter's lock until the last item is read."""
+    return value
+
+
+Each = BeforeValidator(_let_others_run)
+"""Of the items of a list that may hold thousands of objects."""
+
+
+def plain_problem(value: Any, max_values: int = MAX_PLAIN_VALUES) -> str | None:
+    """What free-form JSON must be and is not: small, and such that it can be written again. O(values)."""
+    num_values = 0
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        num_values += len(level)
+        if num_values > max_values:
+            return f"of at most {max_values:,} names and values"
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                if not each.isascii() and not _is_text(each):
+                    return "valid Unicode"
+            elif isinstance(each, float):
+                if not math.isfinite(each):
+                    return "free of NaN and Infinity"
+            elif isinstance(each, dict):
+                below += each
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+        if not below:
+            return None
+        level = below
+    return f"at most {MAX_DEPTH} levels deep"
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_plain(value: Any) -> Any:
+    problem = plain_problem(value)
+    if problem is not None:
+        raise PydanticCustomError("not_plain", "must be {problem}", {"problem": problem})
+    return value
+
+
+Plain = BeforeValidator(_check_plain)
+"""Marks what is bounded as a whole, whatever its schema says of what is in it."""
+
+PlainObject = Annotated[dict[str, Any], Plain]
+PlainValue = Annotated[Any, Plain]
+"""JSON that has no schema of its own."""
+
+
+class ClosedModel(BaseModel):
+    """Base of what is refused where it has an unknown field."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_number_of_fields(cls, value: Any) -> Any:
+        return check_fits(value, MAX_FIELDS)

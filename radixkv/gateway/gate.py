@@ -1,0 +1,164 @@
+"""Who may enter: requests of known tenants, each within its share, and those who follow something, in places of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+
+from radixkv.core.pace import Pace
+from radixkv.gateway.connections import Connection
+from radixkv.gateway.errors import RETRY_AFTER_S, ApiError
+from radixkv.gateway.fair_semaphore import FairSemaphore
+
+__all__ = ["MAX_FOLLOWERS", "SHARE", "Gate", "StrangersLane"]
+
+SHARE = 4
+"""A tenant of a keys file takes at most one in so many of the places."""
+
+MAX_FOLLOWERS = 1024
+"""Streams that only tell what happens, all tenants together."""
+
+STRANGERS_AT_ONCE, ONE_STRANGERS = 16, 4
+"""Requests answered at once without a key: of all addresses, and of one."""
+
+STRANGERS_PART = 0.25
+"""Of the event loop's time, for what is answered without a key."""
+
+HELD_S = 0.25
+"""A place is free again after so long: an answer that is not ready by then waits for its reader or for the worker."""
+
+_BURST_S, _MOST_COST_S = 0.1, 0.005
+"""So much of that time is saved up. An answer that waits for the worker is charged no more than it can have worked."""
+
+
+class _Room:
+    """Places of one kind."""
+
+    def __init__(self, size: int, share: int, what: str) -> None:
+        self.size = size
+        self.share = share
+        self.what = what
+        self.num_taken = 0
+        self.taken: Counter[str] = Counter()
+
+    def enter(self, name: str) -> None:
+        self.num_taken += 1
+        self.taken[name] += 1
+
+    def leave(self, name: str) -> None:
+        self.num_taken -= 1
+        self.taken[name] -= 1
+        if not self.taken[name]:
+            del self.taken[name]
+
+
+class Gate:
+    """How many requests of tenants are under way, and whether further ones may enter. The event loop owns it.
+
+    Args:
+        max_requests: at once, of all tenants.
+        is_shared: there are several tenants, of which none takes more than one place in `SHARE`.
+    """
+
+    def __init__(self, max_requests: int, *, is_shared: bool = False) -> None:
+        self.is_draining = False
+        divisor = SHARE if is_shared else 1
+        self._requests = _Room(max_requests, max(1, max_requests // divisor), "requests run")
+        self._followers = _Room(MAX_FOLLOWERS, MAX_FOLLOWERS // divisor, "streams of events are open")
+        self._pace = Pace()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    @property
+    def num_running(self) -> int:
+        """Requests under way, also those that follow."""
+        return self._requests.num_taken + self._followers.num_taken
+
+    def refusal(self, name: str, *, follows: bool = False) -> ApiError | None:
+        """Why no further request of the tenant `name` may enter now; None if it may."""
+        if self.is_draining:
+            return self.draining()
+        room = self._followers if follows else self._requests
+        headers = {"Retry-After": str(math.ceil(self._pace.wait_s()))}
+        if room.num_taken >= room.size:
+            message = f"{room.size} {room.what} already; try again later"
+            return ApiError(503, message, type="server_error", code="overloaded", headers=headers)
+        if room.taken.get(name, 0) >= room.share:
+            message = f"{room.share} {room.what} for this tenant already, which is its share; try again later"
+            return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+        return None
+
+    def draining(self) -> ApiError | None:
+        """The refusal of whatever is new once the server stops; None before."""
+        if not self.is_draining:
+            return None
+        headers = {"Retry-After": str(RETRY_AFTER_S)}
+        return ApiError(503, "the server is stopping", type="server_error", code="draining", headers=headers)
+
+    def enter(self, name: str, *, follows: bool = False) -> None:
+        """A request begins."""
+        (self._followers if follows else self._requests).enter(name)
+        self._is_empty.clear()
+
+    def leave(self, name: str, *, follows: bool = False) -> None:
+        """It has ended."""
+        (self._followers if follows else self._requests).leave(name)
+        self._pace.ended(time.monotonic())
+        if not self.num_running:
+            self._is_empty.set()
+
+    async def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until none runs; False if some still do after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class StrangersLane:
+    """What is answered without a key waits here, in turns between addresses, and takes a bounded part of the loop's time.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._shares = FairSemaphore(STRANGERS_AT_ONCE, ONE_STRANGERS)
+        self._saved_s = _BURST_S
+        self._seen_s = clock()
+
+    @asynccontextmanager
+    async def turn(self, key: Hashable, connection: Connection | None) -> AsyncIterator[None]:
+        """Within it one request of `key` is answered; one whose caller has gone meanwhile costs nothing."""
+        loop, is_held = asyncio.get_running_loop(), True
+
+        def give_back() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self._shares.give_back(key)
+
+        await self._shares.take(key)
+        try:
+            while not (connection is not None and connection.is_gone) and (wait_s := self._wait_s()) > 0:
+                await asyncio.sleep(wait_s)
+            over, began_s = loop.call_later(HELD_S, give_back), self._clock()
+            try:
+                yield
+            finally:
+                over.cancel()
+                self._saved_s -= min(_MOST_COST_S, self._clock() - began_s)
+        finally:
+            give_back()
+
+    def _wait_s(self) -> float:
+        now_s = self._clock()
+        self._saved_s = min(_BURST_S, self._saved_s + (now_s - self._seen_s) * STRANGERS_PART)
+        self._seen_s = now_s
+        return -self._saved_s / STRANGERS_PART

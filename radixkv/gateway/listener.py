@@ -1,0 +1,118 @@
+"""Takes connections, of each address in turn and a few at a time: a crowd that comes at once keeps nobody else waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Listener"]
+
+MAX_ACCEPTED, MAX_BEGUN = 64, 4
+"""Connections of which the address is looked at, and connections that are served from then on, between two looks at those that
+are there. The former costs little."""
+
+MAX_WAITING = 1024
+"""Connections of one address that wait to be served; further ones are closed."""
+
+HANDSHAKE_S = 10.0
+"""For TLS."""
+
+RETRY_S = 0.5
+"""Where there is no room for a further connection."""
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_LOG = logging.getLogger(__name__)
+
+
+class Listener:
+    """Serves what comes to a socket. The event loop owns it; made within it, it listens until it is closed.
+
+    Args:
+        sock: listens already.
+        make: a protocol for a connection.
+        tls: None: plaintext.
+    """
+
+    def __init__(
+        self, sock: socket.socket, make: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._make = make
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._waiting: dict[str, deque[socket.socket]] = {}  # by address, whose turn is next first
+        self._is_closed = False
+        self._listen()
+
+    def close(self) -> None:
+        """Take no more. May be repeated."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._sock)
+            for task in self._beginning:
+                task.cancel()
+            for queue in self._waiting.values():
+                for connection in queue:
+                    connection.close()
+            self._waiting.clear()
+
+    async def wait_closed(self) -> None:
+        """Until what had begun to connect is gone."""
+        await asyncio.gather(*self._beginning, return_exceptions=True)
+
+    def _listen(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTED):
+            try:
+                connection, peer = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                _LOG.error("no further connection can be taken now: %s", error)
+                self._loop.remove_reader(self._sock)
+                self._loop.call_later(RETRY_S, self._listen)
+                return
+            if not self._waiting:
+                self._loop.call_soon(self._begin_some)
+            queue = self._waiting.setdefault(peer[0], deque())
+            if len(queue) < MAX_WAITING:
+                queue.append(connection)
+            else:
+                connection.close()
+
+    def _begin_some(self) -> None:
+        for _ in range(MAX_BEGUN):
+            if not self._waiting:
+                return
+            address = next(iter(self._waiting))
+            queue = self._waiting.pop(address)
+            task = self._loop.create_task(self._begin(queue.popleft()))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+            if queue:
+                self._waiting[address] = queue  # behind all others
+        if self._waiting:
+            self._loop.call_soon(self._begin_some)
+
+    async def _begin(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        timeout_s = HANDSHAKE_S if self._tls is not None else None
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s
+            )
+        except (OSError, asyncio.CancelledError):  # its other side speaks no TLS, is too slow, or is gone; or we close
+            connection.close()
