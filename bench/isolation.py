@@ -19,6 +19,11 @@ says otherwise, so that those who ask have another.
     python -m bench.isolation             600 pairs each way, prompts of 256 tokens (half an hour on two quiet cores)
     python -m bench.isolation --quick     3 pairs, a smoke test
 
+With `--neighbour` another question is asked: does the first token of one tenant come late because of what another one does, be
+it hostile? See `bench.hostile`.
+
+    python -m bench.isolation --neighbour [--quick]
+
 What is computed is checked on every request: B's prompts wholly, A's own but for its last token. Exit code of a full run: 0
 when the bars are met, else 1.
 """
@@ -223,7 +228,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
-    options = parse(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--neighbour" in given:
+        from bench.hostile.run import main as attack_neighbour
+
+        return attack_neighbour([each for each in given if each != "--neighbour"])
+    options = parse(given)
     num_pairs = options.pairs or (QUICK_PAIRS if options.quick else FULL_PAIRS)
     num_tokens = options.prompt_tokens
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -23,7 +23,7 @@ from typing import Self
 
 import psutil
 
-__all__ = ["GATEWAY", "ROUTES", "SERVICE", "WORKER_A", "WORKER_B", "Role", "Stack"]
+__all__ = ["GATEWAY", "ROUTES", "SERVICE", "WORKER_A", "WORKER_B", "Role", "Stack", "free_port"]
 
 SERVICE, WORKER_A, WORKER_B, GATEWAY = "service", "worker a", "worker b", "gateway"
 HTTP, GRPC = "http", "grpc"
@@ -162,7 +162,7 @@ class Stack:
     """
 
     def __init__(self, folder: Path, model: str, *, lease_ttl_s: float, num_blocks: int, dtype: str) -> None:
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.service, self.worker_a, self.worker_b = (f"unix:{folder}/{name}" for name in ("service", "a", "b"))
         pool = ("--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE))
@@ -262,7 +262,8 @@ class Stack:
                 signal.signal(number, handler)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of this machine that nothing listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

@@ -6,6 +6,7 @@
                wrong in any field, and bytes of them mutated; streams of holders out of order
     HTTP       requests to every route that the gateway describes, and bytes that are hardly HTTP
     HTTP/2     connections to both gRPC servers that break the protocol: floods, garbage, bombs, half of anything
+    excess     heads and lists without end, bodies that never come, readers that read nothing, idle streams left open
     parsers    the conversions of both ends and a pool's Steps, called directly; with atheris installed also by coverage
 
 After each round the process lives and answers, has written no traceback, no generation runs on, a holder beside the attacker's
@@ -36,10 +37,12 @@ from statistics import median
 import grpc
 
 from bench.bad_input.calls import Caller, find_methods
+from bench.bad_input.excess import Excess
 from bench.bad_input.http1 import HttpAttack
 from bench.bad_input.http2 import ATTACKS, Connections
 from bench.bad_input.parsers import Parsers
 from bench.bad_input.target import Target, Victim, running_target
+from bench.hostile.stack import Site
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 
 __all__ = ["main"]
@@ -47,7 +50,8 @@ __all__ = ["main"]
 QUICK_MESSAGES, FULL_MESSAGES = 20_000, 1_000_000
 NUM_THREADS = 8
 ROUND_CALLS, ROUND_HTTP, ROUND_CONNECTIONS, ROUND_SAMPLES, ROUND_PARSED = 512, 96, 12, 4, 900
-ROUND_MESSAGES = 1710
+ROUND_EXCESS = 8
+ROUND_MESSAGES = 1718
 """About so many are a round's."""
 COVERAGE_SHARE = 0.2
 """Of all messages, those that atheris makes, where it is installed."""
@@ -98,6 +102,7 @@ class Run:
         self._caller = Caller(seed, self._methods)
         self._http = HttpAttack(seed, target.gateway)
         self._connections = Connections(seed)
+        self._excess = Excess(seed, Site(target.gateway, target.worker, target.service, "", "model"))
         self._parsers = Parsers(seed)
         self._threads = ThreadPoolExecutor(NUM_THREADS)
         self.ways = {"methods": len(self._methods), "routes": self._http.num_operations, "HTTP/2 attacks": len(ATTACKS)}
@@ -109,6 +114,7 @@ class Run:
         self._call(range(first, first + ROUND_CALLS))
         self._send_http(range(first, first + ROUND_HTTP))
         self._connect(range(first, first + ROUND_CONNECTIONS))
+        self._exceed(range(first, first + ROUND_EXCESS))
         self._parse(range(first, first + ROUND_PARSED))
         faults = [] if self._target.wait_idle() else ["a generation runs on though nobody reads it"]
         for number in range(first + ROUND_CALLS, first + ROUND_CALLS + ROUND_SAMPLES):
@@ -123,6 +129,7 @@ class Run:
     def close(self) -> None:
         """Let the threads end."""
         self._connections.close()
+        self._excess.close()
         self._caller.close()
         self._threads.shutdown()
 
@@ -150,6 +157,13 @@ class Run:
         for name in self._threads.map(one, numbers):
             self._found.num_messages["HTTP/2"] += 1
             self._found.answered("HTTP/2", name)
+
+    def _exceed(self, numbers: range) -> None:
+        for outcome in self._threads.map(self._excess.send, numbers):
+            self._found.num_messages["excess"] += 1
+            self._found.answered("excess", outcome.answer)
+            if outcome.fault:
+                self._found.faults.append(f"excess {outcome.fault}")
 
     def _parse(self, numbers: range) -> None:
         for number in numbers:
