@@ -53,7 +53,10 @@ def marked(text: str, control: Any = FIVE_MINUTES) -> Any:
 
 def ask(client: Anthropic, question: Any = "Hello", **fields: Any) -> Any:
     messages = question if isinstance(question, list) else [{"role": "user", "content": question}]
-    return client.messages.create(**{"model": "gibberish", "messages": messages, "max_tokens": 4, **fields})
+    greedy = {"temperature": 0.0}  # drawn replies are sometimes empty, and no block of theirs can be marked
+    return client.messages.create(
+        **{"model": "gibberish", "messages": messages, "max_tokens": 4, "extra_body": greedy, **fields}
+    )
 
 
 def fill_the_pool(stack: Stack, client: Anthropic) -> None:
@@ -191,6 +194,7 @@ def test_a_breakpoint_behind_a_reply_lies_behind_its_tokens_as_they_were_generat
     question = {"role": "user", "content": "Tell me."}
     reply = ask(client, [question], max_tokens=30)
     said = [{**block.to_dict(), "cache_control": FIVE_MINUTES} for block in reply.content]
+    assert said
     usage = ask(client, [question, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]).usage
     (pin,) = stack.engine.call(lambda holder: holder.pins("red"))
     assert pin.num_tokens >= sum(counts(reply.usage)) + reply.usage.output_tokens

@@ -176,7 +176,7 @@ class CacheDriver:
         num_evicted = self.holder.evict(num_blocks)
         before, after = self.snapshot, read_snapshot(self.holder)
         order = self.oracle.shares.eviction_order(before, num_blocks)
-        check_eviction(before, after, num_blocks, num_evicted, order)
+        check_eviction(before, after, num_evicted, order)
         check_gone(self.holder, before, after, self.oracle, "evict")
         self._settle(after, has_evicted=num_evicted > 0)
         self.is_sound = True

@@ -239,20 +239,28 @@ class Shares:
 
     def eviction_order(self, before: Snapshot, num_asked: int) -> EvictionOrder:
         borrowed = {share: self._held(before, share) - size for share, size in self.sizes().items()}
-        return EvictionOrder(self, borrowed, num_asked)
+        return EvictionOrder(frozenset(self.blocks), frozenset(self.ranked), num_asked, tuple(borrowed.items()))
 
 
-class EvictionOrder:
+class EvictionOrder(NamedTuple):
     """From which share the next leaf goes when blocks are asked for: from the one that has borrowed most, until it has given
     that back or its leaves are gone.
+
+    Attributes:
+        owners: namespaces with a share to themselves.
+        ranked: those that ever said what something is worth.
+        num_missing: blocks that are to go.
+        borrowed: by share.
+        share: whose turn it is.
+        num_due: blocks that it is to give.
     """
 
-    def __init__(self, shares: Shares, borrowed: dict[str, int], num_asked: int) -> None:
-        self._shares = shares
-        self._borrowed = borrowed
-        self._num_missing = num_asked
-        self._share = COMMON
-        self._num_due = 0
+    owners: frozenset[str]
+    ranked: frozenset[str]
+    num_missing: int
+    borrowed: tuple[tuple[str, int], ...]
+    share: str = COMMON
+    num_due: int = 0
 
     def worth_least(self, leaves: list[NodeInfo]) -> list[NodeInfo]:
         """Of the leaves of each namespace those of its lowest priority."""
@@ -263,24 +271,33 @@ class EvictionOrder:
             if leaf.priority == min(other.priority for other in own)
         ]
 
-    def next_used_longest_ago(self, leaves: list[NodeInfo]) -> list[NodeInfo]:
-        """Those of which the next one goes under LRU: of each namespace the one used longest ago, of those that never said what
-        anything is worth the oldest. When it is the turn of one that did, its own leaves do not tell.
+    def next_used_longest_ago(self, leaves: list[NodeInfo]) -> tuple[EvictionOrder, list[NodeInfo]]:
+        """Those of which the next one goes under LRU, and the order with its share: of each namespace the one used longest ago,
+        of those that never said what anything is worth the oldest. When it is the turn of one that did, its own leaves do not
+        tell.
         """
-        by_share = _by_name(leaves, lambda leaf: self._shares.share_of(leaf.namespace))
-        if self._num_due <= 0 or self._share not in by_share:
-            self._share = max((share for share in self._borrowed if share in by_share), key=self._borrowed.__getitem__)
-            borrowed = max(1, self._borrowed[self._share])
-            self._num_due = self._num_missing if len(self._borrowed) == 1 else min(self._num_missing, borrowed)
-        ranked = self._shares.ranked
-        groups = _by_name(by_share[self._share], lambda leaf: leaf.namespace if leaf.namespace in ranked else COMMON)
-        return [min(own, key=lambda leaf: leaf.last_access_s) for own in groups.values()]
+        by_share = _by_name(leaves, lambda leaf: leaf.namespace if leaf.namespace in self.owners else COMMON)
+        order = self
+        if self.num_due <= 0 or self.share not in by_share:
+            share, borrowed = max(
+                ((share, num_blocks) for share, num_blocks in self.borrowed if share in by_share),
+                key=lambda each: each[1],
+            )
+            num_due = self.num_missing if len(self.borrowed) == 1 else min(self.num_missing, max(1, borrowed))
+            order = self._replace(share=share, num_due=num_due)
+        groups = _by_name(
+            by_share[order.share], lambda leaf: leaf.namespace if leaf.namespace in self.ranked else COMMON
+        )
+        return order, [min(own, key=lambda leaf: leaf.last_access_s) for own in groups.values()]
 
-    def went(self, leaf: NodeInfo) -> None:
+    def without(self, leaf: NodeInfo) -> EvictionOrder:
+        """What is left to do when that leaf has gone."""
         num_blocks = len(leaf.block_ids)
-        self._num_due -= num_blocks
-        self._num_missing -= num_blocks
-        self._borrowed[self._share] -= num_blocks
+        return self._replace(
+            num_missing=self.num_missing - num_blocks,
+            num_due=self.num_due - num_blocks,
+            borrowed=tuple((share, num - num_blocks * (share == self.share)) for share, num in self.borrowed),
+        )
 
 
 def _by_name(leaves: Iterable[NodeInfo], name_of: Callable[[NodeInfo], str]) -> dict[str, list[NodeInfo]]:

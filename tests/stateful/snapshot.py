@@ -167,7 +167,7 @@ def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
     assert stats.num_notices == oracle.waits.num_notices
 
 
-def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicted: int, order: EvictionOrder) -> None:
+def check_eviction(before: Snapshot, after: Snapshot, num_evicted: int, order: EvictionOrder) -> None:
     """Assert that whole unlocked leaves went, no more than were asked for: of each namespace the lowest priorities first, and
     under LRU the least recently used of them, of the share whose turn it is.
     """
@@ -175,55 +175,44 @@ def check_eviction(before: Snapshot, after: Snapshot, num_asked: int, num_evicte
     left = {(path.node.namespace, path.tokens) for path in after.paths.values()}
     remaining = dict(before.paths)
     gone = {key for key, path in remaining.items() if (path.node.namespace, path.tokens) not in left}
-    assert num_evicted >= min(num_asked, evictable), (
-        f"{num_evicted} of {evictable} evictable blocks, {num_asked} asked for"
+    assert num_evicted >= min(order.num_missing, evictable), (
+        f"{num_evicted} of {evictable} evictable blocks, {order.num_missing} asked for"
     )
     assert num_evicted == sum(len(remaining[key].node.block_ids) for key in gone)
     assert num_evicted == after.stats.num_free_blocks - before.stats.num_free_blocks
     assert num_evicted == after.stats.num_evicted_blocks - before.stats.num_evicted_blocks
-    if before.stats.eviction == "lru":
-        _check_order(remaining, gone, num_asked, order)
-    else:
-        assert _can_have_gone(remaining, frozenset(gone), num_asked, order, set()), (
-            f"one of {gone} went that was locked, had children that stayed, or is worth more than what stayed of its namespace"
-        )
-
-
-def _check_order(remaining: dict[int, Path], gone: set[int], num_asked: int, order: EvictionOrder) -> None:
-    """Assert that under LRU just these nodes went."""
-    num_freed = 0
-    while gone:
-        assert num_freed < num_asked, f"{num_asked} blocks were asked for, and more went"
-        leaves = order.next_used_longest_ago(order.worth_least(_leaves(remaining)))
-        # the last to go was the one that made up the number, and that may be any
-        going = sorted((leaf for leaf in leaves if leaf.node_id in gone), key=lambda leaf: len(leaf.block_ids))
-        assert going, f"an older leaf than those evicted was left, or one that is worth less: {leaves}"
-        order.went(going[0])
-        num_freed += len(going[0].block_ids)
-        gone.remove(going[0].node_id)
-        del remaining[going[0].node_id]
+    is_lru = before.stats.eviction == "lru"
+    assert _can_have_gone(remaining, frozenset(gone), order, set(), is_lru=is_lru), (
+        f"one of {gone} went that was locked, had children that stayed, or whose turn came after that of what stayed"
+    )
 
 
 def _can_have_gone(
     remaining: dict[int, Path],
     gone: frozenset[int],
-    num_missing: int,
     order: EvictionOrder,
-    refuted: set[frozenset[int]],
+    refuted: set[tuple[frozenset[int], EvictionOrder]],
+    *,
+    is_lru: bool,
 ) -> bool:
-    """Whether just these nodes can have gone one after the other, each a leaf worth least of its namespace, until no block was
-    missing any more.
+    """Whether just these nodes can have gone one after the other, each a leaf worth least of its namespace and under LRU of
+    those used longest ago, until no block was missing any more.
     """
     if not gone:
         return True
-    if num_missing <= 0 or gone in refuted:
+    if order.num_missing <= 0:
         return False
-    for leaf in order.worth_least(_leaves(remaining)):
+    leaves = order.worth_least(_leaves(remaining))
+    if is_lru:
+        order, leaves = order.next_used_longest_ago(leaves)
+    if (gone, order) in refuted:
+        return False
+    for leaf in leaves:
         if leaf.node_id in gone:
             left = {key: path for key, path in remaining.items() if key != leaf.node_id}
-            if _can_have_gone(left, gone - {leaf.node_id}, num_missing - len(leaf.block_ids), order, refuted):
+            if _can_have_gone(left, gone - {leaf.node_id}, order.without(leaf), refuted, is_lru=is_lru):
                 return True
-    refuted.add(gone)
+    refuted.add((gone, order))
     return False
 
 
