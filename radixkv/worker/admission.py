@@ -22,8 +22,8 @@ __all__ = ["Admission"]
 _MAX_REFUSALS = 4
 """Branches of one owner that may be refused for lack of blocks before none of it is tried any more until something is freed."""
 
-_MAX_REFUSALS_IN_ALL = 16
-"""The same for all owners together."""
+_MAX_REFUSED = 16
+"""Such owners, before nobody is tried any more."""
 
 
 class Admission:
@@ -45,7 +45,7 @@ class Admission:
         self._growth = growth
         self._num_held_by = num_held_by
         self._refusals: Counter[str] = Counter()
-        self._is_recovering = False
+        self._recovering: set[str] = set()  # owners of which a branch was preempted
         self._exclusive: Branch | None = None  # due and refused before: while it is tried again, nobody else is
         self._favoured: Branch | None = None  # for whom another gave its blocks up: it is tried first
 
@@ -56,8 +56,9 @@ class Admission:
         """
         if is_idle:
             self.freed()
-            self._is_recovering = False
-        is_stopped = self._is_recovering or self._refusals.total() >= _MAX_REFUSALS_IN_ALL
+            self._recovering.clear()
+        passed = {owner for owner, number in self._refusals.items() if number >= _MAX_REFUSALS}
+        is_stopped = len(passed) >= _MAX_REFUSED
         if is_stopped or (self._exclusive is not None and self._exclusive.phase is Phase.OPENING):
             return None
         if self._favoured is not None and may_begin(self._favoured.owner):
@@ -66,7 +67,7 @@ class Admission:
                 self.queue.take(favoured)
                 self._exclusive = favoured
                 return favoured
-        passed = {owner for owner, number in self._refusals.items() if number >= _MAX_REFUSALS}
+        passed |= self._recovering
         while (head := self.queue.head(now_s, passed)) is not None:
             if not may_begin(head.owner) or self._waits_for_refused(head, now_s):
                 passed.add(head.owner)
@@ -153,18 +154,20 @@ class Admission:
         """A branch that held a sequence has ended."""
         prompt_length = len(branch.generation.prompt)
         self._growth.finished(len(branch.tokens) - prompt_length, branch.max_length - prompt_length)
-        self._is_recovering = False
+        self._recovering.clear()
         self.freed()
         self.tenants.freed(branch.generation.namespace)
 
-    def preempted(self) -> None:
-        """A running branch needed blocks that had been given away: admit nobody until one has finished."""
+    def preempted(self, owner: str) -> None:
+        """A running branch needed blocks that had been given away, and got those of `owner`, of which nobody is admitted until
+        a branch has finished.
+        """
         self._growth.was_too_small()
-        self._is_recovering = True
+        self._recovering.add(owner)
 
     def gave_way(self, branch: Branch) -> None:
         """A branch that waits for others has given up its blocks for them."""
-        self._is_recovering = False
+        self._recovering.clear()
         self.freed()
         self.tenants.freed(branch.generation.namespace)
 

@@ -31,12 +31,16 @@ def choose_rows(
     urgency: Callable[[Branch], tuple[float, ...]],
 ) -> list[Row]:
     """All decodes that can run, in order of arrival, then prefill chunks within the budget: owners in turn, whose chunk ran
-    longest ago by `last_ran` first, and those of one owner by `urgency`, smallest first.
+    longest ago by `last_ran` first, and those of one owner by `urgency`, smallest first. Of more decodes than the budget allows
+    those run that ran longest ago, owners in turn.
 
     Chunks end at absolute multiples of the chunk size, so that they lie alike whatever was cached. O(n log n).
     """
     ready = sorted((branch for branch in branches if branch.can_run), key=lambda branch: branch.order)
-    rows = [Row(b, b.num_computed, b.num_computed + 1) for b in ready if not b.is_prefilling]
+    decoding = [branch for branch in ready if not branch.is_prefilling]
+    if len(decoding) > limits.max_batch_tokens:
+        decoding = _in_turn(decoding, {}, lambda branch: (branch.last_ran,))[: limits.max_batch_tokens]
+    rows = [Row(b, b.num_computed, b.num_computed + 1) for b in decoding]
     prefilling = [branch for branch in ready if branch.is_prefilling]
     if len(prefilling) > 1:
         prefilling = _in_turn(prefilling, last_ran, urgency)

@@ -62,6 +62,7 @@ class Branch:
         num_computed: while OPENING, what is expected to be found in the cache.
         num_known: tokens of the history that the cache knows. num_reported: positions reported to it as computed.
         siblings: branches that advance with it, so that one batch is to run them all.
+        last_ran: the number of the batch that ran it last.
         is_line: whether its KV lies in a span of its own, so that it holds no blocks of the pool; see `arena`.
         starved: the last extend was refused for lack of blocks and has not been asked again.
         over_quota: what it was refused with, if it was the quota of its namespace.
@@ -76,6 +77,7 @@ class Branch:
         "is_awaiting_token",
         "is_line",
         "is_reserving",
+        "last_ran",
         "max_length",
         "num_computed",
         "num_computed_at_stall",
@@ -109,7 +111,7 @@ class Branch:
         self.tokens = tokens
         self.max_length = max_length
         self.phase = Phase.RESTING
-        self.num_computed_at_stall = -1
+        self.num_computed_at_stall = self.last_ran = -1
         self.siblings: Sequence[Branch] = ()
         self.num_matched = 0
         self.was_matched = self.was_refused = self.held_up_others = False

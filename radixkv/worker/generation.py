@@ -128,6 +128,11 @@ class Generation:
         return self.sampling.best_of or self.sampling.n
 
     @property
+    def num_to_come(self) -> int:
+        """Branches and beams that it will have beside those that it has."""
+        return max(0, max(self.num_branches, self.sampling.num_beams) - len(self.branches))
+
+    @property
     def is_searching(self) -> bool:
         """Whether it follows beams and draws nothing."""
         return self.sampling.num_beams > 1

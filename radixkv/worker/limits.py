@@ -11,9 +11,9 @@ __all__ = ["SchedulerLimits"]
 class SchedulerLimits:
     """Bounds of a round.
 
-    max_running: sequences held at once by admission. Forks of one generation may exceed it, and an owner that holds none may
-        begin one past it, up to twice as many.
-    max_batch_tokens: positions per forward, decodes and prefill chunks together; all decodes run, and one chunk at least. It
+    max_running: sequences held at once by admission, with those that a generation is going to fork. One generation may exceed
+        it, and an owner that holds less than an equal part of it may begin one past it.
+    max_batch_tokens: positions per forward, decodes and prefill chunks together; decodes first, and one chunk at least. It
         bounds the time between two tokens of a branch: by default that of a chunk and 64 decodes.
     chunk_tokens: prefill chunks end at multiples of it.
     max_wait_s: who has waited for so long is overtaken by nobody of its owner any more.

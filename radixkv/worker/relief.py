@@ -2,14 +2,17 @@
 
 - Where the pool is short, the least wanted of the owner that holds most gives way; where a namespace is at its quota, the least
   wanted of that namespace, since blocks of others would not help it.
-- Who was refused takes the blocks of a lower priority of its own owner alone. Once it is due and its owner's turn has come, the
-  owner that holds most gives way to it as well, as long as that makes them more equal.
+- Who was refused takes the blocks of a lower priority of its own owner alone. Where its owner would have no more than an equal
+  part with it, or once it is due and its owner's turn has come, the owner that holds most gives way to it as well, as long as
+  that makes them more equal.
 - Who is left alone and still stuck begins anew once, and then fails with the reason.
 - A line has no blocks to give.
 - Where all who could go on wait for branches that are not admitted, as beams do, the latest of them gives way.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from radixkv.core.errors import OutOfBlocksError, RadixKVError
 from radixkv.worker.admission import Admission
@@ -51,8 +54,9 @@ class Relief:
             if len(in_blocks) == 1:
                 self._free_for_the_last(short[0], list(self._preemption.parked))
             elif not self._cut(self._preemption.park_more(len(short), self._preemption.parked)):
-                self._preempt(self._least_wanted(self._of_largest(in_blocks), now_s), len(short))
-                self._admission.preempted()
+                victim = self._least_wanted(self._of_largest(in_blocks), now_s)
+                self._preempt(victim, len(short))
+                self._admission.preempted(victim.owner)
         elif (found := self._find_victim(now_s)) is not None:
             victim, refused = found
             self._preempt(victim, len(victim.block_table))
@@ -60,8 +64,8 @@ class Relief:
 
     def _find_victim(self, now_s: float) -> tuple[Branch, Branch] | None:
         """Who is to give its blocks up for one that was refused: one of a lower priority of its own owner; or, if that is due
-        and has its turn, one of the owner that holds most, and without it no less than the other with what it asks for.
-        Both are told.
+        and has its turn, or its owner would have no more than an equal part, one of the owner that holds most, and without it
+        no less than the other with what it asks for. Both are told.
         """
         refused = sorted(self._admission.queue.refused, key=lambda branch: -branch.priority)
         in_blocks = self._in_blocks() if refused else []
@@ -71,15 +75,23 @@ class Relief:
                 victim = self._least_wanted(own, now_s)
                 if self._admission.pending.urgency(victim).priority < branch.priority and victim.due_s > now_s:
                     return victim, branch
-        due = (branch for branch in refused if branch.due_s <= now_s and self._admission.queue.has_turn(branch))
-        first = min(due, key=lambda branch: (branch.due_s, branch.order), default=None)
+        held = self._holders.num_blocks_by_owner()
+        wanting = (
+            branch
+            for branch in refused
+            if (branch.due_s <= now_s and self._admission.queue.has_turn(branch))
+            or self._num_with(branch, held) <= held.total() // len(held.keys() | {branch.owner})
+        )
+        first = min(wanting, key=lambda branch: (branch.due_s, branch.order), default=None)
         if first is None or not in_blocks:
             return None
         victim = self._least_wanted(self._of_largest(in_blocks), now_s)
-        held = self._holders.num_blocks_by_owner()
-        num_needed = -(-len(first.tokens) // self._block_size)
-        is_fairer = held[victim.owner] - len(victim.block_table) >= held[first.owner] + num_needed
+        is_fairer = held[victim.owner] - len(victim.block_table) >= self._num_with(first, held)
         return (victim, first) if is_fairer else None
+
+    def _num_with(self, refused: Branch, held: Counter[str]) -> int:
+        """Blocks of an owner with what one that was refused asks for."""
+        return held[refused.owner] + -(-len(refused.tokens) // self._block_size)
 
     def _in_blocks(self) -> list[Branch]:
         return [branch for branch in self._holders if not branch.is_line]

@@ -17,10 +17,10 @@ Rules:
 - Room is asked a block ahead, so that a decode rarely meets the end of its table before the answer is there.
 - Who is refused for the quota of its namespace waits for that namespace alone: see `tenants`.
 - Who cannot run another position for lack of blocks makes the owner that holds most give some up: see `relief`. After that,
-  nobody is admitted until a branch has finished, so that the rest can come to their end.
-- Decodes run in every batch. Prefill chunks share what is left of `max_batch_tokens`, owners in turn, and end at absolute
-  multiples of the chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one batch of that
-  size.
+  nobody of that owner is admitted until a branch has finished, so that the rest can come to their end.
+- Decodes run in every batch, within `max_batch_tokens`. Prefill chunks share what is left of it, owners in turn, and end at
+  absolute multiples of the chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one
+  batch of that size, where no more branches decode than it holds.
 - Priorities, due times and long prompts order and delay what is of the same owner; between owners turns decide.
 """
 
@@ -241,18 +241,19 @@ class Scheduler:
         return failures
 
     def plan_batch(self) -> list[Row]:
-        """Rows of the next forward: all decodes that can run, then prefill chunks, of each owner the most wanted first."""
+        """Rows of the next forward: the decodes that can run, then prefill chunks, of each owner the most wanted first."""
         now_s = self._clock()
         urgency = self._admission.pending.urgency
         return choose_rows(self._holders, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order))
 
     def ran(self, rows: Sequence[Row]) -> None:
         """The forward of these rows has been launched: their positions count as computed."""
+        turn = next(self._turns)
         for branch, _, end in rows:
             if branch.is_prefilling:
                 self._last_ran.pop(branch.owner, None)
-                self._last_ran[branch.owner] = next(self._turns)
-            branch.num_computed = end
+                self._last_ran[branch.owner] = turn
+            branch.num_computed, branch.last_ran = end, turn
         while len(self._last_ran) > MAX_OWNERS:
             del self._last_ran[next(iter(self._last_ran))]
 
@@ -260,16 +261,17 @@ class Scheduler:
 
     def _plan_admissions(self, sent: list[Sent], now_s: float) -> None:
         num_ahead: Counter[str] = Counter()
-        num_held: Counter[str] = Counter()
+        num_held: Counter[str] = Counter()  # with what is going to be forked
         for branch in self._holders:
-            num_held[branch.owner] += 1
+            num_held[branch.owner] += 1 + branch.generation.num_to_come
             num_ahead[branch.owner] += len(branch.tokens) - branch.num_computed if branch.is_prefilling else 0
 
         def may_begin(owner: str) -> bool:
-            has_place = len(self._holders) < self.limits.max_running or not num_held[owner]
+            most = self.limits.max_running
+            has_place = num_held.total() < most or num_held[owner] < most // len(num_held.keys() | {owner})
             return has_place and num_ahead[owner] < self.limits.max_batch_tokens
 
-        while len(self._holders) < 2 * self.limits.max_running:
+        while True:
             was_alone = not self._holders
             head = self._admission.next(now_s, may_begin, is_idle=was_alone)
             if head is None:
@@ -277,7 +279,7 @@ class Scheduler:
             is_only_tenant = not self._holders.has_any_of(head.generation.namespace)
             self._holders.open(head, len(head.tokens))
             head.num_computed = min(head.num_matched, len(head.tokens) - 1)
-            num_held[head.owner] += 1
+            num_held[head.owner] += 1 + head.generation.num_to_come
             num_ahead[head.owner] += len(head.tokens) - head.num_computed
             op = self._acquire_op(head)
             sent.append(Sent(op, (head,), was_alone, is_only_tenant, self._admission.num_freed))

@@ -38,11 +38,13 @@ def make_branch(
     shares_prefix: bool = True,
     retention: tuple[Retention, ...] = (),
     namespace: str = "default",
+    num_to_come: int = 0,
 ) -> Branch:
     generation = SimpleNamespace(
         pinning=Pinning(),
         arrival=arrival,
         namespace=namespace,
+        num_to_come=num_to_come,
         prompt=prompt,
         terms=Terms(priority, due_s, shares_prefix=shares_prefix, retention=retention),
     )

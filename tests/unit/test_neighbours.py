@@ -6,6 +6,7 @@ import pytest
 from scheduler_bench import Bench, make_branch, no_growth
 
 from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.growth import GrowthEstimate
 
 
 def add(bench: Bench, *branches: Branch) -> None:
@@ -38,6 +39,33 @@ def test_a_flood_of_any_priority_and_urgency_lets_a_single_request_of_another_be
     other = make_branch(999, [99] * 6, 2, namespace="b")
     add(bench, other)
     assert rounds_until(bench, other, HAS_BEGUN) <= 2
+
+
+def test_what_a_request_is_going_to_fork_counts_before_it_has_forked() -> None:
+    bench = Bench(512, max_running=8)
+    many = [make_branch(number, [number + 1] * 6, 4, namespace="a", num_to_come=15) for number in range(4)]
+    others = [make_branch(number, [number + 1] * 6, 4, namespace=f"b{number}") for number in range(4, 16)]
+    add(bench, *many, *others)
+    bench.round()
+    assert [branch.phase for branch in many] == [Phase.RUNNING] + [Phase.QUEUED] * 3
+    assert sum(branch.phase is Phase.RUNNING for branch in others) == 7
+    late = [make_branch(number, [number + 1] * 6, 4, namespace="b15") for number in range(16, 20)]
+    add(bench, *late)
+    bench.round()
+    assert [branch.phase for branch in late] == [Phase.QUEUED] * 4  # eight owners have one place each
+
+
+def test_more_decodes_than_a_batch_takes_run_in_turn_and_those_of_few_in_every_one() -> None:
+    bench = Bench(512, max_running=64, max_batch_tokens=16, chunk_tokens=16)
+    many = [make_branch(number, [number + 1] * 2, 100, namespace="a") for number in range(40)]
+    few = [make_branch(number, [number + 1] * 2, 100, namespace="b") for number in (90, 91)]
+    add(bench, *many, *few)
+    while not all(branch.phase is Phase.RUNNING and not branch.is_prefilling for branch in (*many, *few)):
+        bench.round()
+    batches = [{row.branch for row in bench.round()} for _ in range(3)]
+    assert [len(batch) for batch in batches] == [16] * 3
+    assert all(batch >= set(few) for batch in batches)
+    assert set.union(*batches) == {*many, *few}
 
 
 def test_long_prompts_of_one_namespace_do_not_keep_a_short_one_of_another_from_its_first_token() -> None:
@@ -90,20 +118,25 @@ def test_where_blocks_are_short_the_namespace_that_holds_most_gives_way(limits: 
         bench.round()
 
 
-def test_who_is_due_gets_blocks_of_the_namespace_that_holds_most_until_both_hold_as_much() -> None:
+@pytest.mark.parametrize("num_before", [0, 20])
+@pytest.mark.parametrize("due_s", [10.0, 0.0])
+def test_who_is_refused_gets_blocks_of_the_namespace_that_holds_most_until_both_hold_as_much(
+    due_s: float, num_before: int
+) -> None:
     bench = Bench(24)
+    for number in range(num_before):
+        before = make_branch(-1 - number, [50 + number] * 12, 1, namespace="b")
+        add(bench, before)
+        rounds_until(bench, before, (Phase.FINISHED,))
     large = [make_branch(number, [number + 1] * 12, 5, priority=100, namespace="a") for number in range(6)]
     add(bench, *large)
     bench.round()
+    bench.now_s = 1.0
     small = [
-        make_branch(9 + number, [9 + number] * 12, 5, priority=-100, due_s=10.0, namespace="b") for number in range(9)
+        make_branch(9 + number, [9 + number] * 12, 5, priority=-100, due_s=due_s, namespace="b") for number in range(9)
     ]
     add(bench, small[0])
     for _ in range(5):
-        bench.say()
-    assert small[0].phase is Phase.QUEUED
-    bench.now_s = 10.0
-    for _ in range(2):
         bench.say()
     assert small[0].phase is Phase.RUNNING
     assert bench.scheduler.preemption.num_preemptions == 1
@@ -111,6 +144,28 @@ def test_who_is_due_gets_blocks_of_the_namespace_that_holds_most_until_both_hold
     for _ in range(20):
         bench.say()
     assert [sum(branch.phase is Phase.RUNNING for branch in branches) for branches in (large, small)] == [3, 3]
+
+
+def test_many_refusals_of_one_namespace_keep_no_other_one_waiting() -> None:
+    bench = Bench(40, growth=GrowthEstimate(1.0, 0.0))
+    add(bench, *(make_branch(number, [number + 1] * 4, 20, namespace="a") for number in range(30)))
+    for _ in range(3):
+        bench.round()
+    other = make_branch(99, [99] * 4, 4, namespace="b")
+    add(bench, other)
+    assert rounds_until(bench, other, HAS_BEGUN) <= 2
+
+
+def test_one_that_has_an_equal_part_gets_more_of_another_s_blocks_only_once_it_is_due() -> None:
+    bench = Bench(24)
+    add(bench, *(make_branch(number, [number + 1] * 12, 5, namespace="a") for number in range(6)))
+    bench.round()
+    long = make_branch(9, [9] * 52, 2, due_s=10.0, namespace="b")
+    add(bench, long)
+    for _ in range(5):
+        bench.say()
+    assert long.phase is Phase.QUEUED
+    assert bench.scheduler.preemption.num_preemptions == 0
 
 
 def test_one_large_request_is_not_made_to_give_way_time_and_again() -> None:
