@@ -22,7 +22,7 @@ from radixkv.cli.security_flags import (
     security_of,
     server_tls,
 )
-from radixkv.service.heaps import keep_heaps_small
+from radixkv.service.heaps import keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials
@@ -261,6 +261,7 @@ def _run(options: argparse.Namespace) -> int:
     with StopSignals() as signals, GenerationClient(options.worker, retries=False, credentials=credentials) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve
         with make_gateway(client, options, options.service, credentials) as server:
+            set_heap_aside()
             signals.listen()
             say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
             say(f"Chat page on {server.page_url}")

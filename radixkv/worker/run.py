@@ -24,6 +24,7 @@ from radixkv.core.errors import (
 )
 from radixkv.planner.plan import DEFAULT_UTILISATION
 from radixkv.service.addresses import parse_address
+from radixkv.service.heaps import set_heap_aside
 from radixkv.service.limits import Limiter
 from radixkv.service.security import Security
 from radixkv.service.stopping import StopSignals
@@ -229,6 +230,7 @@ def run_worker(
     """
     with StopSignals() as signals, Worker(config) as worker:
         with beside(worker) if beside else contextlib.nullcontext():
+            set_heap_aside()
             signals.listen()
             if on_ready is not None:
                 on_ready(worker)
