@@ -47,7 +47,8 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 class GatewayMiddleware:
     """Wraps the application; plain ASGI, so that nothing stands between a stream and the socket.
 
-    Who is known enters by `Admission` before anything of a body is read. All else, pages too, goes by the strangers' lane.
+    Who is known enters by `Admission` before anything of a body is read. All else, pages too, goes by the strangers' lane, and
+    what is always answered by one of its own: no crowd at a page is before a balancer.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class GatewayMiddleware:
         self._config = config
         self._gate = gate
         self._admission = admission
-        self._strangers = StrangersLane()
+        self._strangers, self._probes = StrangersLane(), StrangersLane()
         self._bodies = FairSemaphore(None, BODIES_AT_ONCE)
         self._metrics = metrics
         self._recording = recording
@@ -100,13 +101,13 @@ class GatewayMiddleware:
         return authenticate(scope, self._keys) if scope["path"].startswith(API_PREFIX) else None
 
     async def _serve_stranger(self, scope: Scope, receive: Receive, answer: _Answer, refusal: ApiError | None) -> None:
-        path = scope["path"]
-        is_watched = path not in ALWAYS_ANSWERED
+        is_watched = scope["path"] not in ALWAYS_ANSWERED
+        lane = self._strangers if is_watched else self._probes
         connection: Connection | None = scope.get(CONNECTION)
         address = connection.address if connection is not None else ""
         body = _Body(scope, receive, self._config.max_body_bytes, self._bodies)
         try:
-            async with self._strangers.turn((address, is_watched), connection):
+            async with lane.turn(address, connection):
                 if refusal is None and is_watched:
                     refusal = self._gate.draining()
                 if refusal is not None:
@@ -127,9 +128,7 @@ class GatewayMiddleware:
             self._check_length(scope)
             cost = self._admission.enter(scope, scope[EXCHANGE], tenant)
         except ApiError as refusal:
-            async with self._strangers.turn(
-                (tenant.name,), connection
-            ):  # a flood of refusals costs no more than another
+            async with self._strangers.turn((tenant.name,), connection):  # a flood of refusals costs as any other
                 await error_response(refusal, scope)(scope, receive, answer.send)
             self._end(scope, answer)
             return
