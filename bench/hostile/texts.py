@@ -19,7 +19,7 @@ __all__ = ["ATTACKS", "LONG_TEXTS"]
 TEXT_BYTES = BODY_BYTES - 4096
 _REFUSED = frozenset({"400", "413", "429", "503"})
 _CODES = frozenset({"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE"})
-_GRPC_BYTES = 15 << 20
+_GRPC_BYTES = 7 << 20
 _CALL_S = 30.0
 
 LONG_TEXTS: tuple[Callable[[int], str], ...] = (
@@ -171,7 +171,7 @@ ATTACKS = (
     Attack("a row of words, follow-up", partial(_follow_up, path="/v1/chat/completions"), _REFUSED | {"200"}),
     Attack("a row of words, gRPC", _marks_over_grpc, _CODES),
     Attack("prompts of 4 MiB, 8 at once", partial(_too_long, num_at_once=8), _REFUSED, "400", 5.0),
-    Attack("prompts of 15 MiB, gRPC", _over_grpc, _CODES, "INVALID_ARGUMENT", 4.0),
+    Attack("prompts of 7 MiB, gRPC", _over_grpc, _CODES, "INVALID_ARGUMENT", 4.0),
     Attack("stop strings", _stops, _REFUSED | {"200"}, "200", 4.0),
     Attack("stop strings, gRPC", _stops_over_grpc, frozenset({"INVALID_ARGUMENT"}), "INVALID_ARGUMENT", 2.0),
 )

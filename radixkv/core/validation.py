@@ -92,6 +92,8 @@ def check_unicode(argument: str, value: object) -> None:
     while waiting:
         each = waiting.pop()
         if isinstance(each, str):
+            if each.isascii():  # O(1)
+                continue
             try:
                 each.encode()
             except UnicodeEncodeError as error:

@@ -38,7 +38,7 @@ MAX_GRAMMAR_CHARACTERS = 256 * 1024
 NUM_TRIALS, MAX_WAITING, MAX_WAIT_S = 4, 8, 10.0
 """Trials at once, of which a namespace has one; its grammars that may wait for it, and for how long."""
 
-NUM_KEPT, KEPT_BYTES = 128, 2 << 20
+NUM_KEPT, KEPT_BYTES = 64, 2 << 20
 """Compiled grammars kept at most, and what each counts for at least; see `NamespaceStore` for which is forgotten first."""
 TAKEN_BYTES, MAX_TAKEN = 16 << 10, 2048
 """What a token may add to a compiled grammar, as much as was seen; tokens after which it is compiled anew."""

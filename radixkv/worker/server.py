@@ -38,7 +38,8 @@ __all__ = ["GenerationServer"]
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 MAX_STREAMS = 256
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Of a request: twice the largest body that a gateway takes unless it is told otherwise."""
 MAX_CALLS = 264
 """Calls under way at once beside the generations that stream; further ones are refused before they are read."""
 UNREAD_S = 60.0
