@@ -14,7 +14,15 @@ from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["TOKEN_BYTES", "TokensLike", "common_prefix_bytes", "num_tokens", "pack_tokens", "unpack_tokens"]
+__all__ = [
+    "TOKEN_BYTES",
+    "TokensLike",
+    "common_prefix_bytes",
+    "num_tokens",
+    "pack_tokens",
+    "token_array",
+    "unpack_tokens",
+]
 
 TOKEN_BYTES = 4
 MAX_TOKEN_ID = 0xFFFF_FFFF
@@ -50,10 +58,10 @@ def _pack_integers(token_ids: Any) -> bytes:
     dtype_kind = getattr(getattr(token_ids, "dtype", None), "kind", None)
     if dtype_kind is not None:
         return _pack_numpy(token_ids, dtype_kind)
-    if hasattr(token_ids, "tolist"):
+    if hasattr(token_ids, "tolist") and not isinstance(token_ids, array):
         token_ids = token_ids.tolist()
     try:
-        packed = array("I", token_ids)
+        packed = array("I", token_ids)  # of another such array a copy of its memory
     except (TypeError, OverflowError):
         raise InvalidArgumentError("tokens", _first_bad_id(token_ids), "integers in [0, 2**32)") from None
     if _NEEDS_SWAP:
@@ -88,11 +96,16 @@ def unpack_tokens(tokens: bytes | bytearray | memoryview) -> list[int]:
     Raises:
         InvalidArgumentError: they are not a whole number of tokens.
     """
+    return token_array(tokens).tolist()
+
+
+def token_array(tokens: bytes | bytearray | memoryview) -> array[int]:
+    """As `unpack_tokens`, without an object per token."""
     ids = array("I")
     ids.frombytes(pack_tokens(tokens))
     if _NEEDS_SWAP:
         ids.byteswap()
-    return ids.tolist()
+    return ids
 
 
 def num_tokens(tokens: bytes | bytearray | memoryview) -> int:

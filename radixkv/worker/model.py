@@ -297,8 +297,13 @@ class ModelRunner:
         """Where K and V of a row's positions go, -1 for those that are stored."""
         size, table = self.pool.block_size, row.block_table
         num_stored = min(max(row.num_stored - row.start, 0), end - row.start)
-        slots = [table[position // size] * size + position % size for position in range(row.start + num_stored, end)]
-        return [-1] * num_stored + slots
+        slots, position = [-1] * num_stored, row.start + num_stored
+        while position < end:
+            first = table[position // size] * size + position % size
+            num_slots = min(size - position % size, end - position)
+            slots += range(first, first + num_slots)
+            position += num_slots
+        return slots
 
     def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
         """By the model's own code, in float32."""

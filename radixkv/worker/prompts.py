@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy as np
+
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, unpack_tokens
@@ -70,7 +72,7 @@ class PromptReader:
         tokens = kept + self._encode(prompt, kept, Asker(namespace, self._max_length))
         if not tokens:
             raise InvalidArgumentError("prompt", "no tokens", "at least 1 token")
-        largest = max(unpack_tokens(tokens))
+        largest = int(np.frombuffer(tokens, "<u4").max())
         if largest >= self._vocab_size:
             raise InvalidArgumentError("token_ids", largest, f"below the vocabulary's size, {self._vocab_size}")
         return tokens

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens, pack_tokens, unpack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens, pack_tokens, token_array, unpack_tokens
 
 token_ids = st.integers(0, 2**32 - 1)
 few_ids = st.lists(st.integers(0, 2), max_size=200)
@@ -19,7 +19,7 @@ few_ids = st.lists(st.integers(0, 2), max_size=200)
 @given(st.lists(token_ids))
 def test_packing_and_unpacking_give_the_same_ids(ids: list[int]) -> None:
     packed = pack_tokens(ids)
-    assert unpack_tokens(packed) == ids
+    assert unpack_tokens(packed) == token_array(packed).tolist() == ids
     assert num_tokens(packed) == len(ids)
 
 
@@ -46,6 +46,14 @@ def test_integer_arrays_are_packed(dtype: str) -> None:
     assert pack_tokens(numpy.array([1, 127], dtype)) == pack_tokens([1, 127])
     assert pack_tokens(numpy.array([], dtype)) == b""
     assert pack_tokens(numpy.arange(10, dtype=dtype)[::3]) == pack_tokens([0, 3, 6, 9])
+
+
+@pytest.mark.parametrize("typecode", "bBhHiIlLqQ")
+def test_arrays_of_any_integers_are_packed(typecode: str) -> None:
+    assert pack_tokens(array(typecode, [1, 127])) == pack_tokens([1, 127])
+    if typecode.islower():
+        with pytest.raises(InvalidArgumentError, match="is -1"):
+            pack_tokens(array(typecode, [1, -1]))
 
 
 def test_torch_tensors_are_packed() -> None:
