@@ -119,6 +119,7 @@ class HostBlocks:
             raise MemoryError(f"{self._need()}, which cannot be had; ask for less swap space") from error
         self._staging: Tensor | None = None
         self._mover = _Mover(self._tensors) if self._device.type == "cuda" else None
+        self._arrays = self._on_host() if self._device.type == "cpu" else []
         if num_slots and self._device.type == "cuda":
             self._pin()
 
@@ -135,14 +136,14 @@ class HostBlocks:
                 nothing was copied.
         """
         self._check(block_ids, slots, written=("slots", slots))
-        for blocks, rows in self._batches(block_ids, slots):
-            ids = self._to_device(blocks)
-            if self._mover is None:
-                for tensor, columns in zip(self._tensors, self._columns(self._rows), strict=True):
-                    columns.index_copy_(0, torch.tensor(rows), tensor.index_select(0, ids))
-                continue
+        if self._mover is None:
+            for columns, blocks in self._arrays:
+                for block, slot in zip(block_ids, slots, strict=True):
+                    columns[slot] = blocks[block]
+            return
+        for batch, rows in self._batches(block_ids, slots):
             staged = self._staged(len(rows))
-            self._mover.move(ids, staged, to_rows=True)
+            self._mover.move(self._to_device(batch), staged, to_rows=True)
             for at, slot, count in _runs(rows):
                 self._rows[slot : slot + count].copy_(staged[at : at + count], non_blocking=True)
 
@@ -153,17 +154,16 @@ class HostBlocks:
             InvalidArgumentError: as `save`, of block ids that come twice; nothing was copied.
         """
         self._check(block_ids, slots, written=("block_ids", block_ids))
-        for blocks, rows in self._batches(block_ids, slots):
-            ids = self._to_device(blocks)
-            if self._mover is None:
-                taken = self._rows.index_select(0, torch.tensor(rows))
-                for tensor, columns in zip(self._tensors, self._columns(taken), strict=True):
-                    tensor.index_copy_(0, ids, columns)
-                continue
+        if self._mover is None:
+            for columns, blocks in self._arrays:
+                for block, slot in zip(block_ids, slots, strict=True):
+                    blocks[block] = columns[slot]
+            return
+        for batch, rows in self._batches(block_ids, slots):
             staged = self._staged(len(rows))
             for at, slot, count in _runs(rows):
                 staged[at : at + count].copy_(self._rows[slot : slot + count], non_blocking=True)
-            self._mover.move(ids, staged, to_rows=False)
+            self._mover.move(self._to_device(batch), staged, to_rows=False)
 
     def _check(self, block_ids: Sequence[int], slots: Sequence[int], written: tuple[str, Sequence[int]]) -> None:
         if len(block_ids) != len(slots):
@@ -180,8 +180,10 @@ class HostBlocks:
         for start in range(0, len(slots), self._batch):
             yield block_ids[start : start + self._batch], slots[start : start + self._batch]
 
-    def _columns(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(rows, self._widths, dim=1)
+    def _on_host(self) -> list[tuple[Any, Any]]:
+        """Each tensor's columns of all rows, and its blocks, as numpy arrays: to assign one row of these is one memcpy."""
+        columns = torch.split(self._rows, self._widths, dim=1)
+        return [(part.numpy(), tensor.numpy()) for part, tensor in zip(columns, self._tensors, strict=True)]
 
     def _to_device(self, ids: Sequence[int]) -> Tensor:
         return upload(ids, self._device, torch.int64)
