@@ -27,6 +27,7 @@ from radixkv.core.opening import close_sequence, promise
 from radixkv.core.planning import stand_node
 from radixkv.core.publishing import publish
 from radixkv.core.sequences import Sequence
+from radixkv.core.surgery import end_at
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["LocalAdopter"]
@@ -48,13 +49,17 @@ class _Swap:
     keeper: Sequence
     reader: Sequence
 
-    def carry_out(self, forest: Forest, node: Node) -> None:
-        """`node`: at or below where it happens."""
-        start = self.index * forest.block_bytes
-        while node.start_bytes > start:
+    def node(self, forest: Forest) -> Node:
+        """Where it happens."""
+        node = self.keeper.node
+        while node.start_bytes > self.index * forest.block_bytes:
             assert node.parent is not None, "a block lies below the root"
             node = node.parent
-        node.blocks[(start - node.start_bytes) // forest.block_bytes] = self.to_tree
+        return node
+
+    def carry_out(self, forest: Forest) -> None:
+        node = self.node(forest)
+        node.blocks[self.index - node.start_bytes // forest.block_bytes] = self.to_tree
         self.keeper.kept_blocks.remove(self.to_tree)
         self.reader.kept_blocks.append(self.from_tree)
 
@@ -148,12 +153,13 @@ class LocalAdopter(LocalManager):
         """Open a sequence as it was in a cache that was lost, on the blocks of its table; it goes on as if nothing had been.
 
         What it has computed is published as `insert` would. Call it before any `adopt`; of sequences that share blocks first
-        for the one that has computed more. `beside` names one adopted before whose tree this one is in, which is needed
+        for the one that has computed more, and of equals for the one that may write behind that: the others have no room
+        there. `beside` names one adopted before whose tree this one is in, which is needed
         without `shares` alone. O(history).
 
         Raises:
-            InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns; or blocks of
-                the pool were taken by other calls already. Nothing has changed.
+            InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns, and that it may
+                write to or has other tokens in; or blocks of the pool were taken by other calls already. Nothing has changed.
         """
         self._enter()
         forest, packed, table = self._forest, pack_tokens(tokens), _table(block_table)
@@ -174,12 +180,10 @@ class LocalAdopter(LocalManager):
         root = known_root or RootNode(namespace, forest.account_of(namespace), is_hidden=not shares)
         walk = forest.walk(root, packed[: num_computed * TOKEN_BYTES])
         num_matched = walk.matched_bytes // forest.block_bytes
-        path = forest.path_blocks(walk.child or walk.node, num_matched)
-        strange = [(index, own) for index, (at, own) in enumerate(zip(path, table, strict=False)) if at != own]
-        swaps = [swap for index, own in strange if (swap := self._find_swap(root, index, path[index], own))]
-        swapped = {swap.to_tree for swap in swaps}
-        kept = array("i", (own for _, own in strange if own not in swapped))
-        lender = self._lender(root, walk, packed[: num_computed * TOKEN_BYTES], table)
+        swaps, kept = self._find_swaps(root, forest.path_blocks(walk.child or walk.node, num_matched), table)
+        lender = None
+        if room == num_computed > num_matched * forest.block_size and num_matched == len(table) - 1:
+            lender = self._lender(root, walk, packed[: num_computed * TOKEN_BYTES], table, swaps)
         if lender is not None:
             walk = walk._replace(child=lender)
         claimed = array("i") if lender is not None else table[num_matched:]
@@ -188,7 +192,7 @@ class LocalAdopter(LocalManager):
             raise InvalidArgumentError("block_table", table.tolist(), "of blocks that are its own, or on its path")
 
         for swap in swaps:
-            swap.carry_out(forest, walk.child or walk.node)
+            swap.carry_out(forest)
         if shares:
             forest.roots[namespace] = root
         num_stood = num_matched + (lender is not None)
@@ -213,6 +217,13 @@ class LocalAdopter(LocalManager):
             self._cleared[namespace] = root
         return root
 
+    def _find_swaps(self, root: RootNode, path: array[int], table: array[int]) -> tuple[list[_Swap], array[int]]:
+        """What is to be swapped for a table whose first blocks lie on that path; the blocks that it then keeps beside it."""
+        strange = [(index, own) for index, (at, own) in enumerate(zip(path, table, strict=False)) if at != own]
+        swaps = [swap for index, own in strange if (swap := self._find_swap(root, index, path[index], own))]
+        swapped = {swap.to_tree for swap in swaps}
+        return swaps, array("i", (own for _, own in strange if own not in swapped))
+
     def _find_swap(self, root: RootNode, index: int, in_tree: int, own: int) -> _Swap | None:
         """Where a block that a sequence reads through the tree was adopted as another's private one: its place in the tree is
         taken by a block of the same tokens, which then can be one sequence's alone.
@@ -224,20 +235,39 @@ class LocalAdopter(LocalManager):
         readers = [seq for seq in open_here if seq.table[index : index + 1] == array("i", [in_tree])]
         return _Swap(index, in_tree, own, keeper, readers[0]) if keeper is not None and len(readers) == 1 else None
 
-    def _lender(self, root: RootNode, walk: Walk, computed: bytes, table: array[int]) -> Node | None:
+    def _find_last_swap(self, root: RootNode, computed: bytes, table: array[int]) -> _Swap | None:
+        """The same for the last, partly filled block of a table, which the keeper has filled."""
+        index, own = len(table) - 1, table[-1]
+        open_here = (seq for seq in self._sequences.values() if seq.root is root)
+        keeper = next((seq for seq in open_here if own in seq.kept_blocks), None)
+        if keeper is None or keeper.table[index : index + 1] != table[-1:] or not keeper.tokens.startswith(computed):
+            return None
+        return self._find_swap(root, index, self._forest.path_blocks(keeper.node, index + 1)[index], own)
+
+    def _lender(
+        self, root: RootNode, walk: Walk, computed: bytes, table: array[int], swaps: list[_Swap]
+    ) -> Node | None:
         """The node in whose block the last, partly filled one of a table lies, all of which is computed; None: it is its own.
 
-        Where an adopted sequence has that block beside the tree, because others hold the same tokens, it is lent to the tree.
+        Where an adopted sequence has that block beside the tree, because others hold the same tokens, it takes the place of
+        theirs, by one more of `swaps`, or is lent to the tree.
         """
         forest, index = self._forest, len(table) - 1
         start = index * forest.block_bytes
         fragment = computed[start:]
-        if walk.matched_bytes < len(computed) or not 0 < len(fragment) < forest.block_bytes:
+        if walk.matched_bytes < len(computed):
             return None
+        if (swap := self._find_last_swap(root, computed, table)) is not None:
+            swaps.append(swap)
+            return swap.node(forest)
         if start > walk.node.end_bytes:
             child = walk.child
             assert child is not None, "a walk past its node ends in a child"
-            return child if child.blocks[(start - child.start_bytes) // forest.block_bytes] == table[index] else None
+            if child.blocks[(start - child.start_bytes) // forest.block_bytes] == table[index]:
+                return child
+            if self._owner_of(root, index, table[index]) is None:
+                return None
+            walk = walk._replace(node=end_at(forest, child, start))
         return _child_with(walk.node, fragment, table[index]) or self._lend(root, walk.node, fragment, table[index])
 
     def _lend(self, root: RootNode, parent: Node, fragment: bytes, block_id: int) -> Node | None:
@@ -247,8 +277,8 @@ class LocalAdopter(LocalManager):
         """
         forest, start = self._forest, parent.end_bytes
         index = start // forest.block_bytes
-        owner = next((seq for seq in self._sequences.values() if block_id in seq.private_blocks()), None)
-        if owner is None or owner.root is not root or owner.table[index : index + 1] != array("i", [block_id]):
+        owner = self._owner_of(root, index, block_id)
+        if owner is None:
             return None
         written = bytes(owner.tokens[start : owner.num_computed * TOKEN_BYTES][: forest.block_bytes - TOKEN_BYTES])
         lengths = range(len(written), len(fragment) - 1, -TOKEN_BYTES)
@@ -266,6 +296,12 @@ class LocalAdopter(LocalManager):
             owner.kept_blocks.remove(block_id)
             owner.left_tails.append(tail)
         return tail
+
+    def _owner_of(self, root: RootNode, index: int, block_id: int) -> Sequence | None:
+        """The sequence of that tree that has a block beside it, as block `index` of its table."""
+        owner = next((seq for seq in self._sequences.values() if block_id in seq.private_blocks()), None)
+        is_there = owner is not None and owner.root is root and owner.table[index : index + 1] == array("i", [block_id])
+        return owner if is_there else None
 
     def _require_untaken(self) -> None:
         if not self._forest.pool.can_claim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from collections import Counter
@@ -36,11 +37,17 @@ NAMESPACES = ("default", "other")
 
 
 class Drive:
-    """A worker that does anything at random, over a wire that breaks and a service that is restarted."""
+    """A worker that does anything at random, over a wire that breaks and a service that is restarted.
 
-    def __init__(self, seed: int, *, clears: bool = True) -> None:
+    Args:
+        clears: whether namespaces are cleared, too.
+        is_alike: whether all compute nearly the same history, often at once, so that many blocks hold the same tokens.
+    """
+
+    def __init__(self, seed: int, *, clears: bool = True, is_alike: bool = False) -> None:
         self.random = random.Random(seed)
         self.clears = clears
+        self.is_alike = is_alike
         self.wire = Wire()
         self.wire.carry()
         self.worker = HashKvWorker(self.wire, NUM_BLOCKS, BLOCK_SIZE)  # type: ignore[arg-type]  # it only submits
@@ -83,8 +90,8 @@ class Drive:
         kind = self.random.choices(("acquire", "go on", "fork", "release"), (3, 6, 2, 2))[0]
         if kind == "acquire" or not usable:
             self.next_id += 1
-            prompt = [self.random.randrange(2) for _ in range(self.random.randint(1, 22))]
-            namespace = self.random.choice(NAMESPACES)
+            prompt = [self._draw() for _ in range(self.random.randint(1, 26 if self.is_alike else 22))]
+            namespace = self.random.choice(NAMESPACES[: 1 if self.is_alike else None])
             shares = self.random.random() < 0.9
             reserve = self.random.choice((0, 0, 5))
             return [AcquireOp(pack_tokens(prompt), reserve, namespace, self.next_id, shares=shares)]
@@ -98,6 +105,9 @@ class Drive:
             return [ReleaseOp(sequence.seq_id, self.random.random() < 0.8)]
         return self._go_on(sequence)
 
+    def _draw(self) -> int:
+        return int(self.random.random() < (0.02 if self.is_alike else 0.5))
+
     def _go_on(self, sequence: WorkerSequence) -> list[StepOp]:
         assert sequence.seq_id is not None
         if sequence.num_uncertain:
@@ -105,7 +115,7 @@ class Drive:
         if self.random.random() < 0.4:
             return [ExtendOp(sequence.seq_id, sequence.room + self.random.randint(1, 6))]
         while len(sequence.tokens) < sequence.room:
-            self.worker.sample(sequence, self.random.randrange(2))
+            self.worker.sample(sequence, self._draw())
         self.worker.compute(sequence, sequence.num_computed + self.random.randint(1, 7))
         new = sequence.tokens[sequence.num_reported : max(sequence.num_computed, sequence.num_reported)]
         return [InsertOp(sequence.seq_id, sequence.num_computed, pack_tokens(new))]
@@ -133,10 +143,11 @@ class Drive:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: int) -> None:
+@pytest.mark.parametrize("is_alike", [False, True])
+def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: int, is_alike: bool) -> None:
     counts: Counter[str] = Counter()
     for seed in range(part * 40, part * 40 + 40):
-        drive = Drive(seed)
+        drive = Drive(seed, is_alike=is_alike)
         for _ in range(120):
             drive.step()
             drive.check()
@@ -148,6 +159,22 @@ def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: in
     assert counts["restarts"] > 100
     assert counts["lost"] > 50
     assert counts["cleared early"] > 30
+
+
+def test_who_stands_in_a_block_that_another_has_computed_beside_the_tree_goes_on_after_a_restart() -> None:
+    for num_known, ask in itertools.product((11, 12, 18), ("fork", "acquire")):
+        wire = Wire()
+        wire.carry()
+        prompt = pack_tokens(range(28))
+        wire.submit([AcquireOp(prompt, seq_id=1), AcquireOp(prompt[: 18 * 4], seq_id=2)])
+        wire.submit([InsertOp(2, num_known), InsertOp(1, 28)])
+        wire.submit([ForkOp(2, 10, 1, 0, (3,)) if ask == "fork" else AcquireOp(prompt[: 10 * 4], seq_id=3)])
+        wire.carry()
+        wire.restart()
+        rooms = [wire.submit([ExtendOp(seq_id, 30)]) for seq_id in (1, 2, 3)]
+        wire.carry()
+        assert all(isinstance(room.result(0)[0], ExtendResult) for room in rooms)
+        wire.pool.cache.check()
 
 
 def test_a_restarted_service_finds_all_that_was_cached() -> None:
@@ -231,6 +258,24 @@ def test_of_those_that_read_one_block_the_one_that_may_write_behind_it_keeps_tha
     grown = wire.submit([ExtendOp(3, 12)])
     wire.carry()
     assert grown.result(0) == [ExtendResult(3, array("i"), ())]
+
+
+@pytest.mark.parametrize("room", [10, 11, 12, 17])
+def test_of_two_that_have_computed_as_much_of_one_block_the_one_told_first_may_write_there(room: int) -> None:
+    tokens, table = pack_tokens(range(10)), array("i", range(-(-room // BLOCK_SIZE)))
+    reader = AdoptSequenceOp(2, tokens, table[:3], 10, 10)
+    writer = AdoptSequenceOp(1, tokens, table, 10, room)
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    first, second = cache.step([reader, writer])
+    assert first is None
+    assert second is None if room == 10 else isinstance(second, InvalidArgumentError)
+    cache.check()
+    cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+    assert cache.step([writer, reader]) == [None, None]
+    cache.check()
+    copied = cache.step([ExtendOp(2, 12), ExtendOp(1, 12)])
+    assert [len(each.ops) for each in copied if isinstance(each, ExtendResult)] == [1, 0]
+    cache.check()
 
 
 def test_a_holder_that_cannot_adopt_is_refused_as_before() -> None:
