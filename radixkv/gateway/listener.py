@@ -1,4 +1,4 @@
-"""Takes connections, of each address in turn and a few at a time: a crowd that comes at once keeps nobody else waiting."""
+"""Takes connections, of each address in turn and one at a time: a crowd that comes at once keeps nobody else waiting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 __all__ = ["Listener"]
 
-MAX_ACCEPTED, MAX_BEGUN = 64, 4
-"""Connections of which the address is looked at, and connections that are served from then on, between two looks at those that
-are there. The former costs little."""
+MAX_ACCEPTED = 64
+"""Connections of which the address is looked at before what else there is to do, which costs little beside serving them."""
 
 MAX_WAITING = 1024
 """Connections of one address that wait to be served; further ones are closed."""
@@ -86,26 +85,26 @@ class Listener:
                 self._loop.call_later(RETRY_S, self._listen)
                 return
             if not self._waiting:
-                self._loop.call_soon(self._begin_some)
+                self._loop.call_soon(self._begin_next)
             queue = self._waiting.setdefault(peer[0], deque())
             if len(queue) < MAX_WAITING:
                 queue.append(connection)
             else:
                 connection.close()
 
-    def _begin_some(self) -> None:
-        for _ in range(MAX_BEGUN):
-            if not self._waiting:
-                return
-            address = next(iter(self._waiting))
-            queue = self._waiting.pop(address)
-            task = self._loop.create_task(self._begin(queue.popleft()))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
-            if queue:
-                self._waiting[address] = queue  # behind all others
+    def _begin_next(self) -> None:
+        """Serve one connection from now on; what else there is to do comes between it and the next."""
+        if not self._waiting:
+            return
+        address = next(iter(self._waiting))
+        queue = self._waiting.pop(address)
+        task = self._loop.create_task(self._begin(queue.popleft()))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+        if queue:
+            self._waiting[address] = queue  # behind all others
         if self._waiting:
-            self._loop.call_soon(self._begin_some)
+            self._loop.call_soon(self._begin_next)
 
     async def _begin(self, connection: socket.socket) -> None:
         connection.setblocking(False)
