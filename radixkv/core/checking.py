@@ -111,6 +111,8 @@ def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pi
             is_in_last_block = len(pin.node.blocks) + pin.node.start_bytes // forest.block_bytes == pin.num_blocks
             require(pin.node.start_bytes < len(tokens) <= pin.node.end_bytes, "a pin stands on its last token")
             require(is_in_last_block, "a pin stands where its last block ends")
+        cut = Counter(len(tokens) for tokens in root.pins if len(tokens) % forest.block_bytes)
+        require(sum(root.cut_pins.values(), Counter()) == cut, "pins that end inside a block are known by length")
         num_pinned = sum(len(node.blocks) for node in forest.nodes(root) if node.pin_mark is not None)
         require(root.num_pinned == num_pinned, "a namespace's pinned blocks are counted", root.num_pinned, num_pinned)
         require(not (root.is_hidden and root.pins), "a cleared namespace has no pins")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from radixkv.core import surgery
@@ -22,6 +23,7 @@ from radixkv.core.errors import PinBudgetError
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node, PinMark, RootNode
 from radixkv.core.planning import stand_node
+from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
 __all__ = ["MAX_PINNED_SHARE", "Pin", "PinBook"]
@@ -147,17 +149,22 @@ class PinBook:
                 pin.queued_s = math.inf
                 self._queue(pin)
 
-    def used(self, node: Node, matched_bytes: int, child: Node | None = None) -> None:
-        """A sequence was opened on `node`, with `matched_bytes` of its history stored, the last of them copied from `child` if
-        given: all pins whose tokens that covers last their whole time from now. O(path).
+    def used(self, seq: Sequence, matched_bytes: int, child: Node | None = None) -> None:
+        """A sequence was opened, with `matched_bytes` of its history stored, the last of them copied from `child` if given: all
+        pins whose tokens that covers last their whole time from now, also where one stands beside it, in a block that holds
+        other tokens behind the pin's. O(path + lengths of pins that end in a block behind a node of it).
         """
-        now_s = self._forest.clock()
-        above: Node | None = node if child is None or child.pin_mark is None else child
+        now_s, root = self._forest.clock(), seq.root
+        above: Node | None = seq.node if child is None or child.pin_mark is None else child
         while above is not None:
             if above.pin_mark is not None:
                 for pin in above.pin_mark.pins:
                     if len(pin.tokens) <= matched_bytes:
                         pin.expires_s = now_s + pin.ttl_s
+                for length in root.cut_pins.get(above.end_bytes, ()):
+                    beside = root.pins.get(bytes(seq.tokens[:length])) if length <= matched_bytes else None
+                    if beside is not None:
+                        beside.expires_s = now_s + beside.ttl_s
             above = above.parent
 
     def infos(self, roots: Iterable[RootNode]) -> list[PinInfo]:
@@ -169,6 +176,11 @@ class PinBook:
 
     def _num_blocks(self, tokens: bytes) -> int:
         return -(-len(tokens) // self._forest.block_bytes)
+
+    def _cut_at(self, pin: Pin) -> int | None:
+        """Where the block begins inside which a pin ends; None where it ends with a block."""
+        cut = len(pin.tokens) % self._forest.block_bytes
+        return len(pin.tokens) - cut if cut else None
 
     def _num_unpinned(self, walk: Walk, num_kept: int) -> int:
         """Blocks of the walk's first `num_kept` that no pin protects yet. O(path that none does)."""
@@ -214,6 +226,8 @@ class PinBook:
         """Count the pin on its node and, where it is the first below, on those above. O(path that no pin protects yet)."""
         root = pin.root
         root.pins[pin.tokens] = pin
+        if (start := self._cut_at(pin)) is not None:
+            root.cut_pins.setdefault(start, Counter())[len(pin.tokens)] += 1
         self._roots[root] = None
         self.num_pins += 1
         above: Node | None = pin.node
@@ -232,6 +246,10 @@ class PinBook:
     def _unmark(self, pin: Pin) -> None:
         root = pin.root
         del root.pins[pin.tokens]
+        if (start := self._cut_at(pin)) is not None:
+            root.cut_pins[start] -= Counter((len(pin.tokens),))
+            if not root.cut_pins[start]:
+                del root.cut_pins[start]
         if not root.pins:
             del self._roots[root]
         self.num_pins -= 1

@@ -136,6 +136,30 @@ def test_each_use_of_all_that_is_pinned_puts_its_end_off(use: str) -> None:
     assert bench.left_s(prefix) == 100
 
 
+@pytest.mark.parametrize("num_pinned", [1, 5, 6, 7])
+@pytest.mark.parametrize("use", ["acquire", "acquire of more", "fork"])
+def test_a_use_of_a_branch_beside_it_that_holds_all_that_is_pinned_puts_its_end_off(num_pinned: int, use: str) -> None:
+    bench = Bench()
+    prefix = list(range(num_pinned))
+    beside = [*prefix, 60, 61, 62, 63]
+    bench.store([*prefix, 50, 51])
+    bench.cache.pin(prefix, 100)
+    parent = bench.cache.acquire(beside).seq_id
+    bench.cache.insert(parent, len(beside))
+    bench.now_s += 60
+    assert bench.left_s(prefix) == 40
+    match use:
+        case "acquire":
+            bench.cache.acquire(beside)
+        case "acquire of more":
+            bench.cache.acquire([*beside, 64])
+        case _:
+            bench.cache.fork(parent, num_pinned + 1)
+    assert bench.left_s(prefix) == 100
+    bench.cache.unpin(prefix)
+    assert bench.left_s(prefix) is None
+
+
 def test_a_use_of_less_than_what_is_pinned_puts_nothing_off() -> None:
     bench = Bench()
     bench.store([*SYSTEM, 5, 5])
