@@ -22,7 +22,7 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
-from radixkv.core.errors import RadixKVError, UnknownSequenceError
+from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
 from radixkv.core.explaining import count_missed
 from radixkv.core.node import RootNode
 from radixkv.core.opening import close_sequence, open_child, open_sequence, promise
@@ -144,17 +144,17 @@ class PrefixCache(LocalAdopter):
         if shares and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
             count_missed(self._counters, forest, namespace, packed, walk)
 
+        new_id = self._free_ids(1)[0] if seq_id is None else seq_id
         if known_root is None:
             forest.accounts[namespace] = account
             if shares:
                 forest.roots[namespace] = root
-        new_id = self._free_id() if seq_id is None else seq_id
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
         seq.retention = ranges
         if self._intents.is_active:
             self._intents.update(seq)
         if root.pins:
-            self._pins.used(seq.node, walk.matched_bytes, walk.child)
+            self._pins.used(seq, walk.matched_bytes, walk.child)
         ops = self._copy_ops(plan.source, seq.table, plan.num_kept, walk.matched_bytes)
         num_cached = min(seq.num_stored, length - 1)
         self._counters.count_query(length, num_cached)
@@ -237,10 +237,13 @@ class PrefixCache(LocalAdopter):
         Raises:
             UnknownSequenceError: no such sequence.
             InvalidArgumentError: a position outside [1, num_computed], n < 1, ids in use or not n of them.
-            OutOfBlocksError: `reserve` cannot be promised n times.
+            OutOfBlocksError: `reserve` cannot be promised n times; or, also without one, what the children share has to be
+                locked, and all that is left is promised.
         """
         self._enter()
         seq = self._sequence(seq_id)
+        if not seq.num_computed:
+            raise InvalidArgumentError("position", position, "behind a computed token, of which there is none yet")
         validation.check_int("position", position, 1, seq.num_computed)
         validation.check_int("n", n, 1)
         validation.check_int("reserve", reserve, 0)
@@ -254,6 +257,7 @@ class PrefixCache(LocalAdopter):
         cover_cost = 1 if cover is not None and not cover.lock_ref else 0
         room.require(forest, seq.root.namespace, seq.root.account, n * num_promised + cover_cost, num_sequences=n)
 
+        new_ids = self._free_ids(n) if seq_ids is None else seq_ids
         publish(forest, seq)
         node = shared_node(forest, seq, end, cover)
         node.used_bytes = max(node.used_bytes, end)
@@ -262,13 +266,13 @@ class PrefixCache(LocalAdopter):
         else:
             table = forest.path_blocks(node, table_length)
         children = []
-        for child_id in (self._free_id() for _ in range(n)) if seq_ids is None else seq_ids:
+        for child_id in new_ids:
             child = self._sequences[child_id] = open_child(forest, child_id, seq, node, position, table[:])
             if num_promised:
                 promise(forest, child, promised_length, num_promised)
             children.append(AcquireResult(child_id, position - 1, position, table[:], ()))
-        if seq.root.pins:
-            self._pins.used(node, end)
+        if seq.root.pins and children:
+            self._pins.used(self._sequences[children[-1].seq_id], end)
         self._counters.num_forks += n
         return children
 
@@ -318,16 +322,22 @@ class PrefixCache(LocalAdopter):
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _sequence(self, seq_id: int) -> Sequence:
-        seq = self._sequences.get(seq_id)
-        if seq is None:
-            raise UnknownSequenceError(seq_id)
-        return seq
+        try:
+            return self._sequences[seq_id]
+        except (KeyError, TypeError):  # there is none, or it is nothing that names one
+            raise UnknownSequenceError(seq_id) from None
 
-    def _free_id(self) -> int:
-        seq_id = next(self._seq_ids)
-        while seq_id in self._sequences:
-            seq_id = next(self._seq_ids)
-        return seq_id
+    def _free_ids(self, n: int) -> list[int]:
+        """The next ids of the source that no open sequence has; before anything is changed."""
+        ids: dict[int, None] = {}
+        while len(ids) < n:
+            seq_id = next(self._seq_ids, None)
+            if seq_id is None:
+                raise InvalidArgumentError("seq_ids", "a source of ids that has ended", "one that goes on")
+            validation.check_int("seq_id", seq_id, 0, validation.MAX_SEQ_ID)
+            if seq_id not in self._sequences:
+                ids[seq_id] = None
+        return list(ids)
 
     def _wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
         if not self._intents.is_active:

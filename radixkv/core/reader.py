@@ -62,8 +62,14 @@ class LocalReader:
         validation.check_int("event_capacity", event_capacity, 1)
         validation.check_int("first_event_number", first_event_number, 1, MAX_EVENT_NUMBER)
         validation.check_int("max_waits", max_waits, 0)
-        if pin_budget is not None and not pin_budget >= 0:
+        if pin_budget is not None and not (isinstance(pin_budget, int | float) and pin_budget >= 0):
             raise InvalidArgumentError("pin_budget", pin_budget, "at least 0 block-seconds")
+        if not isinstance(eviction, str) and not callable(eviction):
+            raise InvalidArgumentError("eviction", eviction, "the name of a policy, or what makes one")
+        if not callable(clock):
+            raise InvalidArgumentError("clock", clock, "a function that tells seconds")
+        if seq_ids is not None and not isinstance(seq_ids, Iterator):
+            raise InvalidArgumentError("seq_ids", seq_ids, "an iterator of ids")
         make_policy = policy_factory(eviction) if isinstance(eviction, str) else eviction
         log = EventLog(event_capacity)
         self._forest = Forest(num_blocks, block_size, make_policy, clock, log)

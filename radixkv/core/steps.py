@@ -117,12 +117,8 @@ def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
             raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork, release or adopt op")
 
 
-def _named_ids(op: StepOp | AdoptionOp) -> tuple[int, ...]:
-    """The sequences that an op stands or falls with: its own, and those that it opens."""
-    if isinstance(op, AcquireOp):
-        return () if op.seq_id is None else (op.seq_id,)
-    if isinstance(op, MatchOp | PinOp | AdoptOp):
-        return ()
-    if isinstance(op, ForkOp):
-        return (op.seq_id, *(op.seq_ids or ()))
-    return (op.seq_id,)
+def _named_ids(op: StepOp | AdoptionOp) -> list[int]:
+    """The sequences that an op stands or falls with: its own, and those that it opens. Of what is no op, none."""
+    opened = getattr(op, "seq_ids", None)
+    named = [getattr(op, "seq_id", None), *(opened if isinstance(opened, Sequence) else ())]
+    return [seq_id for seq_id in named if isinstance(seq_id, int)]

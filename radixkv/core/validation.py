@@ -62,6 +62,7 @@ def check_pool_shape(num_blocks: object, block_size: object) -> None:
 def check_namespace(namespace: str) -> str:
     if not isinstance(namespace, str) or not 0 < len(namespace) <= MAX_NAMESPACE_CHARS:
         raise InvalidArgumentError("namespace", namespace, f"a string of 1 to {MAX_NAMESPACE_CHARS} characters")
+    check_unicode("namespace", namespace)
     return namespace
 
 
@@ -139,10 +140,13 @@ def check_computed(num_computed: object, already: int, room: int, history: int) 
 
 def check_new_ids(seq_ids: SequenceOf[int], n: int, in_use: Container[int]) -> None:
     """`n` distinct sequence ids that no open sequence has."""
-    if len(seq_ids) != n or len(set(seq_ids)) != n:
-        raise InvalidArgumentError("seq_ids", list(seq_ids), f"{n} distinct ids")
+    bound = f"{n} distinct ids"
+    if isinstance(seq_ids, str | bytes) or not isinstance(seq_ids, SequenceOf) or len(seq_ids) != n:
+        raise InvalidArgumentError("seq_ids", seq_ids, bound)
     for seq_id in seq_ids:
         check_new_id(seq_id, in_use)
+    if len(set(seq_ids)) != n:
+        raise InvalidArgumentError("seq_ids", list(seq_ids), bound)
 
 
 def check_new_id(seq_id: int, in_use: Container[int]) -> None:

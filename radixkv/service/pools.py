@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from radixkv.core.api import AdoptionOp, ForkOp, PoolShape, StepOp
+from radixkv.core.api import AdoptionOp, ForkOp, MatchOp, PoolShape, StepOp
 from radixkv.core.cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -157,10 +157,11 @@ class Pool:
     def apply(self, step: workers.Step, caller: Caller | None = None) -> workers.AttachResponse:
         """Apply a Step, or find its stored answer if it was applied before. O(ops) beside the ops themselves.
 
-        Of a caller with rights, an op that names a namespace beyond them fails alone, by `PermissionDeniedError`.
+        Of a caller with rights, an op that names a namespace beyond them fails alone, by `PermissionDeniedError`; so does an op
+        that is not known, or cannot be read.
 
         Raises:
-            InvalidArgumentError: a number left out or acknowledged before, or an op that is not known.
+            InvalidArgumentError: a number left out or acknowledged before.
             LimitError: too many ops, children or unacknowledged answers. Nothing of the Step was applied.
         """
         if step.number < self.next_step:
@@ -168,8 +169,9 @@ class Pool:
         if step.number > self.next_step:
             raise InvalidArgumentError("step.number", step.number, f"{self.next_step}: no number is left out")
         self.acknowledge(step.acknowledged_through, step.notices_acknowledged_through)
-        ops = self._read_ops(step)
-        refused = {} if caller is None else _denied(ops, caller)
+        ops, refused = self._read_ops(step)
+        if caller is not None:
+            refused |= _denied(ops, caller)
         results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
         answer = response.step_answer
@@ -180,7 +182,8 @@ class Pool:
         self.next_step += 1
         return response
 
-    def _read_ops(self, step: workers.Step) -> list[StepOp | AdoptionOp]:
+    def _read_ops(self, step: workers.Step) -> tuple[list[StepOp | AdoptionOp], dict[int, RadixKVError]]:
+        """The ops, and by their index the errors of those that cannot be read, in whose place a match of nothing stands."""
         config = self.config
         if len(self.answers) >= config.max_unacknowledged_steps:
             raise LimitError(
@@ -188,11 +191,17 @@ class Pool:
             )
         if len(step.ops) > config.max_ops_per_step:
             raise LimitError(f"a Step of {len(step.ops)} ops; at most {config.max_ops_per_step} are taken")
-        ops = [op_from_proto(op) for op in step.ops]
-        for op in ops:
+        ops: list[StepOp | AdoptionOp] = []
+        refused: dict[int, RadixKVError] = {}
+        for index, proto in enumerate(step.ops):
+            try:
+                op = op_from_proto(proto)
+            except InvalidArgumentError as error:
+                op, refused[index] = MatchOp(b""), error
+            ops.append(op)
             if isinstance(op, ForkOp) and max(op.n, len(op.seq_ids or ())) > config.max_children_per_fork:
                 raise LimitError(f"a fork of {op.n}; at most {config.max_children_per_fork} children are taken")
-        return ops
+        return ops, refused
 
     def _stored_answer(self, number: int) -> workers.AttachResponse:
         first = self.next_step - len(self.answers)

@@ -84,6 +84,20 @@ def step(number: int, acknowledged: int = 0, num_ops: int = 0) -> workers.Attach
     return request
 
 
+def test_an_op_that_cannot_be_read_fails_alone(channel: grpc.Channel) -> None:
+    stream = Stream(channel)
+    stream.ask(HELLO)
+    request = step(1, num_ops=1)
+    request.step.ops.add()  # none is set
+    bad = request.step.ops.add().acquire
+    bad.tokens, bad.seq_id = pack_tokens(PROMPT), 9
+    bad.retention.add(priority=1000)
+    op_to_proto(AcquireOp(PROMPT), request.step.ops.add())
+    kinds = [result.WhichOneof("result") for result in stream.ask(request).step_answer.results]
+    assert kinds == ["acquire", "error", "error", "acquire"]
+    assert stream.ask(step(2)).step_answer.number == 2
+
+
 def test_attaching_tells_the_limits_and_a_repeated_step_is_answered_as_before(channel: grpc.Channel) -> None:
     first = Stream(channel)
     attached = first.ask(HELLO).attached
