@@ -20,6 +20,9 @@ __all__ = ["Imported", "RefusedError", "read_conversations"]
 MAX_DOCUMENTS = 10_000
 """Conversations of one file."""
 
+MAX_LINES = 100_000
+"""Of JSON lines, the empty ones too; each one costs a look at it."""
+
 _ROLES = ("system", "user", "assistant")
 _OPEN_ASSISTANT = {"prompter": "user", "assistant": "assistant", "system": "system"}
 
@@ -50,6 +53,12 @@ def _documents(body: bytes) -> list[Any]:
     whole = _parse(text)
     if not isinstance(whole, RefusedError):
         return whole if isinstance(whole, list) else [whole]
+    num_lines = text.count("\n")
+    if num_lines > MAX_LINES:
+        message = (
+            f"the body is neither JSON nor JSON lines, of which at most {MAX_LINES:,} are read: it has {num_lines:,}"
+        )
+        raise ApiError(400, f"{message}; {whole.reason}", code="invalid_json")
     _check_number(sum(1 for _ in _lines(text)))  # before any of them is kept
     read = [_parse(line) for line in _lines(text)]
     if len(read) < 2 or all(isinstance(each, RefusedError) for each in read):
