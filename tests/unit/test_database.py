@@ -175,7 +175,7 @@ def test_no_change_waits_for_a_read(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         may_end.set()
         assert (await other).body == body("r1", "completed", "of r1")
-        assert sum(read.done() for read in reads) <= 3
+        assert sum(read.done() for read in reads) < 25
         assert await asyncio.gather(*reads) == [0] + [1] * 49
 
     with Database(tmp_path / "state.sqlite") as database:

@@ -21,6 +21,7 @@ from radixkv.service.config import ServiceConfig
 from radixkv.service.conversion import notices_from_proto, op_to_proto
 from radixkv.service.pools import Pool, PoolTable
 from radixkv.service.value_conversion import shape_to_proto
+from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 
 TTL_S = 10.0
@@ -172,10 +173,18 @@ def test_a_step_over_its_limits_is_refused_whole(table: PoolTable) -> None:
     fork = workers.Op(fork=workers.Fork(seq_id=1, position=1, n=6))
     with pytest.raises(LimitError, match="fork of 6"):
         pool.apply(workers.Step(number=1, ops=[fork]))
-    with pytest.raises(InvalidArgumentError, match="op"):
-        pool.apply(workers.Step(number=1, ops=[workers.Op()]))
     assert pool.next_step == 1
     assert pool.cache.stats().num_sequences == 0
+
+
+def test_an_op_that_is_none_fails_alone(table: PoolTable) -> None:
+    pool = attach(table, hello())
+    request = step(1, AcquireOp(PROMPT))
+    request.ops.add()
+    acquired, refused = pool.apply(request).step_answer.results
+    assert acquired.HasField("acquire")
+    assert refused.error.code == types.ERROR_CODE_INVALID_ARGUMENT
+    assert pool.next_step == 2
 
 
 def test_silence_for_the_ttl_ends_the_lease_and_a_successor_starts_on_an_empty_tree(
