@@ -40,8 +40,9 @@ class RemoteHolder(RemoteReader):
 
     It keeps the lease alive while it lives, reattaches by itself after a broken stream, and sends again what was not
     answered; each Step is applied exactly once. A service that was restarted it tells what the pool holds, and its sequences go
-    on; pins, and quotas set meanwhile, are lost. When the lease is lost for good, every outstanding call and every later one
-    raises the error that tells why (`LeaseError`, `UnavailableError`): the pool's sequences are gone then.
+    on; one that cannot is told by a `Notice` of kind ``"lost"``; pins, and quotas set meanwhile, are lost. When the lease is
+    lost for good, every outstanding call and every later one raises the error that tells why (`LeaseError`,
+    `UnavailableError`): the pool's sequences are gone then.
 
     Args:
         address, pool, incarnation, holder_name, timeout_s, on_notices, patience_s, credentials: see `connect`.

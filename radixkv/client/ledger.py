@@ -117,6 +117,10 @@ class Ledger:
                 case _:
                     pass
 
+    def lost(self, seq_id: int) -> None:
+        """An open sequence has ended without a Step that says so."""
+        del self._open[seq_id]
+
     def cleared(self, namespace: str) -> None:
         """Nothing of a namespace matches any more; its open sequences go on among themselves."""
         self._trees.pop(namespace, None)

@@ -76,8 +76,13 @@ class NoticeBox:
             self._held.clear()  # they belong to answers that never came
             gone = [Notice("gone", seq_id, num_tokens) for seq_id, num_tokens in self._awaited]
             self._awaited.clear()
-            self._ready += gone
-        if gone and self._on_notices is not None:
+        self.tell(gone)
+
+    def tell(self, notices: Sequence[Notice]) -> None:
+        """Tell of what the service did not say."""
+        with self._lock:
+            self._ready += notices
+        if notices and self._on_notices is not None:
             self._on_notices()
 
     def take(self) -> list[Notice]:

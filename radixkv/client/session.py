@@ -9,6 +9,7 @@ new numbers. It opens no connection, starts no thread and reads no clock: see `s
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,15 @@ from typing import NamedTuple, cast
 
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
-from radixkv.core.api import AdoptionOp, AdoptSequenceOp, ForkOp, PoolShape, StepOp, StepResult
+from radixkv.core.api import AdoptionOp, AdoptSequenceOp, ForkOp, Notice, PoolShape, StepOp, StepResult
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, PermissionDeniedError, RadixKVError
 from radixkv.service.conversion import op_to_proto, result_from_proto
 from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
+
+_LOG = logging.getLogger(__name__)
 
 FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError, PermissionDeniedError)
 """Ends of a stream that no new stream can mend: the lease is lost with them."""
@@ -296,7 +299,7 @@ class HolderSession:
             self._num_answered = answer.number
             self._num_sent -= 1
             if pending.future is None:
-                _require_adopted(pending.ops, results)
+                self._took_on(pending.ops, results)
             elif self._ledger is not None:
                 self._ledger.answered(cast("Sequence[StepOp]", pending.ops), results)
             while self._cleared and self._cleared[0][0] <= answer.number:
@@ -306,6 +309,14 @@ class HolderSession:
         if pending.future is not None:
             pending.future.set_result(results)
         self._notices.answered(answer.number, results)
+
+    def _took_on(self, ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
+        """A history that was refused is computed again when it is asked for; a sequence that was, once its holder is told."""
+        for op, result in zip(ops, results, strict=True):
+            if isinstance(op, AdoptSequenceOp) and isinstance(result, RadixKVError) and self._ledger is not None:
+                _LOG.warning("the restarted service did not take sequence %d on: %s", op.seq_id, result)
+                self._ledger.lost(op.seq_id)
+                self._notices.tell([Notice("lost", op.seq_id, 0)])
 
     def _take_notices(self, notices: workers.Notices, send: Callable[[bytes], None] | None) -> None:
         with self._lock:
@@ -323,13 +334,6 @@ class HolderSession:
         if self._ledger is not None:
             for namespace in namespaces:
                 self._ledger.cleared(namespace)
-
-
-def _require_adopted(ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
-    """A history that was refused is computed again when it is asked for; an open sequence that was is lost, and all with it."""
-    for op, result in zip(ops, results, strict=True):
-        if isinstance(op, AdoptSequenceOp) and isinstance(result, RadixKVError):
-            raise LeaseError(f"the service was restarted and could not take sequence {op.seq_id} on: {result}")
 
 
 def _new_future() -> Future[list[StepResult]]:

@@ -145,14 +145,15 @@ class Pending(NamedTuple):
     num_tokens: int
 
 
-NoticeKind = Literal["published", "gone"]
+NoticeKind = Literal["published", "gone", "lost"]
 
 
 class Notice(NamedTuple):
-    """What came of a `Pending`; whoever was answered by it acquires again.
+    """What came of a `Pending`, after which whoever was answered by it acquires again; or a sequence that was lost.
 
     `kind`: ``"published"``: the first `num_tokens` tokens of that sequence match now. ``"gone"``: it ended, or its namespace
-    was cleared, before they did.
+    was cleared, before they did. ``"lost"``: a restarted service did not take the sequence on, so its blocks are others' and
+    the holder computes it again; `num_tokens` is 0.
     """
 
     kind: NoticeKind
@@ -385,7 +386,8 @@ class CacheHolder(CacheReader, Protocol):
         """Every notice that has arisen since the last call, oldest first. Each is told once.
 
         A notice that is taken belongs to a `Pending` whose answer is complete already. With Steps under way: take the
-        notices, then apply every answer that is complete, then act upon the notices.
+        notices, then apply every answer that is complete, then act upon the notices. A loss is told before any answer behind
+        it is complete: look for one once more before anything is written where these answers say.
         """
         ...
 

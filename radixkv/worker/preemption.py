@@ -7,7 +7,7 @@ it gives up as many blocks as are needed, from its end, and parks: see `swap`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from radixkv.core.api import AcquireResult
@@ -103,6 +103,13 @@ class Preemption:
         """The fork that holds what stays was answered."""
         if parked.seq_id == answer.seq_id:
             parked.block_table = answer.block_table
+
+    def lose(self, seq_ids: Collection[int]) -> None:
+        """These sequences are gone; what was saved stays."""
+        for parked in self.parked.values():
+            if parked.seq_id in seq_ids:
+                parked.seq_id = 0
+                del parked.block_table[:]
 
     def unpark(self, branch: Branch) -> int:
         """Forget what a branch has parked; the sequence that is to be released then, 0 for none."""

@@ -22,6 +22,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -113,6 +114,7 @@ class Rounds:
             runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
         )
         self._answers: deque[Future[list[StepResult]]] = deque()
+        self._notices: list[Notice] = []  # not acted upon
         self._calls: deque[_Call] = deque()
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; those of ended generations are passed over
         self._settling: list[Generation] = []  # all their branches have ended; answers about their pins are to come
@@ -196,7 +198,8 @@ class Rounds:
     def run(self) -> bool:
         """One round. Returns whether another one can do something without a message arriving first."""
         self._expire()
-        notices = self._take_notices()
+        self._take_notices()
+        notices, self._notices = self._notices, []
         has_news = self._take_answers()  # a notice comes behind the answer that it belongs to
         self._scheduler.noticed(notices)
         if self._drawing.is_searching or self._scheduler.takes_blocks:
@@ -251,12 +254,14 @@ class Rounds:
                     generation, DeadlineExceededError(f"the generation did not end within the {given_s:g} s given")
                 )
 
-    def _take_notices(self) -> list[Notice]:
-        of_lines = self._arena.take_notices() if self._arena else []
-        try:
-            return self.holder.take_notices() + of_lines
-        except (LeaseError, UnavailableError):  # what is submitted next is told so too, and acts on it
-            return of_lines
+    def _take_notices(self) -> None:
+        """Keep them for `noticed`, but act upon lost sequences at once."""
+        with suppress(LeaseError, UnavailableError):  # what is submitted next is told so too, and acts on it
+            self._notices += self.holder.take_notices()
+        if self._arena:
+            self._notices += self._arena.take_notices()
+        if lost := {notice.seq_id for notice in self._notices if notice.kind == "lost"}:
+            self._scheduler.lose(lost)
 
     def _submit(self, ops: Sequence[StepOp]) -> None:
         try:
@@ -291,6 +296,8 @@ class Rounds:
             for move in applied.loads:
                 self._runner.pool.load(move.slots, move.block_ids)
             self._fail(applied.failures)
+        if has_news:
+            self._take_notices()  # what an answer gave away may have been taken from a sequence that was lost before it
         if self._settling:
             self._settle()
         return has_news
@@ -381,6 +388,7 @@ class Rounds:
     def _lose(self, error: RadixKVError) -> None:
         """The lease is gone: begin again with a new holder, or end everything with the error."""
         self._answers.clear()
+        self._notices.clear()
         self._num_answered = self._num_submitted
         self._drawing.forget()
         self._scheduler.lose_all()

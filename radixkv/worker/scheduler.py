@@ -29,7 +29,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from radixkv.core.api import (
@@ -145,6 +145,13 @@ class Scheduler:
     def noticed(self, notices: Iterable[Notice]) -> None:
         """Prefixes that branches wait for were published, or their providers are gone."""
         self._admission.noticed(notices)
+
+    def lose(self, seq_ids: Collection[int]) -> None:
+        """These sequences are gone: who held one is queued again."""
+        self.preemption.lose(seq_ids)
+        for branch in self._holders:
+            if branch.seq_id in seq_ids:
+                self._relief.requeue(branch)
 
     def lose_all(self) -> None:
         """The lease is gone and every sequence with it: all holders are queued again, answers under way are dropped."""

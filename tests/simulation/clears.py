@@ -31,9 +31,13 @@ class Clears:
 
     def __init__(self, workers: Sequence[SimulatedWorker]) -> None:
         self._workers = workers
+        self._cleared: dict[
+            Pool, set[str]
+        ] = {}  # what this life of the service has cleared, in pools that have ended too
 
     def cleared(self, pool: Pool, namespace: str) -> None:
         """A namespace of a pool was cleared, just now."""
+        self._cleared.setdefault(pool, set()).add(namespace)
         worker = self._holder(pool)
         if worker is None:
             return
@@ -46,15 +50,17 @@ class Clears:
 
     def lost(self, table: Mapping[str, Pool]) -> None:
         """The service dies: sequences of which the holder has not heard will be opened anew."""
-        for pool in table.values():
+        for pool, cleared in self._cleared.items():
             worker = self._holder(pool)
             if worker is None:
                 continue
-            known, forgotten, memory = _known_open(worker), unheard(pool), worker.memory
+            known, memory = _known_open(worker), worker.memory
+            forgotten = unheard(pool) if table.get(pool.shape.name) is pool else cleared
             for branch in _branches(worker):
                 if branch.seq_id not in known or branch.request.domain in forgotten:
                     branch.is_cleared = False
             memory.cleared -= {slot for slot in memory.cleared if memory.domains[slot] in forgotten}
+        self._cleared.clear()
 
     def _holder(self, pool: Pool) -> SimulatedWorker | None:
         holders = (

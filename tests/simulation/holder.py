@@ -91,12 +91,7 @@ class SimulatedHolder:
                 if is_first and self.was_attached:
                     self._plan_pulse()
             except RadixKVError as error:
-                if "could not take sequence" not in str(error):
-                    raise ViolationError(f"what the service sent cannot be: {error}") from error
-                self._simulator.count("sequence not taken on")
-                if self._end is opened[0]:
-                    opened[0].cancel()
-                    self._ended(opened[0], error)
+                raise ViolationError(f"what the service sent cannot be: {error}") from error
 
         def ended(error: RadixKVError) -> None:
             self._ended(opened[0], error)

@@ -26,8 +26,8 @@ def describe(outcome: Outcome) -> str:
 def refusals(counts: Counter[str]) -> str:
     """What is wrong if restarted services could not take sequences on more than now and then; empty if nothing.
 
-    A holder whose sequence is refused loses its lease and computes again: slower, never wrong. It is to be rare.
+    A sequence that is refused is computed again: slower, never wrong. It is to be rare.
     """
-    num_refused, num_adopted = counts["sequence not taken on"], counts["adopted"]
+    num_refused, num_adopted = counts["notice lost"], counts["adopted"]
     is_rare = num_refused <= 1 + num_adopted // 100
     return "" if is_rare else f"{num_refused} of {num_adopted} restarted services could not take a sequence on"

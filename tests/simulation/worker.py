@@ -108,6 +108,8 @@ class SimulatedWorker:
         self._unapplied: deque[tuple[_Sent, Future[list[StepResult]]]] = deque()
         self._watched: dict[tuple[int, int], list[Branch]] = {}
         self._next_seq_id = 1
+        self._lost_ids: set[int] = set()
+        self._gone: set[tuple[int, int]] = set()
         self._blocked_until_s = 0.0
         for job in self.jobs:
             job.is_forking = False
@@ -172,18 +174,34 @@ class SimulatedWorker:
         if self.holder is None or self.holder.is_over or not self.holder.was_attached:
             return
         notices = self._notices.take()
+        self._lost_ids |= {notice.seq_id for notice in notices if notice.kind == "lost"}
         self._apply_answers(0 if notices else self._simulator.rng.randint(0, MAX_ANSWERS_BEHIND))
         for kind, seq_id, num_tokens in notices:
             self._simulator.count(f"notice {kind}")
+            if kind == "lost":
+                self._lose_sequence(seq_id)
+                continue
             waiting = self._watched.pop((seq_id, num_tokens), None)
-            if waiting is None:
+            if waiting is None and (seq_id, num_tokens) not in self._gone:
                 raise ViolationError(f"a notice of {num_tokens} tokens of sequence {seq_id}, for which nobody waits")
-            for branch in waiting:
+            if kind == "gone":  # at a restart: of the service's next life there may be another of these numbers
+                self._gone.add((seq_id, num_tokens))
+            for branch in waiting or ():
                 if branch.state is State.WAITING:
                     branch.state = State.QUEUED
         self._finish_jobs()
         if self.jobs and len(self._unapplied) < MAX_STEPS_UNDER_WAY:
             self._send(self._plan_step())
+
+    def _lose_sequence(self, seq_id: int) -> None:
+        """Compute again what the sequence held."""
+        for job in self.jobs:
+            for branch in job.branches:
+                if branch.seq_id == seq_id and branch.state is State.LEAVING:
+                    self._left(branch)
+                elif branch.seq_id == seq_id:
+                    branch.forget_place()
+                    branch.state = State.DONE if job.is_cancelled else State.QUEUED
 
     def _send(self, sent: _Sent) -> None:
         if sent and self.holder is not None:
@@ -293,6 +311,10 @@ class SimulatedWorker:
 
     def _apply(self, op: StepOp, branches: Sequence[Branch], result: StepResult) -> None:
         branch = branches[0]
+        if isinstance(op, AcquireOp | ExtendOp | InsertOp | ReleaseOp) and op.seq_id in self._lost_ids:
+            for copy in _copies(result):
+                self.memory.copy(*copy)
+            return
         self._simulator.note(f"{self.process.name}: applies", type(op).__name__, branch.seq_id, _brief(result))
         if isinstance(result, RadixKVError):
             self._refused(op, branches, result)
@@ -307,6 +329,9 @@ class SimulatedWorker:
             for child, opened in zip(branches[1:], result, strict=True):
                 self._open(child, opened)
                 child.num_reported, child.is_cleared = op.position, branch.is_cleared
+                if child.seq_id in self._lost_ids:
+                    child.forget_place()
+                    child.state = State.QUEUED
             self._forked(branches)
         elif isinstance(op, ExtendOp) and isinstance(result, ExtendResult):
             self._carry_out(result.ops)
@@ -317,7 +342,8 @@ class SimulatedWorker:
 
     def _refused(self, op: StepOp, branches: Sequence[Branch], error: RadixKVError) -> None:
         branch = branches[0]
-        if not isinstance(error, _NO_ROOM) or isinstance(op, InsertOp | ReleaseOp):
+        was_lost = isinstance(op, ForkOp) and op.seq_id in self._lost_ids
+        if (not was_lost and not isinstance(error, _NO_ROOM)) or isinstance(op, InsertOp | ReleaseOp):
             raise ViolationError(f"{op} was answered by {type(error).__name__}: {error}")
         self._simulator.count(f"{type(op).__name__} {type(error).__name__}")
         if isinstance(op, AcquireOp):

@@ -70,6 +70,7 @@ class WorkerSequence:
     num_computed: int = 0
     room: int = 0
     is_open: bool = False
+    is_lost: bool = False
     num_releases_sent: int = 0
     num_uncertain: int = 0
     previous: WorkerSequence | None = None
@@ -130,6 +131,11 @@ class HashKvWorker:
             assert len(results) == len(sent), f"{len(sent)} ops were answered by {len(results)} results"
             for one, result in zip(sent, results, strict=True):
                 self._apply(one, result)
+
+    def lose(self, seq_id: int) -> None:
+        """The sequence is gone; what is answered about it behind that is refused, or came before."""
+        life = self.sequences.pop(seq_id)
+        life.is_open, life.is_lost = False, True
 
     def sample(self, sequence: WorkerSequence, token: int) -> None:
         """Append a token that the cache has not been told of."""
@@ -236,6 +242,8 @@ class HashKvWorker:
 
     def _open(self, life: WorkerSequence, opened: AcquireResult) -> None:
         self._carry_out(opened.ops)
+        if life.is_lost:
+            return
         life.seq_id = opened.seq_id
         life.table = list(opened.block_table)
         life.num_stored = life.num_computed = opened.num_stored_tokens

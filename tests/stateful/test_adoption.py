@@ -42,14 +42,17 @@ class Drive:
     Args:
         clears: whether namespaces are cleared, too.
         is_alike: whether all compute nearly the same history, often at once, so that many blocks hold the same tokens.
+        spoils: whether a restarted service refuses some of the sequences.
     """
 
-    def __init__(self, seed: int, *, clears: bool = True, is_alike: bool = False) -> None:
+    def __init__(self, seed: int, *, clears: bool = True, is_alike: bool = False, spoils: bool = False) -> None:
         self.random = random.Random(seed)
         self.clears = clears
         self.is_alike = is_alike
         self.wire = Wire()
         self.wire.carry()
+        if spoils:
+            self.wire.spoils = lambda: self.random.random() < 0.2
         self.worker = HashKvWorker(self.wire, NUM_BLOCKS, BLOCK_SIZE)  # type: ignore[arg-type]  # it only submits
         self.next_id = 1
         self.counts: Counter[str] = Counter()
@@ -82,6 +85,10 @@ class Drive:
             self.wire.carry()
             self.wire.pool.clear(self.random.choice(NAMESPACES))
         self.wire.carry()
+        for notice in self.wire.notices.take():
+            if notice.kind == "lost":
+                self.counts["not taken on"] += 1
+                self.worker.lose(notice.seq_id)
         if self.random.random() < 0.7:
             self.worker.catch_up(self.random.randint(0, 1))
 
@@ -155,10 +162,42 @@ def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: in
         drive.check()
         open_ids = {seq_id for seq_id, one in drive.worker.sequences.items() if one.is_open}
         assert drive.wire.pool.cache.stats().num_sequences == len(open_ids)
+        assert not drive.counts["not taken on"]
         counts += drive.counts
     assert counts["restarts"] > 100
     assert counts["lost"] > 50
     assert counts["cleared early"] > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 21_000, 1000))
+def test_so_they_do_in_twenty_thousand_histories(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + 1000):
+        drive = Drive(seed, is_alike=seed % 2 == 0)
+        for _ in range(120):
+            drive.step()
+            drive.check()
+        drive.worker.catch_up()
+        drive.check()
+        counts += drive.counts
+    assert counts["not taken on"] <= counts["restarts"] // 100
+
+
+@pytest.mark.parametrize("is_alike", [False, True])
+def test_a_sequence_that_is_not_taken_on_is_lost_alone(is_alike: bool) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(40):
+        drive = Drive(seed, is_alike=is_alike, spoils=True)
+        for _ in range(120):
+            drive.step()
+            drive.check()
+        drive.worker.catch_up()
+        drive.check()
+        open_ids = {seq_id for seq_id, one in drive.worker.sequences.items() if one.is_open}
+        assert drive.wire.pool.cache.stats().num_sequences == len(open_ids)
+        counts += drive.counts
+    assert counts["not taken on"] > 50
 
 
 def test_who_stands_in_a_block_that_another_has_computed_beside_the_tree_goes_on_after_a_restart() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from radixkv.client.notices import NoticeBox
 from radixkv.client.session import HolderSession
 from radixkv.core.api import PoolShape
@@ -17,9 +19,14 @@ NUM_BLOCKS, BLOCK_SIZE = 24, 4
 
 
 class Wire:
-    """A holder and a service; messages arrive when they are carried, or never."""
+    """A holder and a service; messages arrive when they are carried, or never.
+
+    Attributes:
+        spoils: asked of each sequence that a restarted service is told of: whether it is to refuse it.
+    """
 
     def __init__(self) -> None:
+        self.spoils: Callable[[], bool] = lambda: False
         self.notices = NoticeBox(None)
         self.session = HolderSession(PoolShape(NUM_BLOCKS, BLOCK_SIZE), 7, self.notices)
         self.submit = self.session.submit
@@ -43,7 +50,11 @@ class Wire:
     def act(self) -> None:
         """The service acts on all that is on the way to it."""
         while self._to_service:
-            self.holding.receive(workers.AttachRequest.FromString(self._to_service.pop(0)))
+            request = workers.AttachRequest.FromString(self._to_service.pop(0))
+            for op in request.step.ops:
+                if op.HasField("adopt_sequence") and self.spoils():
+                    op.adopt_sequence.room = 0
+            self.holding.receive(request)
 
     def hear(self) -> None:
         """The holder hears all that is on the way to it."""
