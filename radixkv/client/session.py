@@ -175,6 +175,7 @@ class HolderSession:
         with self._lock:
             self._hello.acknowledged_through = self._num_answered
             self._hello.notices_acknowledged_through = self._notices.num_received
+            self._hello.stream_number += 1
             self._opened_send = send
             send(workers.AttachRequest(hello=self._hello).SerializeToString())
 

@@ -61,7 +61,7 @@ def check_node(forest: Forest, node: Node) -> None:
     require(is_evictable_leaf == (node.queue_entry is not None), "the queue holds just the unlocked leaves", node.head)
     if not node.lock_ref:
         for child in (node.children or {}).values():
-            require(child.access_number < node.access_number or child.writer is None, "a parent is never older")
+            require(child.access_number <= node.access_number, "a parent is never older than its child")
             require(child.last_access_s <= node.last_access_s, "a parent is never older than its child")
     if node.children is not None:
         heads = node.children.sorted_heads()

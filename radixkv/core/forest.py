@@ -171,13 +171,14 @@ class Forest:
             share.num_in_use += num_locked
 
     def unlock(self, root: RootNode, node: Node, *, is_use: bool = True) -> Node:
-        """Drop one lock ref; what it frees becomes evictable, stamped leaf first, root last.
+        """Drop one lock ref; what it frees becomes evictable, stamped as used at once.
 
         A pin's lock is no use: what it frees bears the time of its last use. So where there are pins, a use also stamps what
         stays locked above. Answers the node, or its nearest ancestor left where the node was of no more use and is gone.
         O(path freed), with pins in the namespace O(path).
         """
         now_s = self.clock()
+        self._num_accesses += is_use
         account = root.account
         share = account.share
         num_unlocked = 0
@@ -208,7 +209,6 @@ class Forest:
     def _stamp(self, node: Node, now_s: float) -> int:
         """Note a use that has ended; the access number before."""
         number_before = node.access_number
-        self._num_accesses += 1
         node.access_number = self._num_accesses
         node.last_access_s = now_s
         if node.extras is not None and node.extras.retention is not None:

@@ -69,7 +69,7 @@ class Node:
         lock_ref: sequences and pins that stand here (or hold this tail's append right) + children with a lock ref > 0.
         pin_mark: present where a pin stands here or below.
         writer: of a tail: the sequence that holds the append right.
-        last_access_s, access_number: recency, set when the lock drops; the number breaks ties of the clock. Where there are
+        last_access_s, access_number: recency, set when the lock drops; the number is that of the use. Where there are
             pins, what stays locked is stamped too.
         stored_s: when the first of its blocks was published.
         found_at: when it was last locked after a rest, in blocks taken for its share of the pool until then.

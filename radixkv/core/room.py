@@ -9,6 +9,7 @@ from radixkv.core.explanation import EvictionReason
 from radixkv.core.forest import Forest
 from radixkv.core.node import Node, RootNode
 from radixkv.core.shares import Account, Share
+from radixkv.core.surgery import split_off
 
 __all__ = ["evict", "evict_branch", "require", "take"]
 
@@ -55,7 +56,7 @@ def take(forest: Forest, account: Account, num_blocks: int) -> array[int]:
 
 
 def evict(forest: Forest, num_blocks: int, reason: EvictionReason = "pressure") -> int:
-    """Evict whole leaves until `num_blocks` blocks are freed or nothing evictable is left; how many were freed.
+    """Evict leaves, of a longer one its end, until `num_blocks` blocks are freed or nothing evictable is left; how many were.
 
     Of several shares the one goes first whose branches have borrowed most. O(leaves evicted · log leaves).
     """
@@ -78,9 +79,12 @@ def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionR
     policy = share.policy
     evicted, now_s = 0, forest.clock()
     while evicted < num_blocks and len(policy):
-        leaf = share.take_leaf()
-        evicted += len(leaf.blocks)
+        missing = num_blocks - evicted
+        leaf = share.take_leaf(missing)
         root = forest.root_above(leaf)
+        if len(leaf.blocks) > missing:
+            leaf = split_off(forest, leaf, missing)
+        evicted += len(leaf.blocks)
         parent = _evict_leaf(forest, root, leaf, reason, now_s)
         forest.queue_if_leaf(root, parent)
         if parent is root:

@@ -44,10 +44,10 @@ class Share:
         self.num_taken = 0
         self.policy = make_policy(max(1, num_blocks))
 
-    def take_leaf(self) -> Node:
-        """Take out the leaf to be evicted, of which there is one at least. O(log n)."""
+    def take_leaf(self, most: int) -> Node:
+        """Take out the leaf of which `most` blocks at most are to be evicted; there is one at least. O(log n)."""
         leaf = self.policy.take(self.num_taken)
-        return leaf.order.take(leaf, self.num_taken) if isinstance(leaf, Place) else leaf
+        return leaf.order.take(leaf, self.num_taken, most) if isinstance(leaf, Place) else leaf
 
     def leaves(self) -> list[Node]:
         """All evictable leaves, for checks."""

@@ -26,6 +26,7 @@ __all__ = [
     "merge_down",
     "rename",
     "split",
+    "split_off",
     "swap_blocks",
     "take_out",
 ]
@@ -69,6 +70,25 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
     return upper
 
 
+def split_off(forest: Forest, leaf: Node, num_lower: int) -> Node:
+    """Split the last `num_lower` blocks off an unlocked leaf that is not queued, for them to be evicted; the lower node. O(edge)."""
+    upper_bytes = len(leaf.key) - num_lower * forest.block_bytes
+    key, blocks, places = leaf.key[upper_bytes:], leaf.blocks[-num_lower:], leaf.evicted_at
+    leaf.key, leaf.blocks, leaf.end_bytes = leaf.key[:upper_bytes], leaf.blocks[:-num_lower], leaf.end_bytes - len(key)
+    lower = Node(leaf, key, bytes(key[: forest.block_bytes]), blocks)
+    lower.last_access_s, lower.access_number = leaf.last_access_s, leaf.access_number
+    lower.stored_s, lower.found_at = leaf.stored_s, leaf.found_at
+    lower.num_uses, lower.reuse_class = leaf.num_uses, leaf.reuse_class
+    leaf.rested_blocks = min(leaf.rested_blocks, len(leaf.blocks))
+    lower.used_bytes, leaf.used_bytes = leaf.used_bytes, min(leaf.used_bytes, leaf.end_bytes)
+    if places:
+        leaf.evicted_at, lower.evicted_at = _places_around(places, leaf.end_bytes)
+    leaf.children = Children()
+    leaf.children.add(lower)
+    forest.num_nodes += 1
+    return lower
+
+
 def _places_around(places: Places, end_bytes: int) -> tuple[Places, Places]:
     upper = tuple(place for place in places if place[0] <= end_bytes)
     return upper, places[len(upper) :]
@@ -94,7 +114,7 @@ def merge_down(forest: Forest, node: Node) -> None:
         return
     if not _retained_alike(node, child):
         return
-    if not child.lock_ref and node.access_number > child.access_number + 1:
+    if node.access_number > child.access_number and (not child.lock_ref or child.pin_mark is not None):
         return  # a hot prefix does not keep its cold continuation young
     assert parent.children is not None, "a parent without children"
     child.key = bytearray(node.key) + child.key

@@ -84,6 +84,7 @@ class Pool:
         "num_kept_notices",
         "shape",
         "stream",
+        "stream_number",
     )
 
     def __init__(self, hello: workers.Hello, shape: PoolShape, config: ServiceConfig, cache: PrefixCache) -> None:
@@ -92,6 +93,7 @@ class Pool:
         self.config = config
         self.cache = cache
         self.stream: HolderStream | None = None
+        self.stream_number = hello.stream_number
         self.identity: tuple[str, str] | None = None  # whose credential it was attached with
         self.expires_at_s = 0.0
         self.first_step = self.next_step = hello.acknowledged_through + 1
@@ -302,10 +304,14 @@ class PoolTable:
     def _resume(self, pool: Pool, shape: PoolShape, hello: workers.Hello, stream: HolderStream) -> Attachment:
         if shape != pool.shape:
             raise InvalidArgumentError("pool", shape, f"the shape that it was attached with, {pool.shape}")
+        took_over = LeaseError(f"a newer stream of the holder of pool {shape.name!r} took over")
+        if 0 < hello.stream_number < pool.stream_number:
+            raise took_over
         pool.acknowledge(hello.acknowledged_through, hello.notices_acknowledged_through)
+        pool.stream_number = hello.stream_number
         older, pool.stream = pool.stream, stream
         if older is not None:
-            older.end(LeaseError(f"a newer stream of the holder of pool {shape.name!r} took over"))
+            older.end(took_over)
         self._renew(pool)
         # One that began beyond Step 1 is empty until its first Step has told what the pool holds, whatever Hello it answered.
         return Attachment(pool, resumed=pool.first_step == 1 or pool.next_step > pool.first_step)

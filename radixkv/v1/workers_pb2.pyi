@@ -42,20 +42,22 @@ class AttachResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., step_answer: _Optional[_Union[StepAnswer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., notices: _Optional[_Union[Notices, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt")
+    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt", "stream_number")
     POOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     HOLDER_NAME_FIELD_NUMBER: _ClassVar[int]
     NOTICES_ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     CAN_ADOPT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     pool: _types_pb2.PoolShape
     incarnation: int
     acknowledged_through: int
     holder_name: str
     notices_acknowledged_through: int
     can_adopt: bool
-    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ...) -> None: ...
+    stream_number: int
+    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ..., stream_number: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("acknowledged_through", "notices_acknowledged_through")

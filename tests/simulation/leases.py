@@ -19,12 +19,15 @@ __all__ = ["LeaseBook"]
 
 @dataclass
 class Lease:
-    """One life of a pool. `stream`: the number of the stream that speaks for it, None while there is none."""
+    """One life of a pool. `stream`: the number of the stream that speaks for it, None while there is none; `stream_number`: its
+    holder's for the last that did.
+    """
 
     incarnation: int
     stream: int | None
     ends_at_s: float
     next_step: int
+    stream_number: int = 0
     answers: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -154,7 +157,10 @@ class LeaseBook:
             is_new = held is None and not hello.acknowledged_through and hello.incarnation not in self._ended
             over = self._leases.get(name)
             is_over = over is not None and over.incarnation == hello.incarnation and held is None
-            if (is_new and not is_over) or (held is not None and held.incarnation == hello.incarnation):
+            is_own = held is not None and held.incarnation == hello.incarnation
+            if is_own and held is not None and hello.stream_number < held.stream_number:
+                return
+            if (is_new and not is_over) or is_own:
                 raise ViolationError(f"incarnation {hello.incarnation} was refused pool {name}: {error}")
             if is_over and not isinstance(error, StaleIncarnationError):
                 raise ViolationError(f"a stale incarnation was told {error}")
@@ -172,7 +178,9 @@ class LeaseBook:
             raise ViolationError(f"pool {name} was given to a second holder while the first one's lease runs")
         if attached.next_step != held.next_step:
             raise ViolationError(f"a holder that resumes was told Step {attached.next_step}, not {held.next_step}")
-        held.stream = stream
+        if hello.stream_number <= held.stream_number:
+            raise ViolationError(f"an older stream of the holder took pool {name} over")
+        held.stream, held.stream_number = stream, hello.stream_number
         held.ends_at_s = now_s + self._ttl_s
         self._streams[stream] = (name, held)
 

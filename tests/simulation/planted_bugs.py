@@ -188,6 +188,12 @@ PLANTED_BUGS = (
         "            pass\n",
     ),
     PlantedBug(
+        "a Hello that was long on its way ends a newer stream",
+        "service/pools.py",
+        "if 0 < hello.stream_number < pool.stream_number:",
+        "if hello.stream_number < 0:",
+    ),
+    PlantedBug(
         "a block told behind one that was written anew",
         "client/ledger.py",
         "serials[above] == above_serial and filled[above] == full",

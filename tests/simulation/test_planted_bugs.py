@@ -14,7 +14,7 @@ import radixkv
 
 from .planted_bugs import PLANTED_BUGS, PlantedBug
 
-MAX_SEEDS = 800
+MAX_SEEDS = 2000
 HUNT_TIMEOUT_S = 300.0
 PARTS = ("client", "core", "service", "v1")
 

@@ -167,8 +167,7 @@ class Shares:
             if share in acting or held == left:
                 continue
             assert held > size, f"{left} of {held} blocks are left in a share of {size}, taken by a neighbour"
-            longest = max(len(node.block_ids) for node in self._nodes(before, share))
-            assert left > size - longest, f"{left} of {held} blocks are left in a share of {size}"
+            assert left >= size, f"{left} of {held} blocks are left in a share of {size}"
 
     def check_who_gave_way(self, op: StepOp, before: Snapshot, after: Snapshot) -> None:
         """Whoever acquired alone gave up its own branches for what it is over its share, and no more of them where others have
@@ -182,9 +181,7 @@ class Shares:
         losers = {share for share in sizes if self._lost(before, after, share)}
         assert losers <= {own} or own not in is_over & evictable, f"{op} made {losers} give way, and kept its own"
         lenders = is_over & evictable - {own}
-        longest = max((len(node.block_ids) for node in self._nodes(before, own)), default=0)
-        least = sizes[own] - longest + 1
-        assert own not in losers or not lenders or self._held(after, own) >= least, f"{op} gave way to {lenders}"
+        assert own not in losers or not lenders or self._held(after, own) >= sizes[own], f"{op} gave way to {lenders}"
 
     def _lost(self, before: Snapshot, after: Snapshot, share: str) -> bool:
         """Whether something is no longer cached in a share."""
@@ -243,7 +240,7 @@ class Shares:
 
 
 class EvictionOrder(NamedTuple):
-    """From which share the next leaf goes when blocks are asked for: from the one that has borrowed most, until it has given
+    """From which share the next blocks go when some are asked for: from the one that has borrowed most, until it has given
     that back or its leaves are gone.
 
     Attributes:
@@ -271,8 +268,8 @@ class EvictionOrder(NamedTuple):
             if leaf.priority == min(other.priority for other in own)
         ]
 
-    def next_used_longest_ago(self, leaves: list[NodeInfo]) -> tuple[EvictionOrder, list[NodeInfo]]:
-        """Those of which the next one goes under LRU, and the order with its share: of each namespace the one used longest ago,
+    def next_of(self, leaves: list[NodeInfo], *, is_lru: bool) -> tuple[EvictionOrder, list[NodeInfo]]:
+        """Those of which the next one goes, and the order with its share: under LRU of each namespace the one used longest ago,
         of those that never said what anything is worth the oldest. When it is the turn of one that did, its own leaves do not
         tell.
         """
@@ -285,14 +282,15 @@ class EvictionOrder(NamedTuple):
             )
             num_due = self.num_missing if len(self.borrowed) == 1 else min(self.num_missing, max(1, borrowed))
             order = self._replace(share=share, num_due=num_due)
+        if not is_lru:
+            return order, by_share[order.share]
         groups = _by_name(
             by_share[order.share], lambda leaf: leaf.namespace if leaf.namespace in self.ranked else COMMON
         )
         return order, [min(own, key=lambda leaf: leaf.last_access_s) for own in groups.values()]
 
-    def without(self, leaf: NodeInfo) -> EvictionOrder:
-        """What is left to do when that leaf has gone."""
-        num_blocks = len(leaf.block_ids)
+    def without(self, num_blocks: int) -> EvictionOrder:
+        """What is left to do when so many blocks of its share have gone."""
         return self._replace(
             num_missing=self.num_missing - num_blocks,
             num_due=self.num_due - num_blocks,

@@ -168,57 +168,74 @@ def _check_counters(stats: CacheStats, oracle: Oracle) -> None:
 
 
 def check_eviction(before: Snapshot, after: Snapshot, num_evicted: int, order: EvictionOrder) -> None:
-    """Assert that whole unlocked leaves went, no more than were asked for: of each namespace the lowest priorities first, and
-    under LRU the least recently used of them, of the share whose turn it is.
+    """Assert that as many blocks went as were asked for, from the ends of unlocked leaves: of each namespace the lowest
+    priorities first, and under LRU the least recently used of them, of the share whose turn it is.
     """
     evictable = before.stats.num_evictable_blocks
-    left = {(path.node.namespace, path.tokens) for path in after.paths.values()}
-    remaining = dict(before.paths)
-    gone = {key for key, path in remaining.items() if (path.node.namespace, path.tokens) not in left}
-    assert num_evicted >= min(order.num_missing, evictable), (
+    gone = {key: num for key, path in before.paths.items() if (num := _num_gone(path, before, after))}
+    assert num_evicted == min(order.num_missing, evictable), (
         f"{num_evicted} of {evictable} evictable blocks, {order.num_missing} asked for"
     )
-    assert num_evicted == sum(len(remaining[key].node.block_ids) for key in gone)
+    assert num_evicted == sum(gone.values())
     assert num_evicted == after.stats.num_free_blocks - before.stats.num_free_blocks
     assert num_evicted == after.stats.num_evicted_blocks - before.stats.num_evicted_blocks
     is_lru = before.stats.eviction == "lru"
-    assert _can_have_gone(remaining, frozenset(gone), order, set(), is_lru=is_lru), (
-        f"one of {gone} went that was locked, had children that stayed, or whose turn came after that of what stayed"
+    leaves = {key: path.node for key, path in before.paths.items()}
+    assert _can_have_gone(leaves, frozenset(gone.items()), order, set(), is_lru=is_lru), (
+        f"of one of {gone} blocks went that were locked, were not its last, or whose turn came after that of what stayed"
     )
 
 
+def _num_gone(path: Path, before: Snapshot, after: Snapshot) -> int:
+    """Blocks of a node that are no longer cached."""
+    node, size = path.node, before.stats.block_size
+    if node.is_tail:
+        left = {(other.node.namespace, other.tokens) for other in after.paths.values()}
+        return int((node.namespace, path.tokens) not in left)
+    cached = after.cached.get(node.namespace, set())
+    ends = range(path.num_above + size, len(path.tokens) + 1, size)
+    return sum(path.tokens[:end] not in cached for end in ends)
+
+
 def _can_have_gone(
-    remaining: dict[int, Path],
-    gone: frozenset[int],
+    remaining: dict[int, NodeInfo],
+    gone: frozenset[tuple[int, int]],
     order: EvictionOrder,
-    refuted: set[tuple[frozenset[int], EvictionOrder]],
+    refuted: set[tuple[frozenset[tuple[int, int]], EvictionOrder]],
     *,
     is_lru: bool,
 ) -> bool:
-    """Whether just these nodes can have gone one after the other, each a leaf worth least of its namespace and under LRU of
-    those used longest ago, until no block was missing any more.
+    """Whether just so many blocks of these nodes can have gone one after the other, each from the end of a leaf worth least of
+    its namespace and under LRU of those used longest ago, until no block was missing any more.
     """
     if not gone:
         return True
     if order.num_missing <= 0:
         return False
-    leaves = order.worth_least(_leaves(remaining))
-    if is_lru:
-        order, leaves = order.next_used_longest_ago(leaves)
+    order, leaves = order.next_of(order.worth_least(_leaves(remaining)), is_lru=is_lru)
     if (gone, order) in refuted:
         return False
+    to_go = dict(gone)
     for leaf in leaves:
-        if leaf.node_id in gone:
-            left = {key: path for key, path in remaining.items() if key != leaf.node_id}
-            if _can_have_gone(left, gone - {leaf.node_id}, order.without(leaf), refuted, is_lru=is_lru):
+        num_blocks = min(len(leaf.block_ids), order.num_due)
+        if to_go.get(leaf.node_id, 0) >= num_blocks:
+            left, still_to_go = dict(remaining), dict(to_go)
+            left[leaf.node_id] = leaf._replace(block_ids=leaf.block_ids[:-num_blocks])
+            still_to_go[leaf.node_id] -= num_blocks
+            if not still_to_go[leaf.node_id]:
+                del still_to_go[leaf.node_id]
+            if not left[leaf.node_id].block_ids:
+                del left[leaf.node_id]
+            rest = frozenset(still_to_go.items())
+            if _can_have_gone(left, rest, order.without(num_blocks), refuted, is_lru=is_lru):
                 return True
     refuted.add((gone, order))
     return False
 
 
-def _leaves(paths: dict[int, Path]) -> list[NodeInfo]:
-    parents = {path.node.parent_id for path in paths.values()}
-    return [path.node for key, path in paths.items() if not path.node.lock_ref and key not in parents]
+def _leaves(nodes: dict[int, NodeInfo]) -> list[NodeInfo]:
+    parents = {node.parent_id for node in nodes.values()}
+    return [node for key, node in nodes.items() if not node.lock_ref and key not in parents]
 
 
 def check_branch_eviction(before: Snapshot, after: Snapshot, namespace: str, tokens: Tokens, num_evicted: int) -> None:

@@ -36,7 +36,7 @@ def test_a_first_reader_gets_a_snapshot_and_then_changes_in_order() -> None:
     number = next_number(events)
     assert cache.events(number) == []
     store(cache, 5, 5, 5, 5)
-    cache.evict(2)
+    cache.evict(3)
     cache.clear()
     events = cache.events(number)
     assert kinds(events) == ["stored", "removed", "removed", "cleared"]

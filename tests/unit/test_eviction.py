@@ -130,10 +130,12 @@ def test_both_halves_of_a_split_and_the_whole_of_a_merge_keep_uses_and_priority(
     (whole,) = cache._forest.shares[0].policy.nodes()
     cache.retain([1, 1, 2, 2, 3, 3], [Retention(priority=80)])
     assert whole.priority == 80
+    held = cache.acquire([1, 1, 2, 2, 3, 3])
     other = cache.acquire([1, 1, 9, 9])
     halves = list(cache._forest.nodes(cache._forest.roots["default"]))
     assert [(len(half.blocks), half.num_uses, half.priority) for half in halves] == [(1, 3, 80), (2, 3, 80)]
     cache.release(other.seq_id, keep=False)
+    cache.release(held.seq_id)
     (merged,) = cache._forest.nodes(cache._forest.roots["default"])
     assert (len(merged.blocks), merged.priority) == (3, 80)
     assert merged.num_uses >= 3
@@ -230,4 +232,28 @@ def test_policy_time_may_leap() -> None:
         stored(cache, [token] * 100)
     cache.check()
     assert isinstance(cache._forest.shares[0].policy, HitDensityPolicy)
-    assert cache.evict(64) == 50
+    assert cache.evict(64) == 64
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_of_a_long_leaf_as_much_goes_as_is_asked_for_from_its_end(eviction: str) -> None:
+    cache = PrefixCache(40, 2, eviction=eviction)
+    stored(cache, range(80))
+    for num_left in range(39, 0, -1):
+        assert cache.evict(1) == 1
+        cache.check()
+        assert cache.match(range(80)).num_tokens == 2 * num_left
+    stored(cache, range(80))
+    assert cache.match(range(80)).num_tokens == 80
+    cache.check()
+
+
+def test_a_prefix_that_is_used_alone_outlives_what_was_cached_behind_it() -> None:
+    cache = PrefixCache(40, 2, eviction="lru")
+    stored(cache, range(8))
+    stored(cache, range(4))
+    stored(cache, range(100, 104))
+    cache.evict(2)
+    assert cache.match(range(8)).num_tokens == 4
+    cache.evict(2)
+    assert [cache.match(range(4)).num_tokens, cache.match(range(100, 104)).num_tokens] == [0, 4]

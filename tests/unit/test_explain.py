@@ -162,14 +162,14 @@ def test_a_branch_evicted_leaf_by_leaf_is_told_as_one() -> None:
         elif expected is not None:
             expected = expected._replace(ago_s=expected.ago_s + 10)
         assert bench.evicted(prompt) == expected
-    assert num_left == [16, 8, 0], "it went from its end, and each time what went last is where it parts"
+    assert num_left == [16, 12, 8, 4, 0], "it went from its end, and each time what went last is where it parts"
 
 
 def test_an_evicted_branch_beside_a_sibling_is_the_cause_and_the_sibling_is_shown() -> None:
     bench = Bench()
     bench.store(A)
     bench.store([*SYSTEM, 6, 6, 6, 6])
-    bench.cache.evict(1)
+    bench.cache.evict(2)
     found = pack_tokens([6] * 4)
     evicted = EvictedTokens(8, 0.0, "evict")
     assert bench.explain(A) == explanation(A, 8, "evicted", found=found, num_siblings=1, evicted=evicted)
@@ -179,9 +179,9 @@ def test_what_was_evicted_is_found_again_after_splits_growth_and_merges() -> Non
     bench = Bench()
     bench.store(A)
     bench.store([*SYSTEM, 6, 6, 6, 6])
-    bench.cache.evict(1)
+    bench.cache.evict(2)
     grown = bench.cache.acquire(SYSTEM)
-    bench.cache.evict(1)
+    bench.cache.evict(2)
     bench.cache.extend(grown.seq_id, 16)
     bench.cache.insert(grown.seq_id, 16, [7] * 8)
     assert len(bench.cache.dump()) == 1, "the edge was lengthened past the place where A hung"
@@ -201,7 +201,7 @@ def test_what_was_evicted_is_found_again_below_an_edge_that_merged_into_its_only
     bench.store(A)
     above, below = bench.cache.acquire(SYSTEM), bench.cache.acquire([*SYSTEM, 6, 6, 6, 6])
     bench.cache.insert(below.seq_id, 12)
-    bench.cache.evict(1)
+    bench.cache.evict(2)
     assert len(bench.cache.dump()) == 2
     bench.cache.release(above.seq_id)
     assert len(bench.cache.dump()) == 1

@@ -51,7 +51,7 @@ def test_what_is_pinned_outlives_pressure_that_evicts_all_else() -> None:
     for token in range(10, 30):
         bench.store([token] * 16)
         assert bench.cached(SYSTEM) == [8]
-    assert bench.cache.evict(100) == 4
+    assert bench.cache.evict(100) == 6
     assert bench.cached(SYSTEM, [29] * 16) == [8, 0]
 
 
@@ -100,7 +100,7 @@ def test_past_its_time_a_pinned_branch_is_an_ordinary_one_as_old_as_its_last_use
     bench.now_s += 9.5
     assert bench.cache.stats().num_pins == 0
     bench.cache.evict(1)
-    assert bench.cached(SYSTEM, OTHER) == [0, 8], "the pin's end was taken for a use"
+    assert bench.cached(SYSTEM, OTHER) == [4, 8], "the pin's end was taken for a use"
 
 
 def test_a_use_below_a_pinned_prefix_makes_all_above_as_young() -> None:

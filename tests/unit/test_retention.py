@@ -64,8 +64,8 @@ def test_a_system_prompt_outlives_what_follows_it_and_the_generated_tokens() -> 
     cache.check()
     assert priorities(cache) == [(0, 8, 90), (8, 8, 35), (16, 8, 5)]
     serve(cache, [9] * 4)
-    for left, other in ((16, 4), (8, 4), (8, 0), (0, 0)):
-        cache.evict(1)
+    for num_blocks, left, other in ((4, 16, 4), (4, 8, 4), (2, 8, 0), (1, 6, 0), (3, 0, 0)):
+        cache.evict(num_blocks)
         assert lengths(cache, prompt + [3] * 8, [9] * 4) == [left, other]
 
 
@@ -94,7 +94,7 @@ def test_it_lasts_for_its_duration_after_each_use_and_then_is_ordinary_at_once()
     cache.check()
     assert [node.priority for node in cache.dump()] == [35, 36]
     cache.evict(1)
-    assert lengths(cache, [1] * 4, [2] * 4) == [0, 4]
+    assert lengths(cache, [1] * 4, [2] * 4) == [2, 4]
 
 
 def test_it_ends_while_locked_only_once_the_lock_drops() -> None:
@@ -134,7 +134,7 @@ def test_it_can_be_changed_later_in_either_direction() -> None:
     assert priorities(cache)[0] == (0, 4, 70)
     cache.retain([1] * 8, [Retention()])
     cache.retain([2] * 8, [Retention(priority=1)])
-    cache.evict(1)
+    cache.evict(4)
     assert lengths(cache, [1] * 8, [2] * 8) == [8, 0]
     assert cache.retain([7, 7], [Retention(priority=1)]) == 0
     assert cache.retain([1], [Retention(priority=1)], "nobody") == 0
@@ -195,7 +195,7 @@ def test_a_policy_keeps_its_order_though_leaves_are_split_while_they_wait() -> N
     serve(cache, [1] * 12)
     serve(cache, [1] * 12)
     serve(cache, [2] * 4)
-    cache.evict(1)
+    cache.evict(2)
     assert lengths(cache, [1] * 12, [2] * 4) == [12, 0]  # used once, it goes before what was used again
 
 
@@ -320,7 +320,7 @@ def test_a_leaf_that_stays_is_paid_for_by_as_many_blocks_of_its_own_namespace() 
         cache.check()
     assert [cache.match([token] * 2, "a").num_tokens for token in range(1, 9)] == [2, *[0] * 7]
     assert cache.match([7] * 2, "b").num_tokens == 2
-    cache.evict(1)
+    cache.evict(4)
     assert cache.match([1] * 8, "a").num_tokens == 0, "nothing is left that is worth less"
     cache.check()
 

@@ -68,10 +68,15 @@ def table(clock: Clock) -> PoolTable:
     return PoolTable(config, clock)
 
 
-def hello(incarnation: int = 1, *, acknowledged: int = 0, notices: int = 0, **shape: object) -> workers.Hello:
-    pool = shape_to_proto(PoolShape(**({"num_blocks": 64} | shape)))  # type: ignore[arg-type]  # mixed by name
+def hello(
+    incarnation: int = 1, *, acknowledged: int = 0, notices: int = 0, stream_number: int = 0, **shape: object
+) -> workers.Hello:
     return workers.Hello(
-        pool=pool, incarnation=incarnation, acknowledged_through=acknowledged, notices_acknowledged_through=notices
+        pool=shape_to_proto(PoolShape(**({"num_blocks": 64} | shape))),  # type: ignore[arg-type]  # mixed by name
+        incarnation=incarnation,
+        acknowledged_through=acknowledged,
+        notices_acknowledged_through=notices,
+        stream_number=stream_number,
     )
 
 
@@ -252,6 +257,17 @@ def test_a_newer_stream_of_the_same_incarnation_ends_the_older(table: PoolTable)
     table.renew(pool, newer)
     with pytest.raises(LeaseError, match="newer stream"):
         table.renew(pool, older)
+
+
+def test_a_hello_that_was_long_on_its_way_ends_no_newer_stream(table: PoolTable) -> None:
+    late, newer, newest = Stream(), Stream(), Stream()
+    pool = table.attach(hello(stream_number=2), newer).pool
+    with pytest.raises(LeaseError, match="newer stream"):
+        table.attach(hello(stream_number=1), late)
+    assert newer.ending is None
+    table.renew(pool, newer)
+    table.attach(hello(stream_number=3), newest)
+    assert isinstance(newer.ending, LeaseError)
 
 
 def test_resuming_with_another_shape_is_refused(table: PoolTable) -> None:

@@ -86,15 +86,17 @@ class PriorityOrder:
         self._queues[leaf.priority].remove(leaf)
         self._policy.remove(self._forget(leaf))
 
-    def take(self, place: Place, now: int) -> Node:
-        """Take out the leaf to be evicted now that the turn of `place`, which the policy has given out, has come."""
+    def take(self, place: Place, now: int, most: int) -> Node:
+        """Take out the leaf of which `most` blocks at most are to be evicted, now that the turn of `place`, which the policy has
+        given out, has come.
+        """
         queue: EvictionPolicy = self._queues.peekitem(0)[1]
         leaf = queue.take(now)
         paid = self._forget(leaf)
         if paid is place:
             return leaf
         self._policy.remove(paid)
-        place.num_owed -= len(leaf.blocks)
+        place.num_owed -= min(most, len(leaf.blocks))
         if place.oldest is None or paid.access_number < place.oldest.access_number:
             place.oldest = paid
         self._set_turn(place if place.num_owed > 0 else Place(self, place.leaf, place.oldest))
