@@ -80,7 +80,9 @@ class LocalManager(LocalReader):
         return walk.matched_bytes // TOKEN_BYTES
 
     def evict(self, num_blocks: int) -> int:
-        """Evict unlocked leaves, of a longer one its end, until `num_blocks` blocks are freed; how many were. O(evicted · log n).
+        """Evict unlocked leaves, of a longer one its end, until `num_blocks` blocks are freed; how many were.
+
+        O(evicted · log leaves).
 
         Raises:
             InvalidArgumentError: a negative count.

@@ -71,7 +71,7 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
 
 
 def split_off(forest: Forest, leaf: Node, num_lower: int) -> Node:
-    """Split the last `num_lower` blocks off an unlocked leaf that is not queued, for them to be evicted; the lower node. O(edge)."""
+    """Split the last blocks off an unlocked leaf that is not queued, for them to be evicted; the lower node. O(edge)."""
     upper_bytes = len(leaf.key) - num_lower * forest.block_bytes
     key, blocks, places = leaf.key[upper_bytes:], leaf.blocks[-num_lower:], leaf.evicted_at
     leaf.key, leaf.blocks, leaf.end_bytes = leaf.key[:upper_bytes], leaf.blocks[:-num_lower], leaf.end_bytes - len(key)

@@ -87,8 +87,8 @@ class PriorityOrder:
         self._policy.remove(self._forget(leaf))
 
     def take(self, place: Place, now: int, most: int) -> Node:
-        """Take out the leaf of which `most` blocks at most are to be evicted, now that the turn of `place`, which the policy has
-        given out, has come.
+        """Take out the leaf of which `most` blocks at most are to be evicted, now that the turn of `place` has come, which the
+        policy has given out.
         """
         queue: EvictionPolicy = self._queues.peekitem(0)[1]
         leaf = queue.take(now)
