@@ -27,7 +27,7 @@ from radixkv.core.opening import close_sequence, promise
 from radixkv.core.planning import stand_node
 from radixkv.core.publishing import publish
 from radixkv.core.sequences import Sequence
-from radixkv.core.surgery import end_at
+from radixkv.core.surgery import end_at, swap_block
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["LocalAdopter"]
@@ -59,7 +59,7 @@ class _Swap:
 
     def carry_out(self, forest: Forest) -> None:
         node = self.node(forest)
-        node.blocks[self.index - node.start_bytes // forest.block_bytes] = self.to_tree
+        swap_block(forest, self.keeper.root, node, self.index - node.start_bytes // forest.block_bytes, self.to_tree)
         self.keeper.kept_blocks.remove(self.to_tree)
         self.reader.kept_blocks.append(self.from_tree)
 

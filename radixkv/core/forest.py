@@ -376,6 +376,16 @@ class Forest:
             parent_block = above[-1] if above else NO_BLOCK
         events.append(("stored", root.namespace, node.end_bytes, key, blocks, num_blocks, parent_block))
 
+    def record_swapped(self, root: RootNode, node: Node, index: int, old: int) -> None:
+        """Note that another block has taken the place of a whole one on an edge. O(1)."""
+        events, end = self.events, (index + 1) * self.block_bytes
+        if events.is_recording and not root.is_hidden and end <= len(node.key):
+            assert node.parent is not None, "blocks lie below the root"
+            above = node.blocks[:index] or node.parent.blocks or (NO_BLOCK,)
+            key, blocks = bytes(node.key[end - self.block_bytes : end]), node.blocks[index : index + 1]
+            events.append(("removed", node.start_bytes + end, array("i", (old,))))
+            events.append(("stored", root.namespace, node.start_bytes + end, key, blocks, 1, above[-1]))
+
     def record_removed(self, node: Node) -> None:
         """Note that the blocks of a node are about to leave the tree, or an old one that is matched no more. O(1)."""
         events = self.events

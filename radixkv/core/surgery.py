@@ -27,6 +27,7 @@ __all__ = [
     "rename",
     "split",
     "split_off",
+    "swap_block",
     "swap_blocks",
     "take_out",
 ]
@@ -184,6 +185,13 @@ def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) 
     node.blocks = blocks
     node.stored_s = forest.clock()
     forest.record_stored(root, node, node.key, blocks)
+
+
+def swap_block(forest: Forest, root: RootNode, node: Node, index: int, block_id: int) -> None:
+    """Put a block of the same tokens in place of one on an edge; what becomes of both is the caller's. O(edge)."""
+    old, node.blocks = node.blocks[index], node.blocks[:]  # what was noted of them stays
+    node.blocks[index] = block_id
+    forest.record_swapped(root, node, index, old)
 
 
 def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> None:

@@ -30,7 +30,9 @@ from radixkv.core.errors import InvalidArgumentError, StaleIncarnationError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.v1 import workers_pb2 as workers
 
+from .event_follower import EventFollower
 from .hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
+from .snapshot import read_snapshot
 from .wire import BLOCK_SIZE, NUM_BLOCKS, Wire
 
 NAMESPACES = ("default", "other")
@@ -54,6 +56,7 @@ class Drive:
         if spoils:
             self.wire.spoils = lambda: self.random.random() < 0.2
         self.worker = HashKvWorker(self.wire, NUM_BLOCKS, BLOCK_SIZE)  # type: ignore[arg-type]  # it only submits
+        self.followed, self.follower = self.wire.pool.cache, EventFollower(BLOCK_SIZE)
         self.next_id = 1
         self.counts: Counter[str] = Counter()
 
@@ -68,6 +71,8 @@ class Drive:
             self.counts["restarts"] += 1
             self.counts["lost"] += self.worker.num_behind
             self.wire.restart()
+            self.wire.act()
+            self._follow()
             if self.clears and self.random.random() < 0.4:  # on what it is about to be told, or has been told in part
                 self.counts["cleared early"] += 1
                 self.wire.act()
@@ -135,6 +140,14 @@ class Drive:
         cache.check()
         self.worker.verify()
         self._check_cached(cache.dump())
+        self._follow()
+        self.follower.check(read_snapshot(cache))
+
+    def _follow(self) -> None:
+        cache = self.wire.pool.cache
+        if cache is not self.followed:
+            self.followed, self.follower = cache, EventFollower(BLOCK_SIZE)
+        self.follower.follow(cache.events(self.follower.next_number))
 
     def _check_cached(self, nodes: Sequence[NodeInfo]) -> None:
         histories: dict[int, list[int]] = {0: []}
