@@ -253,7 +253,7 @@ class Ledger:
                     break  # cleared meanwhile
                 yield history
 
-    def _open_sequences(self) -> Iterator[AdoptSequenceOp]:
+    def _open_sequences(self) -> Iterator[AdoptionOp]:
         first_of: dict[int, int] = {}
         readers = Counter(block_id for opened in self._open.values() for block_id in opened.table)
 
@@ -267,6 +267,8 @@ class Ledger:
 
         for opened in sorted(self._open.values(), key=rank):
             shares = self._trees.get(opened.namespace) == opened.tree
+            if shares and opened.num_computed:
+                yield from self._rest_of_last_block(opened)
             yield AdoptSequenceOp(
                 opened.seq_id,
                 bytes(opened.tokens),
@@ -280,6 +282,19 @@ class Ledger:
                 opened.retention,
             )
             first_of.setdefault(opened.tree, opened.seq_id)
+
+    def _rest_of_last_block(self, opened: _Open) -> Iterator[AdoptOp]:
+        """The block in which a sequence stands, where more is cached of it than what the sequence has computed."""
+        last = (opened.num_computed - 1) // self._block_size
+        start, end = last * self._block_bytes, opened.num_computed * TOKEN_BYTES
+        held = self._tokens_in(opened.table[last])
+        if len(held) > end - start and held.startswith(opened.tokens[start:end]):
+            history = bytes(opened.tokens[:start]) + held
+            yield AdoptOp(history, opened.table[: last + 1], 0, opened.namespace)
+
+    def _tokens_in(self, block_id: int) -> bytes:
+        start = block_id * self._block_bytes
+        return bytes(self._tokens[start : start + self._filled[block_id]])
 
     def _known_blocks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         """The first blocks of each tree, and the blocks behind each block. O(blocks)."""
@@ -323,10 +338,9 @@ class Ledger:
                 num_told = len(path)
 
     def _history(self, namespace: str, path: list[int], num_told: int) -> AdoptOp:
-        size, tokens, filled = self._block_bytes, self._tokens, self._filled
         told = path[num_told:]
-        history = b"".join([tokens[block_id * size : block_id * size + filled[block_id]] for block_id in told])
-        return AdoptOp(bytes(history), array("i", told), num_told * self._block_size, namespace)
+        history = b"".join(map(self._tokens_in, told))
+        return AdoptOp(history, array("i", told), num_told * self._block_size, namespace)
 
     def _order_by_use(self, first: list[int], below: dict[int, list[int]]) -> None:
         """Sort siblings so that those come last that were used longest ago, they or any block below them."""

@@ -152,9 +152,9 @@ class LocalAdopter(LocalManager):
     ) -> None:
         """Open a sequence as it was in a cache that was lost, on the blocks of its table; it goes on as if nothing had been.
 
-        What it has computed is published as `insert` would. Call it before any `adopt`; of sequences that share blocks first
-        for the one that has computed more, and of equals for the one that may write behind that: the others have no room
-        there. `beside` names one adopted before whose tree this one is in, which is needed
+        What it has computed is published as `insert` would. Call it before any `adopt`, but for that of the block in which it
+        stands, where more is cached there than it has computed; of sequences that share blocks first for the one that has
+        computed more, and of equals for the one that may write behind that: the others have no room there. `beside` names one adopted before whose tree this one is in, which is needed
         without `shares` alone. O(history).
 
         Raises:

@@ -251,6 +251,26 @@ def test_a_restarted_service_finds_all_that_was_cached() -> None:
         assert after.match(tokens, namespace).num_tokens == len(tokens) // 4
 
 
+@pytest.mark.parametrize("position", [1, 3, 4, 5, 7, 33])
+@pytest.mark.parametrize("way", ["acquire", "fork"])
+def test_what_lies_behind_a_block_in_which_a_sequence_stands_is_found_again(way: str, position: int) -> None:
+    wire = Wire()
+    wire.carry()
+    history = pack_tokens(range(40))
+    wire.submit([AcquireOp(history, seq_id=1), InsertOp(1, 40)])
+    if way == "fork":
+        wire.submit([ForkOp(1, position, 1, 0, (2,)), ReleaseOp(1)])
+    else:
+        wire.submit([ReleaseOp(1), AcquireOp(history[: position * 4], seq_id=2)])
+    wire.carry()
+    wire.restart()
+    grown = wire.submit([ExtendOp(2, position + 1)])
+    wire.carry()
+    assert isinstance(grown.result(0)[0], ExtendResult)
+    assert wire.pool.cache.match(history).num_tokens == 40
+    wire.pool.cache.check()
+
+
 def test_a_stream_that_breaks_before_the_service_is_told_anything_leaves_it_to_be_told() -> None:
     wire = Wire()
     wire.carry()
