@@ -154,8 +154,8 @@ class LocalAdopter(LocalManager):
 
         What it has computed is published as `insert` would. Call it before any `adopt`, but for that of the block in which it
         stands, where more is cached there than it has computed; of sequences that share blocks first for the one that has
-        computed more, and of equals for the one that may write behind that: the others have no room there. `beside` names one adopted before whose tree this one is in, which is needed
-        without `shares` alone. O(history).
+        computed more, and of equals for the one that may write behind that: the others have no room there. `beside` names one
+        adopted before whose tree this one is in, which is needed without `shares` alone. O(history).
 
         Raises:
             InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns, and that it may
