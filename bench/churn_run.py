@@ -157,7 +157,7 @@ class _Traffic:
             self._take()
         if self._num_calls % PIN_EVERY == 0:
             prefix = self._source.choice(self._prefixes)
-            return self._timed("pin", partial(self.cache.pin, prefix, PIN_TTL_S))
+            return self._timed("pin", partial(self.cache.pin, prefix, ttl=PIN_TTL_S))
         if not self._next:
             self._plan()
         return self._timed(*self._next.pop())
@@ -180,7 +180,7 @@ class _Traffic:
         new_tokens = [pack_tokens([self._source.randrange(1 << 16)]) for _ in range(DECODED_TOKENS)]
         calls: list[tuple[str, Callable[[], Any]]] = [
             ("match", partial(self.cache.match, prompt)),
-            ("acquire", partial(self.cache.acquire, prompt, DECODED_TOKENS, seq_id=seq_id)),
+            ("acquire", partial(self.cache.acquire, prompt, reserve=DECODED_TOKENS, seq_id=seq_id)),
             ("insert", partial(self.cache.insert, seq_id, num_tokens)),
         ]
         for number, token in enumerate(new_tokens, start=num_tokens + 1):

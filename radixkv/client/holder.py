@@ -80,6 +80,7 @@ class RemoteHolder(RemoteReader):
     def acquire(
         self,
         tokens: TokensLike,
+        *,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
@@ -92,6 +93,7 @@ class RemoteHolder(RemoteReader):
     def acquire(
         self,
         tokens: TokensLike,
+        *,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
@@ -103,6 +105,7 @@ class RemoteHolder(RemoteReader):
     def acquire(
         self,
         tokens: TokensLike,
+        *,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,

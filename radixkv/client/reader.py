@@ -103,7 +103,7 @@ class RemoteReader:
         self._channel = open_channel(address, credentials)
         self._stub = prefix_cache_pb2_grpc.PrefixCacheStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
-    def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
+    def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
         """See `PrefixCache.match`."""
         return match_from_proto(self._only(self._match(self.pool_name, tokens, namespace)))
 
@@ -119,7 +119,9 @@ class RemoteReader:
         )
         return response
 
-    def explain(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()) -> Explanation:
+    def explain(
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+    ) -> Explanation:
         """See `PrefixCache.explain`."""
         response = self._explain(self.pool_name, tokens, namespace, also)
         return explanation_from_proto(self._only(response).explanation)
@@ -149,7 +151,7 @@ class RemoteReader:
         request = readers.EvictRequest(pool=self.pool_name, num_blocks=num_blocks, request_id=_new_request_id())
         return int(self._only(self._call(self._stub.Evict, request)).num_blocks)
 
-    def evict_branch(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> int:
+    def evict_branch(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> int:
         """See `PrefixCache.evict_branch`."""
         request = readers.EvictBranchRequest(
             pool=self.pool_name,
@@ -166,7 +168,7 @@ class RemoteReader:
         )
         return int(self._only(self._call(self._stub.Clear, request)).num_blocks)
 
-    def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
+    def pin(self, tokens: TokensLike, *, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
         """See `PrefixCache.pin`."""
         packed = pack_tokens(tokens)
         request = readers.PinRequest(
@@ -178,7 +180,7 @@ class RemoteReader:
         pin = pin_from_proto(self._only(self._call(self._stub.Pin, request)).pin)
         return pin._replace(tokens=packed[: pin.num_tokens * TOKEN_BYTES])
 
-    def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool:
+    def unpin(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> bool:
         """See `PrefixCache.unpin`."""
         packed = pack_tokens(tokens)
         request = readers.UnpinRequest(
@@ -191,7 +193,7 @@ class RemoteReader:
         request = readers.PinsRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
         return [pin_from_proto(pin) for pin in self._only(self._call(self._stub.Pins, request)).pins]
 
-    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
+    def retain(self, tokens: TokensLike, *, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
         """See `PrefixCache.retain`."""
         request = readers.RetainRequest(
             pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens)

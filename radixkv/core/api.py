@@ -306,25 +306,27 @@ failed.
 class CacheReader(Protocol):
     """What anyone with the right may ask of a pool, holder or not."""
 
-    def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult: ...
+    def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult: ...
 
     def explain(
-        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
     ) -> Explanation: ...
 
     def evict(self, num_blocks: int) -> int: ...
 
-    def evict_branch(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> int: ...
+    def evict_branch(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> int: ...
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int: ...
 
-    def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo: ...
+    def pin(self, tokens: TokensLike, *, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo: ...
 
-    def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool: ...
+    def unpin(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> bool: ...
 
     def pins(self, namespace: str | None = None) -> list[PinInfo]: ...
 
-    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int: ...
+    def retain(
+        self, tokens: TokensLike, *, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE
+    ) -> int: ...
 
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
@@ -352,6 +354,7 @@ class CacheHolder(CacheReader, Protocol):
     def acquire(
         self,
         tokens: TokensLike,
+        *,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
@@ -364,6 +367,7 @@ class CacheHolder(CacheReader, Protocol):
     def acquire(
         self,
         tokens: TokensLike,
+        *,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,

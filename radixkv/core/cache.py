@@ -72,6 +72,7 @@ class PrefixCache(LocalAdopter):
     def acquire(
         self,
         tokens: TokensLike,
+        *,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
@@ -84,6 +85,7 @@ class PrefixCache(LocalAdopter):
     def acquire(
         self,
         tokens: TokensLike,
+        *,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
@@ -95,6 +97,7 @@ class PrefixCache(LocalAdopter):
     def acquire(
         self,
         tokens: TokensLike,
+        *,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,

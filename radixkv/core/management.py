@@ -16,7 +16,7 @@ __all__ = ["LocalManager"]
 class LocalManager(LocalReader):
     """Pins, retention, quotas and evictions of a `PrefixCache`; the constructor's arguments are described there."""
 
-    def pin(self, tokens: TokensLike, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
+    def pin(self, tokens: TokensLike, *, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
         """Protect what is cached of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
 
         Each use, by an acquire or fork that has all of it stored, puts the end off to `ttl` from then; pinning it again sets
@@ -45,7 +45,7 @@ class LocalManager(LocalReader):
         pin = self._pins.set(root, cached, walk, ttl_s)
         return pin.info(pin.expires_s - ttl_s)
 
-    def unpin(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> bool:
+    def unpin(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> bool:
         """End the pin of just these tokens, as `pin` answered and `pins` lists them; whether there was one. O(path).
 
         Raises:
@@ -59,7 +59,7 @@ class LocalManager(LocalReader):
             self._pins.drop(pin)
         return pin is not None
 
-    def retain(self, tokens: TokensLike, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
+    def retain(self, tokens: TokensLike, *, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
         """Say anew what ranges of `tokens` are worth, as far as they are cached; how many tokens of them are.
 
         Of ranges that overlap the later counts; what none covers stays as it is. A range of priority 35 is an ordinary one
@@ -91,7 +91,7 @@ class LocalManager(LocalReader):
         validation.check_int("num_blocks", num_blocks, 0)
         return room.evict(self._forest, num_blocks, "evict")
 
-    def evict_branch(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> int:
+    def evict_branch(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Evict what is cached beyond a prefix: every node whose history begins with `tokens`, the one that `tokens` end in
         included, but for those that sequences and pins lock; how many blocks were freed.
 

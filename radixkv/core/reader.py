@@ -82,7 +82,7 @@ class LocalReader:
         self._counters = Counters()
         self._intents = Intents(block_size, max_waits)
 
-    def match(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
+    def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
         """The longest cached prefix of `tokens`, exact to the token. A pure read: it splits and stamps nothing.
 
         O(prefix bytes): one compare per node, and one look-up among siblings where the histories part.
@@ -97,7 +97,7 @@ class LocalReader:
         return MatchResult(matched, matched)
 
     def explain(
-        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: SequenceOf[str] = ()
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, also: SequenceOf[str] = ()
     ) -> Explanation:
         """Where a prompt parts from what is cached, and why: see `Explanation`. A pure read.
 

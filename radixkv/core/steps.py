@@ -87,11 +87,19 @@ def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
         case ExtendOp():
             return cache.extend(op.seq_id, op.num_tokens)
         case AcquireOp():
-            return cache.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares, op.retention)
+            return cache.acquire(
+                op.tokens,
+                reserve=op.reserve,
+                namespace=op.namespace,
+                seq_id=op.seq_id,
+                waits=op.waits,
+                shares=op.shares,
+                retention=op.retention,
+            )
         case MatchOp():
-            return cache.match(op.tokens, op.namespace)
+            return cache.match(op.tokens, namespace=op.namespace)
         case PinOp():
-            return PinResult(cache.pin(op.tokens, op.ttl_s, op.namespace).num_tokens)
+            return PinResult(cache.pin(op.tokens, ttl=op.ttl_s, namespace=op.namespace).num_tokens)
         case ForkOp():
             return cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids)
         case ReleaseOp():

@@ -80,7 +80,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         namespace = _namespace(request)
         return readers.MatchResponse(
             pools=[
-                match_to_proto(pool.shape.name, pool.cache.match(request.tokens, namespace))
+                match_to_proto(pool.shape.name, pool.cache.match(request.tokens, namespace=namespace))
                 for pool in self._pools.select(request.pool)
             ]
         )
@@ -90,7 +90,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace, also, answers = _namespace(request), list(request.also), []
         for pool in self._pools.select(request.pool):
-            explanation = explanation_to_proto(pool.cache.explain(request.tokens, namespace, also))
+            explanation = explanation_to_proto(pool.cache.explain(request.tokens, namespace=namespace, also=also))
             answers.append(readers.PoolExplanation(pool=pool.shape.name, explanation=explanation))
         return readers.ExplainResponse(pools=answers)
 
@@ -114,7 +114,9 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
 
         def evict() -> readers.EvictBranchResponse:
             answers = [
-                readers.PoolEvicted(pool=pool.shape.name, num_blocks=pool.cache.evict_branch(request.tokens, namespace))
+                readers.PoolEvicted(
+                    pool=pool.shape.name, num_blocks=pool.cache.evict_branch(request.tokens, namespace=namespace)
+                )
                 for pool in self._pools.select(request.pool)
             ]
             return readers.EvictBranchResponse(pools=answers)
@@ -139,7 +141,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace, answers = _namespace(request), []
         for pool in self._pools.select(request.pool):
-            pin = pool.cache.pin(request.tokens, request.ttl_s, namespace)._replace(tokens=b"")
+            pin = pool.cache.pin(request.tokens, ttl=request.ttl_s, namespace=namespace)._replace(tokens=b"")
             answers.append(readers.PoolPin(pool=pool.shape.name, pin=pin_to_proto(pin)))
         return readers.PinResponse(pools=answers)
 
@@ -148,7 +150,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace, answers = _namespace(request), []
         for pool in self._pools.select(request.pool):
-            was_pinned = pool.cache.unpin(request.tokens, namespace)
+            was_pinned = pool.cache.unpin(request.tokens, namespace=namespace)
             answers.append(readers.PoolUnpinned(pool=pool.shape.name, was_pinned=was_pinned))
         return readers.UnpinResponse(pools=answers)
 
@@ -170,7 +172,8 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         return readers.RetainResponse(
             pools=[
                 readers.PoolRetained(
-                    pool=pool.shape.name, num_tokens=pool.cache.retain(request.tokens, ranges, namespace)
+                    pool=pool.shape.name,
+                    num_tokens=pool.cache.retain(request.tokens, retention=ranges, namespace=namespace),
                 )
                 for pool in self._pools.select(request.pool)
             ]

@@ -200,7 +200,7 @@ def test_a_page_of_elsewhere_cannot_evict_unasked(stack: TreeStack, eye: Followe
 
 def test_what_a_range_is_worth_and_for_how_long_is_told(stack: TreeStack, eye: Follower) -> None:
     stack.store(PUBLIC)
-    stack.holder.retain(stack.text.encode(PUBLIC, special=False), [Retention(priority=80, duration_s=600)])
+    stack.holder.retain(stack.text.encode(PUBLIC, special=False), retention=[Retention(priority=80, duration_s=600)])
     eye.wait_until(lambda: any(row[11] == 80 for row in eye.nodes.values()))
     (first, *_) = eye.nodes
     assert 500 < eye.client.get(f"/nodes/{first}").json()["retained_s"] <= 600

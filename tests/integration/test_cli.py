@@ -145,7 +145,7 @@ def test_quotas_are_shown_set_one_at_a_time_and_dropped(capsys: pytest.CaptureFi
     with ServiceThread(config) as service, connect(service.addresses[0], PoolShape(64)) as holder:
         address = service.addresses[0]
         for namespace in ("gold", "default"):
-            holder.acquire([1] * 16 * 20 if namespace == "default" else [1] * 16 * 3, 16, namespace)
+            holder.acquire([1] * 16 * 20 if namespace == "default" else [1] * 16 * 3, reserve=16, namespace=namespace)
         assert quota() == [
             "pool default: 64 blocks of 16 tokens, 41 free",
             "48 blocks are for the namespaces without a quota together",

@@ -55,8 +55,8 @@ def test_what_is_worth_more_outlives_what_is_worth_less(holder: RemoteHolder, cl
         (0, 35, 0.0),
         (32, 35, 0.0),
     ]
-    assert holder.retain([2] * 100, [Retention(32)], "nobody") == 0
-    assert holder.retain([2] * 100, [Retention(32, priority=0)]) == 40
+    assert holder.retain([2] * 100, retention=[Retention(32)], namespace="nobody") == 0
+    assert holder.retain([2] * 100, retention=[Retention(32, priority=0)]) == 40
     holder.evict(3)
     assert [holder.match([first] * 40).num_tokens for first in (1, 2, 3)] == [40, 0, 40]
     holder.evict(4)
@@ -68,11 +68,11 @@ def test_what_is_worth_more_outlives_what_is_worth_less(holder: RemoteHolder, cl
 def test_a_pin_over_its_budget_is_refused_with_what_is_pinned_but_no_tokens_of_it(holder: RemoteHolder) -> None:
     opened = holder.acquire(PROMPT)
     holder.insert(opened.seq_id, 100)
-    holder.pin(PROMPT, "1h")
+    holder.pin(PROMPT, ttl="1h")
     other = holder.acquire([1, 2, 3] * 200)
     holder.insert(other.seq_id, 600)
     with pytest.raises(PinBudgetError, match="block-seconds of its namespace") as refusal:
-        holder.pin([1, 2, 3] * 200, "1h")
+        holder.pin([1, 2, 3] * 200, ttl="1h")
     [pinned] = refusal.value.pins
     assert (pinned.tokens, pinned.num_tokens, pinned.num_blocks, pinned.ttl_s) == (b"", 100, 7, 3600.0)
     assert holder.unpin(PROMPT)
@@ -131,10 +131,10 @@ def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolde
         (lambda holder: holder.acquire(PROMPT, seq_id=2**64), InvalidArgumentError),
         (lambda holder: holder.acquire(PROMPT, retention=[Retention(4, 4)]), InvalidArgumentError),
         (lambda holder: holder.acquire(PROMPT, retention=[Retention(duration_s=True)]), InvalidArgumentError),
-        (lambda holder: holder.retain(PROMPT, [Retention(priority=101)]), InvalidArgumentError),
-        (lambda holder: holder.retain(PROMPT, [Retention()] * 65), InvalidArgumentError),
-        (lambda holder: holder.retain(PROMPT, Retention()), InvalidArgumentError),
-        (lambda holder: holder.retain(PROMPT, [Retention()], ""), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, retention=[Retention(priority=101)]), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, retention=[Retention()] * 65), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, retention=Retention()), InvalidArgumentError),
+        (lambda holder: holder.retain(PROMPT, retention=[Retention()], namespace=""), InvalidArgumentError),
         (lambda holder: holder.acquire(bytes(10_000_000)), OutOfBlocksError),
         (lambda holder: holder.acquire(bytes(40_000_000)), LimitError),
         (lambda holder: holder.match(bytes(40_000_000)), LimitError),

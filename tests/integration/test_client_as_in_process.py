@@ -99,13 +99,13 @@ class RandomCalls:
         also = ("other", "default", "")[: choose.choice([0, 1, 2, 2, 3])]
         blocks, sequences = choose.choice([None, -1, 6, 12, 20, 25, True]), choose.choice([None, None, -1, 1, 3])
         calls: list[Callable[[Any], Any]] = [
-            lambda holder: holder.match(tokens, namespace or "default"),
-            lambda holder: holder.explain(tokens, namespace or "default", also),
+            lambda holder: holder.match(tokens, namespace=namespace or "default"),
+            lambda holder: holder.explain(tokens, namespace=namespace or "default", also=also),
             lambda holder: holder.evict(count),
             lambda holder: holder.clear("other"),
-            lambda holder: holder.pin(tokens, ttl, namespace or "default"),
-            lambda holder: holder.unpin(tokens, namespace or "default"),
-            lambda holder: holder.retain(tokens, ranges, namespace or "default"),
+            lambda holder: holder.pin(tokens, ttl=ttl, namespace=namespace or "default"),
+            lambda holder: holder.unpin(tokens, namespace=namespace or "default"),
+            lambda holder: holder.retain(tokens, retention=ranges, namespace=namespace or "default"),
             lambda holder: holder.set_quota(namespace or "default", blocks, sequences),
             lambda holder: holder.usage("nobody"),
             lambda holder: (

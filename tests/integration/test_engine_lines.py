@@ -135,7 +135,7 @@ def test_namespaces_have_lines_of_their_own(engine: Engine, reference: Any) -> N
     again = GenerateParams(token_ids=prompt[:29], sampling=greedy(1), namespace="a")
     assert read_tokens(engine.generate(again))[1].num_computed_tokens == 1
     assert _lines(engine) == (1, 1)
-    matched = [engine.call(lambda cache, name=name: cache.match(prompt, name)).num_tokens for name in "ab"]  # type: ignore[misc]
+    matched = [engine.call(lambda cache, name=name: cache.match(prompt, namespace=name)).num_tokens for name in "ab"]  # type: ignore[misc]
     assert matched == [30, 0]
 
 

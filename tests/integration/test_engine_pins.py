@@ -70,7 +70,7 @@ def test_a_prefix_is_pinned_in_its_namespace_and_the_end_of_the_request_tells(ma
     assert {(pin.num_tokens, pin.ttl_s) for pin in cache.pins("a")} == {(7, 300.0), (20, 60.0)}
     assert cache.pins("default") == []
     cache.evict(64)
-    assert cache.match(PROMPT, "a").num_tokens == 20
+    assert cache.match(PROMPT, namespace="a").num_tokens == 20
 
 
 def test_a_prefix_is_pinned_while_its_request_still_runs() -> None:

@@ -70,8 +70,10 @@ def test_a_reader_of_one_namespace_sees_the_same_whatever_lies_in_another(servic
             if name == "full":
                 sequence = holder.acquire(PROMPT, namespace="owner")
                 holder.insert(sequence.seq_id, num_computed=len(PROMPT))
-            explained = holder.explain(PROMPT, "prober")
-            answers.append((holder.match(PROMPT, "prober"), explained, holder.dump("prober"), holder.pins("prober")))
+            explained = holder.explain(PROMPT, namespace="prober")
+            answers.append(
+                (holder.match(PROMPT, namespace="prober"), explained, holder.dump("prober"), holder.pins("prober"))
+            )
             answers[-1] += (holder.usage("prober"), [event.kind for event in holder.events(namespace="prober")])
     assert answers[0] == answers[1]
 

@@ -264,9 +264,9 @@ def test_what_is_ones_own_is_told(site: Site) -> None:
 def test_an_explanation_compares_with_no_namespace_of_others(site: Site) -> None:
     site.fill()
     with connect(site.service.addresses[0], pool_name="filled", credentials=Credentials(token="reader")) as reader:
-        assert reader.explain(MY_TOKENS, MINE).num_tokens == len(MY_TOKENS)
+        assert reader.explain(MY_TOKENS, namespace=MINE).num_tokens == len(MY_TOKENS)
         with pytest.raises(PermissionDeniedError):
-            reader.explain(THEIR_TOKENS, MINE, also=[THEIRS])
+            reader.explain(THEIR_TOKENS, namespace=MINE, also=[THEIRS])
 
 
 def test_the_answer_to_a_fork_is_that_to_an_unknown_generation(site: Site) -> None:

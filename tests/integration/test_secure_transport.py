@@ -115,9 +115,9 @@ def test_with_mutual_tls_who_calls_is_known_by_the_certificate(authority: Author
             connect(address, PoolShape(8), credentials=trusting(authority, nobody, "feeder")),  # a key goes before
             connect(address, credentials=trusting(authority, job)) as reader,
         ):
-            assert reader.match([1], "team").num_tokens == 0
+            assert reader.match([1], namespace="team").num_tokens == 0
             with pytest.raises(PermissionDeniedError):
-                reader.match([1], "others")
+                reader.match([1], namespace="others")
         with connect(address, credentials=trusting(authority, nobody)) as reader, pytest.raises(UnauthenticatedError):
             reader.stats_all()
         with (

@@ -147,7 +147,7 @@ class CacheDriver:
 
     def match(self, namespace: str, tokens: Tokens) -> int:
         """Match, and compare with what the dump holds."""
-        found, on_device = self.holder.match(pack_tokens(tokens), namespace)
+        found, on_device = self.holder.match(pack_tokens(tokens), namespace=namespace)
         assert found == on_device
         expected = self.snapshot.match(namespace, tokens)
         assert found == expected, f"{tokens} matched {found} tokens in {namespace}, the dump holds {expected} of them"
@@ -184,7 +184,7 @@ class CacheDriver:
     def evict_branch(self, namespace: str, tokens: Tokens) -> None:
         """Just the unlocked nodes go whose histories begin with these tokens."""
         self.is_sound = False
-        num_evicted = self.holder.evict_branch(pack_tokens(tokens), namespace)
+        num_evicted = self.holder.evict_branch(pack_tokens(tokens), namespace=namespace)
         before, after = self.snapshot, read_snapshot(self.holder)
         check_branch_eviction(before, after, namespace, tokens, num_evicted)
         check_gone(self.holder, before, after, self.oracle, "evict")
@@ -197,7 +197,7 @@ class CacheDriver:
         found = self.match(namespace, tokens)
         listed = [(pin.namespace, tuple(unpack_tokens(pin.tokens))) for pin in self.holder.pins()]
         try:
-            info = self.holder.pin(pack_tokens(tokens), PIN_TTL_S, namespace)
+            info = self.holder.pin(pack_tokens(tokens), ttl=PIN_TTL_S, namespace=namespace)
         except (PinBudgetError, *REFUSALS) as error:
             assert read_snapshot(self.holder) == self.snapshot, "a refused pin changed something"
             check_refused_pin(self.snapshot, namespace, error)
@@ -213,7 +213,7 @@ class CacheDriver:
     def unpin(self, namespace: str, tokens: Tokens) -> None:
         """End the pin of these tokens, if there is one."""
         self.is_sound = False
-        was_pinned = self.holder.unpin(pack_tokens(tokens), namespace)
+        was_pinned = self.holder.unpin(pack_tokens(tokens), namespace=namespace)
         assert was_pinned == ((namespace, tokens) in self.oracle.pins), f"{tokens} were pinned, or were not"
         after = read_snapshot(self.holder)
         if was_pinned:
@@ -227,7 +227,7 @@ class CacheDriver:
         """Say what is cached of these tokens is worth; nobody has used it by that."""
         self.is_sound = False
         found = self.match(namespace, tokens)
-        num_tokens = self.holder.retain(pack_tokens(tokens), ranges, namespace)
+        num_tokens = self.holder.retain(pack_tokens(tokens), retention=ranges, namespace=namespace)
         self.oracle.shares.ranked.add(namespace)
         assert num_tokens == found, f"{found} tokens match, and {num_tokens} were meant"
         after = read_snapshot(self.holder)

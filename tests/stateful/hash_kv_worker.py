@@ -277,9 +277,17 @@ def _fallible_ids(op: StepOp) -> list[int | None]:
 def _call_facade(holder: CacheHolder, op: StepOp) -> StepResult:
     match op:
         case AcquireOp():
-            return holder.acquire(op.tokens, op.reserve, op.namespace, op.seq_id, op.waits, op.shares, op.retention)
+            return holder.acquire(
+                op.tokens,
+                reserve=op.reserve,
+                namespace=op.namespace,
+                seq_id=op.seq_id,
+                waits=op.waits,
+                shares=op.shares,
+                retention=op.retention,
+            )
         case MatchOp():
-            return holder.match(op.tokens, op.namespace)
+            return holder.match(op.tokens, namespace=op.namespace)
         case ExtendOp():
             return holder.extend(op.seq_id, op.num_tokens)
         case InsertOp():

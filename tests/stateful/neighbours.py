@@ -41,7 +41,7 @@ class _Pair:
 
     def found(self, namespace: str, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """How much each of them has of each prompt."""
-        return [[cache.match(prompt, namespace).num_tokens for prompt in prompts] for cache in self.caches]
+        return [[cache.match(prompt, namespace=namespace).num_tokens for prompt in prompts] for cache in self.caches]
 
 
 def check_neighbour(seed: int, eviction: str = "lru") -> int:

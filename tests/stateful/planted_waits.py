@@ -126,7 +126,7 @@ PLANTED_WAITS = (
     PlantedBug(
         "a match in a Step that looks into one namespace only",
         "steps.py",
-        "return cache.match(op.tokens, op.namespace)",
+        "return cache.match(op.tokens, namespace=op.namespace)",
         "return cache.match(op.tokens)",
     ),
     PlantedBug(

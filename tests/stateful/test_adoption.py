@@ -248,7 +248,7 @@ def test_a_restarted_service_finds_all_that_was_cached() -> None:
     for node in before.dump():
         histories[node.node_id] = (node.namespace, histories.get(node.parent_id, ("", b""))[1] + node.tokens)
         namespace, tokens = histories[node.node_id]
-        assert after.match(tokens, namespace).num_tokens == len(tokens) // 4
+        assert after.match(tokens, namespace=namespace).num_tokens == len(tokens) // 4
 
 
 @pytest.mark.parametrize("position", [1, 3, 4, 5, 7, 33])

@@ -64,7 +64,7 @@ def test_what_was_cleared_does_not_come_back() -> None:
     wire.restart()
     wire.carry()
     assert wire.pool.cache.match(pack_tokens(range(10))).num_tokens == 0
-    assert wire.pool.cache.match(pack_tokens(range(10)), "other").num_tokens == 0
+    assert wire.pool.cache.match(pack_tokens(range(10)), namespace="other").num_tokens == 0
     opened = wire.submit([ForkOp(2, 7, 1, 0, (3,))])
     wire.carry()
     (children,) = opened.result(0)

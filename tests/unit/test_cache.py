@@ -338,10 +338,15 @@ def test_a_branch_is_evicted_with_all_below_it_and_nothing_beside() -> None:
     assert cache.evict_branch([1] * 4 + [3] * 4) == 4
     assert cache.match([1] * 4 + [3] * 4).num_tokens == 4
     assert cache.match([1] * 4 + [2] * 4).num_tokens == 8
-    assert cache.match([1] * 4 + [3] * 4, "other").num_tokens == 8
+    assert cache.match([1] * 4 + [3] * 4, namespace="other").num_tokens == 8
     assert cache.stats().num_evicted_blocks == 4
     cache.check()
-    assert cache.evict_branch([7]) == cache.evict_branch([1] * 4 + [3] * 4) == cache.evict_branch([1], "nobody") == 0
+    assert (
+        cache.evict_branch([7])
+        == cache.evict_branch([1] * 4 + [3] * 4)
+        == cache.evict_branch([1], namespace="nobody")
+        == 0
+    )
     assert cache.evict_branch([]) == 3
     assert cache.stats().num_cached_blocks == 2
     cache.check()
@@ -362,7 +367,7 @@ def test_of_a_branch_what_sequences_and_pins_hold_stays() -> None:
     for tokens in ([1] * 4 + [2] * 4, [1] * 4 + [3] * 4, [1] * 4 + [4] * 4):
         stored(cache, tokens)
     seq = cache.acquire([1] * 4 + [2] * 4 + [9])
-    cache.pin([1] * 4 + [3] * 4, 60)
+    cache.pin([1] * 4 + [3] * 4, ttl=60)
     assert cache.evict_branch([1] * 4) == 1
     assert cache.match([1] * 4 + [2] * 4).num_tokens == cache.match([1] * 4 + [3] * 4).num_tokens == 8
     assert cache.match([1] * 4 + [4] * 4).num_tokens == 4
@@ -379,7 +384,7 @@ def test_a_node_tells_how_many_sequences_stand_on_it() -> None:
     cache.acquire([1] * 4 + [2] * 4 + [6])
     third = cache.acquire([1] * 4 + [7] * 4)
     cache.insert(third.seq_id, 8)
-    cache.pin([1] * 4 + [2] * 4, 60)
+    cache.pin([1] * 4 + [2] * 4, ttl=60)
     assert [(node.position, node.num_sequences) for node in cache.dump()] == [(0, 0), (4, 2), (4, 1)]
     cache.release(first.seq_id)
     assert [(node.position, node.num_sequences) for node in cache.dump()] == [(0, 0), (4, 1), (4, 1)]

@@ -100,7 +100,7 @@ def test_what_was_evicted_is_gone_and_its_block_is_another_node(watched: Watched
 def test_a_use_and_a_pin_change_a_node(watched: Watched) -> None:
     watched.store("aaaabbbb")
     watched.look()
-    watched.cache.pin(pack_tokens([ord(letter) for letter in "aaaabbbb"]), 60)
+    watched.cache.pin(pack_tokens([ord(letter) for letter in "aaaabbbb"]), ttl=60)
     assert len(watched.look().changed) == 1
     (node,) = watched.state.nodes.values()
     assert node.info.pinned_until_s > 0

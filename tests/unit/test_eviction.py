@@ -116,7 +116,7 @@ def test_priority_goes_first_by_priority_and_then_by_age() -> None:
     cache = PrefixCache(16, 2, eviction="priority")
     for token in (1, 2, 3):
         stored(cache, [token] * 4)
-    cache.retain([2] * 4, [Retention(priority=10)])
+    cache.retain([2] * 4, retention=[Retention(priority=10)])
     cache.evict(2)
     assert matched(cache, [1] * 4, [2] * 4, [3] * 4) == [4, 0, 4]
     cache.evict(2)
@@ -128,7 +128,7 @@ def test_both_halves_of_a_split_and_the_whole_of_a_merge_keep_uses_and_priority(
     for _ in range(3):
         stored(cache, [1, 1, 2, 2, 3, 3])
     (whole,) = cache._forest.shares[0].policy.nodes()
-    cache.retain([1, 1, 2, 2, 3, 3], [Retention(priority=80)])
+    cache.retain([1, 1, 2, 2, 3, 3], retention=[Retention(priority=80)])
     assert whole.priority == 80
     held = cache.acquire([1, 1, 2, 2, 3, 3])
     other = cache.acquire([1, 1, 9, 9])

@@ -34,10 +34,10 @@ class Bench:
     def explain(self, tokens: list[int], namespace: str = "default", also: tuple[str, ...] = ()) -> Explanation:
         """Explain twice: it is a pure read, and says what a match says."""
         before = self.cache.dump(), self.cache.stats()
-        explanation = self.cache.explain(tokens, namespace, also)
-        assert self.cache.explain(tokens, namespace, also) == explanation
+        explanation = self.cache.explain(tokens, namespace=namespace, also=also)
+        assert self.cache.explain(tokens, namespace=namespace, also=also) == explanation
         assert (self.cache.dump(), self.cache.stats()) == before
-        assert explanation.num_tokens == self.cache.match(tokens, namespace).num_tokens
+        assert explanation.num_tokens == self.cache.match(tokens, namespace=namespace).num_tokens
         assert explanation.num_prompt_tokens == len(tokens)
         self.cache.check()
         return explanation
@@ -333,16 +333,17 @@ def test_other_namespaces_are_looked_at_only_if_they_are_named() -> None:
 
 def test_bad_arguments_are_refused_by_name() -> None:
     cache = PrefixCache(8)
-    for arguments, argument in (
-        ((b"abc",), "tokens"),
-        ((A, ""), "namespace"),
-        ((A, "default", ("",)), "namespace"),
-        ((A, "default", "other"), "also"),
-        ((A, "default", 7), "also"),
-        ((A, "default", ("n",) * 65), "also"),
-    ):
+    cases: list[tuple[Any, str, Any, str]] = [
+        (b"abc", "default", (), "tokens"),
+        (A, "", (), "namespace"),
+        (A, "default", ("",), "namespace"),
+        (A, "default", "other", "also"),
+        (A, "default", 7, "also"),
+        (A, "default", ("n",) * 65, "also"),
+    ]
+    for tokens, namespace, also, argument in cases:
         with pytest.raises(InvalidArgumentError) as caught:
-            cache.explain(*arguments)  # type: ignore[arg-type]  # the wrong type is the case
+            cache.explain(tokens, namespace=namespace, also=also)
         assert caught.value.argument == argument
 
 
@@ -395,5 +396,5 @@ def test_what_a_quota_cost_is_told_as_such() -> None:
             seq = cache.acquire([first] * 4, namespace=namespace)
             cache.insert(seq.seq_id, 4)
             cache.release(seq.seq_id)
-    told = cache.explain([1] * 4, "tenant")
+    told = cache.explain([1] * 4, namespace="tenant")
     assert (told.cause, told.evicted and told.evicted.reason) == ("evicted", "quota")

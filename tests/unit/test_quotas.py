@@ -25,7 +25,7 @@ def fill(cache: PrefixCache, namespace: str, num_branches: int, first: int = 1) 
 
 
 def num_cached(cache: PrefixCache, namespace: str, prompts: list[list[int]]) -> int:
-    return sum(cache.match(prompt, namespace).num_tokens for prompt in prompts) // BLOCK
+    return sum(cache.match(prompt, namespace=namespace).num_tokens for prompt in prompts) // BLOCK
 
 
 def blocks_of(cache: PrefixCache, namespace: str) -> int:
@@ -172,14 +172,14 @@ def test_setting_and_dropping_a_quota_keeps_what_is_cached_and_its_order() -> No
     cache.set_quota("tenant", 8)
     cache.check()
     store(cache, "tenant", 50)
-    assert cache.match(oldest, "tenant").num_tokens == 4  # nobody needed the room
+    assert cache.match(oldest, namespace="tenant").num_tokens == 4  # nobody needed the room
     fill(cache, "other", 17)
-    assert cache.match(oldest, "tenant").num_tokens == 0
-    assert cache.match(newest, "tenant").num_tokens == 4
+    assert cache.match(oldest, namespace="tenant").num_tokens == 0
+    assert cache.match(newest, namespace="tenant").num_tokens == 4
     assert cache.set_quota("tenant").block_quota is None
     cache.check()
     fill(cache, "other", 40)
-    assert cache.match(newest, "tenant").num_tokens == 0
+    assert cache.match(newest, namespace="tenant").num_tokens == 0
 
 
 def test_usage_tells_every_namespace_and_forgets_those_that_are_gone() -> None:
@@ -216,11 +216,11 @@ def test_pins_stay_within_the_quota_and_hold_under_a_burst() -> None:
     cache = PrefixCache(40, BLOCK)
     cache.set_quota("tenant", 8)
     pinned = store(cache, "tenant", 1, num_blocks=6)
-    cache.pin(pinned, "1h", "tenant")
+    cache.pin(pinned, ttl="1h", namespace="tenant")
     assert cache.usage("tenant")[0].num_blocks_in_use == 6
     fill(cache, "tenant", 30, first=10)
     fill(cache, "other", 60)
-    assert cache.match(pinned, "tenant").num_tokens == 12
+    assert cache.match(pinned, namespace="tenant").num_tokens == 12
     with pytest.raises(QuotaError):
         cache.acquire([99] * 6, namespace="tenant")
     cache.check()
@@ -267,4 +267,4 @@ def test_a_quota_of_nothing_shuts_a_namespace_out() -> None:
     cache.set_quota("tenant", 0)
     with pytest.raises(QuotaError):
         cache.acquire([5], namespace="tenant")
-    assert cache.match([1, 1], "tenant").num_tokens == 2
+    assert cache.match([1, 1], namespace="tenant").num_tokens == 2

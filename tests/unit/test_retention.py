@@ -114,7 +114,7 @@ def test_the_end_of_a_pin_is_no_use() -> None:
     clock = Clock()
     cache = PrefixCache(40, BLOCK, clock=clock)
     serve(cache, [1] * 4, Retention(priority=90, duration_s=10))
-    cache.pin([1] * 4, 50)
+    cache.pin([1] * 4, ttl=50)
     clock.now_s = 50
     cache.check()
     assert [node.priority for node in cache.dump()] == [35]
@@ -125,19 +125,19 @@ def test_it_can_be_changed_later_in_either_direction() -> None:
     cache = PrefixCache(40, BLOCK, clock=clock)
     serve(cache, [1] * 8)
     serve(cache, [2] * 8)
-    assert cache.retain([1] * 10, [Retention(0, 4, priority=70, duration_s=5)]) == 8
+    assert cache.retain([1] * 10, retention=[Retention(0, 4, priority=70, duration_s=5)]) == 8
     cache.check()
     assert priorities(cache) == [(0, 4, 70), (4, 4, 35), (0, 8, 35)]
     clock.now_s = 4
-    cache.retain([1] * 8, [Retention(0, 4, priority=70, duration_s=5)])
+    cache.retain([1] * 8, retention=[Retention(0, 4, priority=70, duration_s=5)])
     clock.now_s = 8
     assert priorities(cache)[0] == (0, 4, 70)
-    cache.retain([1] * 8, [Retention()])
-    cache.retain([2] * 8, [Retention(priority=1)])
+    cache.retain([1] * 8, retention=[Retention()])
+    cache.retain([2] * 8, retention=[Retention(priority=1)])
     cache.evict(4)
     assert lengths(cache, [1] * 8, [2] * 8) == [8, 0]
-    assert cache.retain([7, 7], [Retention(priority=1)]) == 0
-    assert cache.retain([1], [Retention(priority=1)], "nobody") == 0
+    assert cache.retain([7, 7], retention=[Retention(priority=1)]) == 0
+    assert cache.retain([1], retention=[Retention(priority=1)], namespace="nobody") == 0
     cache.check()
 
 
@@ -146,7 +146,7 @@ def test_only_what_is_said_again_lasts_anew() -> None:
     cache = PrefixCache(40, BLOCK, clock=clock)
     serve(cache, [1] * 8, Retention(priority=60, duration_s=10))
     clock.now_s = 5
-    cache.retain([1] * 8, [Retention(0, 4, priority=60, duration_s=10)])
+    cache.retain([1] * 8, retention=[Retention(0, 4, priority=60, duration_s=10)])
     cache.check()
     assert [(node.position, node.retained_until_s) for node in cache.dump()] == [(0, 15.0), (4, 10.0)]
     clock.now_s = 10
@@ -164,7 +164,7 @@ def test_saying_what_is_so_changes_nothing() -> None:
         ([1] * 3, [Retention(priority=99), Retention(priority=35, duration_s=9.0)]),
         ([2] * 6, [Retention(2, 5, priority=60)]),
     ):
-        assert cache.retain(tokens, ranges) == len(tokens)
+        assert cache.retain(tokens, retention=ranges) == len(tokens)
         cache.check()
         assert cache.dump() == before
 
@@ -174,7 +174,7 @@ def test_two_halves_that_end_at_different_times_stay_apart() -> None:
     cache = PrefixCache(40, BLOCK, clock=clock)
     serve(cache, [1] * 8, Retention(priority=60, duration_s=10))
     serve(cache, [1] * 4 + [2] * 4)
-    cache.pin([1] * 8, 100)
+    cache.pin([1] * 8, ttl=100)
     cache.evict(40)
     clock.now_s = 5
     serve(cache, [1] * 4)
@@ -189,7 +189,7 @@ def test_a_policy_keeps_its_order_though_leaves_are_split_while_they_wait() -> N
     for _ in range(20):
         serve(cache, [1] * 12)
         serve(cache, [1] * 12)
-        cache.retain([1] * 12, [Retention(4, None, priority=50)])
+        cache.retain([1] * 12, retention=[Retention(4, None, priority=50)])
         cache.check()
         cache.evict(16)
     serve(cache, [1] * 12)
@@ -318,10 +318,10 @@ def test_a_leaf_that_stays_is_paid_for_by_as_many_blocks_of_its_own_namespace() 
     for _ in range(6):
         cache.evict(1)
         cache.check()
-    assert [cache.match([token] * 2, "a").num_tokens for token in range(1, 9)] == [2, *[0] * 7]
-    assert cache.match([7] * 2, "b").num_tokens == 2
+    assert [cache.match([token] * 2, namespace="a").num_tokens for token in range(1, 9)] == [2, *[0] * 7]
+    assert cache.match([7] * 2, namespace="b").num_tokens == 2
     cache.evict(4)
-    assert cache.match([1] * 8, "a").num_tokens == 0, "nothing is left that is worth less"
+    assert cache.match([1] * 8, namespace="a").num_tokens == 0, "nothing is left that is worth less"
     cache.check()
 
 
@@ -367,7 +367,7 @@ def test_bad_ranges_are_refused_and_change_nothing(ranges: list[Retention], mess
     serve(cache, [1] * 4)
     before = (cache.stats(), cache.dump())
     with pytest.raises(InvalidArgumentError, match=message):
-        cache.retain([1] * 4, ranges)
+        cache.retain([1] * 4, retention=ranges)
     with pytest.raises(InvalidArgumentError, match=message):
         cache.acquire([1] * 4, retention=ranges)
     assert (cache.stats(), cache.dump()) == before
@@ -383,6 +383,6 @@ def test_nodes_that_were_one_until_their_priorities_parted_them_are_told_apart(e
         cache.insert(seq_id, num_computed=len(tokens))
     cache.release(2)
     cache.release(1)
-    cache.retain([1, 0, 1, 1, 0, 1], [Retention(3, 5, priority=0), Retention(8, 11, priority=0)])
+    cache.retain([1, 0, 1, 1, 0, 1], retention=[Retention(3, 5, priority=0), Retention(8, 11, priority=0)])
     assert cache.evict(8) == 6
     cache.check()

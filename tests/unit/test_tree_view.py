@@ -38,7 +38,7 @@ def test_branches_are_drawn_with_sizes_ages_locks_and_pins() -> None:
     bench.store("system: answer", "other")
     bench.now_s = 60.0
     bench.store("system: examples")
-    bench.cache.pin([ord(letter) for letter in "system: "], 600)
+    bench.cache.pin([ord(letter) for letter in "system: "], ttl=600)
     bench.cache.acquire([ord(letter) for letter in "system: examples!"])
     bench.now_s = 90.0
     assert drawn(bench.cache, bench.now_s, spells=True) == [
@@ -56,9 +56,11 @@ def test_what_is_worth_more_or_less_than_others_says_so_and_for_how_long() -> No
     bench = Bench()
     bench.store("aaaabbbb")
     bench.store("ccccdddd")
-    bench.cache.retain([ord(letter) for letter in "aaaabbbb"], [Retention(0, 4, 90, 600.0), Retention(4, 8, 5)])
+    bench.cache.retain(
+        [ord(letter) for letter in "aaaabbbb"], retention=[Retention(0, 4, 90, 600.0), Retention(4, 8, 5)]
+    )
     bench.now_s = 30.0
-    bench.cache.retain([ord(letter) for letter in "cccc"], [Retention(0, 4, 60, 600.0)])
+    bench.cache.retain([ord(letter) for letter in "cccc"], retention=[Retention(0, 4, 60, 600.0)])
     bench.cache.acquire([ord(letter) for letter in "cccc!"])
     assert drawn(bench.cache, bench.now_s, spells=True) == [
         "default  4 nodes, 4 blocks",

@@ -184,7 +184,7 @@ async def pin(view_id: int, body: Pin, request: Request, tenant: CurrentTenant) 
     observer = _observer(request)
     found = _node(observer, view_id, tenant)
     history, namespace = observer.state.history(view_id), found.info.namespace
-    return _told(await _change(observer, lambda reader: reader.pin(history, body.ttl_s, namespace)))
+    return _told(await _change(observer, lambda reader: reader.pin(history, ttl=body.ttl_s, namespace=namespace)))
 
 
 @router.post("/nodes/{view_id}/unpin")
@@ -193,7 +193,7 @@ async def unpin(view_id: int, body: Unpin, request: Request, tenant: CurrentTena
     observer = _observer(request)
     found = _node(observer, view_id, tenant)
     tokens = observer.state.history(view_id)[: body.num_tokens * TOKEN_BYTES]
-    was_pinned = await _change(observer, lambda reader: reader.unpin(tokens, found.info.namespace))
+    was_pinned = await _change(observer, lambda reader: reader.unpin(tokens, namespace=found.info.namespace))
     return {"was_pinned": was_pinned}
 
 
