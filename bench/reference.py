@@ -104,7 +104,7 @@ def _fingerprint(model: Path, num_tokens: int) -> str:
     digest = hashlib.blake2b(digest_size=12)
     if not model.is_dir():  # a hub id: its content is the hub's to name
         digest.update(str(model).encode())
-    for file in sorted([*model.glob("*.json"), *model.glob("*.safetensors")]):
+    for file in sorted(file for kind in ("json", "safetensors", "gguf") for file in model.glob(f"*.{kind}")):
         digest.update(file.name.encode())
         with file.open("rb") as content:
             while chunk := content.read(1 << 22):
@@ -135,6 +135,14 @@ def _answer(model: Any, prompt: list[int], num_tokens: int) -> ReferenceAnswer:
     return ReferenceAnswer(token_ids, (top_two.values[:, 0] - top_two.values[:, 1]).tolist())
 
 
+def load_plain(folder: str, **options: Any) -> Any:
+    """The model in a folder as transformers loads it, from the GGUF file in there if that has its weights."""
+    transformers: Any = importlib.import_module("transformers")
+    for file in Path(folder).glob("*.gguf"):
+        options |= {"gguf_file": file.name, "config": transformers.AutoConfig.from_pretrained(folder)}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -146,7 +154,7 @@ def main() -> None:
     transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    model = load_plain(options.model, dtype=torch.float32).eval()
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # greedy, and no token that ends it
     for line in sys.stdin:
         print(json.dumps(_answer(model, json.loads(line), options.num_tokens)._asdict()), flush=True)

@@ -155,11 +155,11 @@ class Stopwatch:
         from radixkv.kernels.native_decoder import NativeDecoder
         from radixkv.worker.attention import StepAttention
         from radixkv.worker.model import ModelRunner
-        from radixkv.worker.packed_linear import Int8Linear, PackedLinear
+        from radixkv.worker.packed_linear import PackedLinear, RoundedLinear
         from radixkv.worker.rounds import Rounds
         from radixkv.worker.sampler import Sampler
 
-        linear_kinds = (Int8Linear, PackedLinear, torch.nn.Linear)
+        linear_kinds = (RoundedLinear, PackedLinear, torch.nn.Linear)
         plain_call = torch.nn.Module.__call__
         linear_call = self.timed(LINEAR, plain_call)
 

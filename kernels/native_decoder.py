@@ -13,9 +13,9 @@ Into caches of fewer bits k and v go as `write_kv` writes them, quantised from f
 What lies between the kernels costs more than a third of a small model's step where Python calls them one by one, and holds the
 interpreter's lock. Here one call runs them all, over the same caches and plans, and other threads run meanwhile.
 
-Dtypes: int8 weights; queries float32 or bfloat16, caches alike or in fewer bits; hidden, sums and logits fp32; what a matrix
-multiplies is rounded to 16 bits (`int8_linear`). A token's logits do not depend on the others of the step, but where attention
-reads blocks once for several (`plan_attention(shares=...)`). Needs the native kernels.
+Dtypes: weights of 8 or 4 bits; queries float32 or bfloat16, caches alike or in fewer bits; hidden, sums and logits fp32; what a
+matrix multiplies is rounded to 16 bits (`rounded_linear`). A token's logits do not depend on the others of the step, but where
+attention reads blocks once for several (`plan_attention(shares=...)`). Needs the native kernels.
 """
 
 from __future__ import annotations
@@ -35,25 +35,17 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch, Scratch
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.int8_linear import GROUP_SIZE, ROUNDED_GROUP_BYTES, Int8Weight, NativeInt8Weight
 from radixkv.kernels.kv_cache import KVCache, Layout
 from radixkv.kernels.native_attention import plan_native_call
 from radixkv.kernels.native_build import native_library
 from radixkv.kernels.native_cache import NativeKVCache
+from radixkv.kernels.rounded_linear import GROUP_SIZE, PANEL, ROUNDED_GROUP_BYTES, Linear, NativeWeight
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["DecoderLayer", "DecoderWeights", "Linear", "NativeDecoder"]
 
 _FUNCTIONS = {torch.float32: "radixkv_decode_float32", torch.bfloat16: "radixkv_decode_bfloat16"}
 _Pointer = ctypes.c_void_p
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Linear:
-    """A weight [n, k] in int8, and a bias [n] float32 or None."""
-
-    weight: Int8Weight
-    bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +88,7 @@ class DecoderWeights:
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, NativeInt8Weight) for name in ("qkv", "attention_out", "gate_up", "down")),
+        *((name, NativeWeight) for name in ("qkv", "attention_out", "gate_up", "down")),
         *((name, _Pointer) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
     )
 
@@ -104,7 +96,7 @@ class _Layer(ctypes.Structure):
 class _Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", _Pointer),
-        ("head", NativeInt8Weight),
+        ("head", NativeWeight),
         ("embeddings", _Pointer),
         ("last_norm", _Pointer),
         *(
@@ -148,21 +140,24 @@ class NativeDecoder:
     def __init__(self, weights: DecoderWeights) -> None:
         library = native_library()
         if library is None:
-            raise InvalidArgumentError("weights", "int8", "run by a model of its own where there are no native kernels")
+            raise InvalidArgumentError(
+                "weights", "rounded", "run by a model of its own where there are no native kernels"
+            )
         self._library = library
         self._weights = weights
         self.dtype = weights.head.weight.dtype
         self.seconds: npt.NDArray[np.float64] | None = None
         self._hidden_size = int(weights.last_norm.shape[0])
-        intermediate_size = weights.layers[0].down.weight.packed.shape[1]
+        intermediate_size = weights.layers[0].down.weight.num_inputs
         _check(weights, self._hidden_size, intermediate_size)
         self._function: Any = library[_FUNCTIONS[self.dtype]]
         self._function.argtypes = (_Pointer, _Pointer)
         self._function.restype = None
-        layers = (_Layer * len(weights.layers))(*map(_native_layer, weights.layers))
+        self._kept: list[NativeWeight] = []  # what structures point to
+        layers = (_Layer * len(weights.layers))(*(_native_layer(layer, self._kept) for layer in weights.layers))
         self._decoder = _Decoder(
             layers=ctypes.addressof(layers),
-            head=_native_linear(weights.head),
+            head=weights.head.native(self._kept),
             embeddings=weights.embeddings.data_ptr(),
             last_norm=weights.last_norm.data_ptr(),
             num_layers=len(weights.layers),
@@ -183,7 +178,8 @@ class NativeDecoder:
         self._buffer_sizes = (0, 0)
         self._buffer_addresses: tuple[int, ...] = ()
         linears = [weights.head, *chain.from_iterable(map(_linears, weights.layers))]
-        self.linear_bytes = sum(linear.weight.packed.nbytes + linear.weight.scales.nbytes for linear in linears)
+        parts = chain.from_iterable(linear.parts for linear in linears)
+        self.linear_bytes = sum(tensor.nbytes for part in parts for tensor in part.weight.tensors)
 
     def run(
         self,
@@ -217,7 +213,7 @@ class NativeDecoder:
         self._check_step(token_ids, positions, slots, kept, (cosines, sines), batch)
         cosines, sines = cosines.contiguous(), sines.contiguous()
         # Not torch's, which lets other threads of Python run before the kernel does, in place of beside it.
-        logits = torch.from_numpy(np.empty((len(kept), weights.head.weight.num_outputs), np.float32))
+        logits = torch.from_numpy(np.empty((len(kept), weights.head.num_outputs), np.float32))
         if not num_tokens:
             return logits
         calls = [
@@ -348,19 +344,21 @@ def _check(weights: DecoderWeights, hidden_size: int, intermediate_size: int) ->
                 check_tensor(name, norm, (width,), (torch.float32,), torch.device("cpu"))
         if layer.attention.sinks is not None:
             raise InvalidArgumentError("attention.sinks", "given", "None")
-    vocabulary, dtype = weights.head.weight.num_outputs, weights.head.weight.dtype
+    vocabulary, dtype = weights.head.num_outputs, weights.head.weight.dtype
     check_tensor("embeddings", weights.embeddings, (None, hidden_size), (dtype,), torch.device("cpu"))
     check_tensor("last_norm", weights.last_norm, (hidden_size,), (torch.float32,), torch.device("cpu"))
     _check_linear("head", weights.head, (vocabulary, hidden_size), dtype)
 
 
 def _check_linear(name: str, linear: Linear, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    weight = linear.weight
-    if (weight.num_outputs, weight.packed.shape[1]) != shape or weight.dtype != dtype:
-        found = (weight.num_outputs, weight.packed.shape[1], weight.dtype)
+    found = (linear.num_outputs, *{(part.weight.num_inputs, part.weight.dtype) for part in linear.parts})
+    if found != (shape[0], (shape[1], dtype)):
         raise InvalidArgumentError(name, found, f"{(*shape, dtype)}")
-    if linear.bias is not None:
-        check_tensor(f"{name}.bias", linear.bias, (weight.num_outputs,), (torch.float32,), torch.device("cpu"))
+    for part in linear.parts:
+        if part.following and part.weight.num_outputs % PANEL:
+            raise InvalidArgumentError(name, part.weight.num_outputs, f"a multiple of {PANEL} where others follow")
+        if part.bias is not None:
+            check_tensor(f"{name}.bias", part.bias, (part.weight.num_outputs,), (torch.float32,), torch.device("cpu"))
 
 
 def _check_range(name: str, values: Sequence[int], low: int | None, end: int) -> None:
@@ -372,20 +370,16 @@ def _check_range(name: str, values: Sequence[int], low: int | None, end: int) ->
             )
 
 
-def _native_layer(layer: DecoderLayer) -> _Layer:
+def _native_layer(layer: DecoderLayer, kept: list[NativeWeight]) -> _Layer:
     norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
     return _Layer(
-        *map(_native_linear, _linears(layer)),
+        *(linear.native(kept) for linear in _linears(layer)),
         *(None if norm is None else norm.data_ptr() for norm in norms),
     )
 
 
 def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
     return (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
-
-
-def _native_linear(linear: Linear) -> NativeInt8Weight:
-    return NativeInt8Weight.of(linear.weight, linear.bias)
 
 
 def _pointers(addresses: Sequence[int]) -> ctypes.Array[Any]:

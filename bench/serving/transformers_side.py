@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from bench.reference import load_plain
 from bench.serving.plan import Outcome, ReadyCall, Workload
 from bench.serving.system import KV_TOKENS, Counts
 
@@ -38,9 +39,7 @@ class TransformersCB:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         self.kv_token_bytes = kv_token_bytes
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.bfloat16, attn_implementation="sdpa"
-        ).eval()
+        self._model: Any = load_plain(model, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
         self._transformers: Any = transformers
 
     def describe(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 //                x = norm(hidden);  hidden += (silu(x Wgate) * (x Wup)) Wdown
 //   at the end   logits = norm(hidden) Whead, of the tokens asked for
 //
-// `hidden`, sums and what lies between two matrices are fp32; what a matrix multiplies is rounded to 16 bits as in int8_linear.cpp;
+// `hidden`, sums and what lies between two matrices are fp32; what a matrix multiplies is rounded to 16 bits as in rounded_linear.cpp;
 // queries and what the caches hold have the type T, or in quantised caches are codes of what is rotated: rotation.py. One team of
 // threads runs it all and waits for itself between two kernels.
 
@@ -24,14 +24,14 @@ namespace radixkv {
 extern "C" {
 
 struct DecoderLayer {
-  Int8Weight qkv, attention_out, gate_up, down;
+  RoundedWeight qkv, attention_out, gate_up, down;
   const float *attention_norm, *mlp_norm;  // [hidden_size]
   const float *q_norm, *k_norm;            // [D], or null
 };
 
 struct Decoder {
   const DecoderLayer* layers;
-  Int8Weight head;
+  RoundedWeight head;
   const void* embeddings;  // [vocabulary, hidden_size] of type T
   const float* last_norm;  // [hidden_size]
   int32_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
@@ -152,7 +152,7 @@ class Step {
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < step_.num_kept; ++i) norm(step_.kept[i], decoder_.last_norm, i);
     });
-    timed(kMatrices, [&] { linear_int8(rounded_, step_.num_kept, decoder_.head, step_.logits, false); });
+    timed(kMatrices, [&] { linear_rounded(rounded_, step_.num_kept, decoder_.head, step_.logits, false); });
   }
 
   static int64_t groups_of(int64_t size) { return size / kRoundedInputs; }
@@ -166,8 +166,8 @@ class Step {
     if (counts) step_.seconds[part] += omp_get_wtime() - start;
   }
 
-  void linear(const Int8Weight& weight, float* out, bool adds) const {
-    timed(kMatrices, [&] { linear_int8(rounded_, num_tokens_, weight, out, adds); });
+  void linear(const RoundedWeight& weight, float* out, bool adds) const {
+    timed(kMatrices, [&] { linear_rounded(rounded_, num_tokens_, weight, out, adds); });
   }
 
   template <class Visit>

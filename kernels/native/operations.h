@@ -7,32 +7,34 @@
 
 namespace radixkv {
 
-// Weights [num_outputs, num_inputs] in int8 as int8_linear.py packs them, and what is added to a row's products: [num_outputs] or
-// null.
-struct Int8Weight {
+// Weights [num_outputs, num_inputs] as rounded_linear.py packs them, and what is added to a row's products: [num_outputs] or null.
+struct RoundedWeight {
   const uint8_t* packed;
-  const float* scales;
+  const void* scales;          // of 8 bits float per 64 inputs, of 4 bits float16 per 32
+  const uint16_t* minimums;    // of 4 bits, float16 beside the scales; null: -8 times the scale
   const float* bias;
+  const RoundedWeight* next;   // of the same inputs: the outputs that follow these, which are then whole panels; or null
   int64_t num_inputs, num_outputs;
+  int32_t bits;
 };
 
 constexpr int kRoundedInputs = 64;
 
-// 64 activations as whole numbers times a scale: x ~ digits * scale. How `digits` holds them is int8_linear.cpp's matter.
+// 64 activations as whole numbers times a scale: x ~ digits * scale. How `digits` holds them is rounded_linear.cpp's matter.
 struct RoundedGroup {
   int16_t digits[kRoundedInputs];
   float scale;
-  int32_t offset;  // -128 times their sum
+  int32_t sums[2];  // of the first 32, and of the others
 };
 
 // `from` [count], a multiple of 64, to [count / 64] groups. What is infinite or NaN makes its whole group NaN.
 template <class T>
 void round_row(const T* from, int64_t count, RoundedGroup* to);
 
-// out [num_rows, num_outputs] = x [num_rows, num_inputs] x weight + bias; with `adds`, that is added to what `out` holds. All
-// threads of a team call it, and it is done when they return.
+// out [num_rows, outputs] = x [num_rows, num_inputs] x weight + bias, of the weight and those that follow it; with `adds`, that is
+// added to what `out` holds. All threads of a team call it, and it is done when they return.
 template <class Out>
-void linear_int8(const RoundedGroup* x, int64_t num_rows, const Int8Weight& weight, Out* out, bool adds);
+void linear_rounded(const RoundedGroup* x, int64_t num_rows, const RoundedWeight& weight, Out* out, bool adds);
 
 // What the attention of one layer computes. `softcap` 0: none. `sinks`: [Hq] or null.
 struct Layer {
@@ -61,7 +63,7 @@ struct Work {
   int32_t num_items, num_merges, num_threads, table_stride;
 };
 
-// out [tokens, Hq, Dv] from q [tokens, Hq, D] with strides in elements. All threads of a team call it, as `linear_int8`.
+// out [tokens, Hq, Dv] from q [tokens, Hq, D] with strides in elements. All threads of a team call it, as `linear_rounded`.
 template <class T>
 void attend(const Layer& layer, const Work& work, const KvCache& cache, const T* q, int64_t q_token, int64_t q_head, T* out);
 

@@ -34,7 +34,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--model",
         default="default",
         metavar="NAME",
-        help="a Hugging Face id, a folder, or a GGUF file, which is converted on first use; default: SmolLM2-135M-Instruct, "
+        help="a Hugging Face id, a folder, or a GGUF file, which every start reads anew; default: SmolLM2-135M-Instruct, "
         "fetched on first use (93 MB)",
     )
     flags.add_argument(
@@ -57,7 +57,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         default="auto",
         choices=["auto", "none", "int8"],
         help="of weights on a CPU: int8 rounds them as the model is loaded, in groups of 64; auto does so where "
-        "--dtype auto takes bfloat16, which rounds no less (default %(default)s)",
+        "--dtype auto takes bfloat16, which rounds no less, but keeps a GGUF file's Q4_0, Q4_1 and Q4_K at their 4 bits "
+        "(default %(default)s)",
     )
     flags.add_argument(
         "--deterministic",
@@ -263,7 +264,7 @@ def _size(text: str | None, flag: str) -> int | None:
 def describe(worker: Worker) -> str:
     """What a worker serves, and where its memory goes, in a line each."""
     model, plan = worker.engine.model(), worker.plan
-    rounded = ", weights in int8" if worker.runner.quantization == "int8" else ""
+    rounded = {"int8": ", weights in int8", "int4": ", weights in 4 bits"}.get(worker.runner.quantization, "")
     if worker.runner.kv_format is not None:
         rounded += f", KV in {worker.runner.kv_dtype}"
     if worker.config.deterministic:

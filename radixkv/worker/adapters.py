@@ -22,6 +22,7 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.adapter_file import AdapterFile, read_adapter
 from radixkv.worker.errors import ModelError
+from radixkv.worker.packed_linear import RoundedLinear
 
 __all__ = ["Adapters", "load_adapters"]
 
@@ -174,7 +175,7 @@ def _widths(module: torch.nn.Module | None) -> tuple[int, int] | None:
     """Inputs and outputs of a linear layer; None of anything else."""
     from transformers.pytorch_utils import Conv1D
 
-    if type(module) is torch.nn.Linear:
+    if type(module) is torch.nn.Linear or isinstance(module, RoundedLinear):
         return module.in_features, module.out_features
     if isinstance(module, Conv1D):
         return int(module.weight.shape[0]), int(module.weight.shape[1])

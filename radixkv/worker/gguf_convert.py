@@ -1,23 +1,31 @@
-"""A GGUF file turned once into a folder of safetensors, config and tokenizer that loads in a moment."""
+"""What is made of a GGUF file once: a folder of configuration, tokenizer and an index of the weights, which stay in it."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.worker.errors import ModelError
+from radixkv.worker.gguf_weights import WeightIndex, empty_model
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from radixkv.worker.gguf_file import GGUFFile
 
 __all__ = ["convert_gguf", "quiet_transformers"]
 
+_NUM_STEPS = 3
 
-def convert_gguf(file: GGUFFile, folder: Path) -> None:
-    """Dequantise a GGUF file to fp32 and save model, generation config and tokenizer into the new `folder`.
+
+def convert_gguf(file: GGUFFile, folder: Path, bars: Progress, kept_as: str | None = None) -> None:
+    """Write configurations, tokenizer and index of a GGUF file into the new `folder`: megabytes, whatever the weights take.
+
+    Args:
+        bars: shows how far it is.
+        kept_as: name of the file in the folder, where it will lie in there; None: it stays where it is.
 
     Raises:
         ModelError: transformers cannot read the file, or would read less than there is in it.
@@ -25,61 +33,65 @@ def convert_gguf(file: GGUFFile, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     splits_digits = file.splits_digits()  # before the long work
-    with (
-        quiet_transformers(),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):  # the reader draws a bar that nothing turns off
-        model = _load(file)
+    task = bars.add_task(f"Reading {file.path.name}, once", total=_NUM_STEPS)
+    with quiet_transformers():
+        config = _read_config(file)
+        bars.advance(task)
+        model, index = _index_weights(file, config, kept_as)
+        bars.advance(task)
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(
                 file.path.parent, gguf_file=file.path.name, trust_remote_code=False
             )
-        except Exception as error:  # of many kinds, as for the model
+        except Exception as error:  # of many kinds, as for the configuration
             raise _not_converted(file, error) from error
         if splits_digits:
             _split_digits(tokenizer)
-        tokenizer.model_max_length = model.config.get_text_config().max_position_embeddings
+        tokenizer.model_max_length = config.get_text_config().max_position_embeddings
         folder.mkdir()
-        model.save_pretrained(folder)
+        config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        index.save(folder)
+        bars.advance(task)
 
 
-def _load(file: GGUFFile) -> Any:
-    """The model, all of its weights and nothing but them from the file."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _read_config(file: GGUFFile) -> Any:
+    from transformers import AutoConfig
 
-    where: dict[str, Any] = {
-        "pretrained_model_name_or_path": file.path.parent,
-        "gguf_file": file.path.name,
-        "trust_remote_code": False,
-    }
     try:
-        config: Any = AutoConfig.from_pretrained(**where)
+        config: Any = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name, trust_remote_code=False)
         file.complete(config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            **where, config=config, dtype=torch.float32, output_loading_info=True
-        )
     except ModelError:
         raise
     except Exception as error:  # the reader trusts the file: what it stumbles over has no type of its own
         raise _not_converted(file, error) from error
-    model, told = loaded
-    missing = sorted(str(name) for name in (*told["missing_keys"], *told["mismatched_keys"]))
+    return config
+
+
+def _index_weights(file: GGUFFile, config: Any, kept_as: str | None) -> tuple[Any, WeightIndex]:
+    """The model without its weights, and where all of them and nothing but them are in the file."""
+    import torch
+
+    try:
+        model = empty_model(config, torch.float32)
+        index = WeightIndex.of(file, model, kept_as)
+    except Exception as error:
+        raise _not_converted(file, error) from error
+    kept = model.state_dict()
+    wanted = dict(model.named_parameters()) | {name: each for name, each in model.named_buffers() if name in kept}
+    missing = sorted(name for name, tensor in wanted.items() if not index.fills(name, tensor))
     if missing:
         raise ModelError(f"{file.path.name} cannot be converted: it holds no {missing[0]} of the right shape")
-    num_taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
-    if num_taken != file.num_elements:
+    num_taken = sum(tensor.numel() for tensor in wanted.values())
+    num_elements = sum(tensor.num_elements for tensor in file.tensors)
+    if num_taken != num_elements:
         raise ModelError(
             f"{file.path.name} cannot be converted: transformers has a place for {num_taken:,} of its "
-            f"{file.num_elements:,} weights, so that it would be another model"
+            f"{num_elements:,} weights, so that it would be another model"
         )
-    # The weights are plain fp32 now, but the model still calls itself quantised, which saving refuses.
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
     _add_end_of_turn(model, file.end_of_turn_id)
-    return model
+    return model, index
 
 
 def _not_converted(file: GGUFFile, error: BaseException) -> ModelError:

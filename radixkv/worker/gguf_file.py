@@ -6,15 +6,16 @@ trained to: scaled rotary frequencies, windows, soft caps, widths of heads, ends
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from radixkv.worker.errors import ModelError
 
-__all__ = ["GGUFFile"]
+__all__ = ["GGUFFile", "StoredTensor"]
 
 MAX_ARRAY_ITEMS = 2_000_000
 """In all arrays of a file: twice what the largest vocabularies have in tokens, scores, kinds and merges."""
@@ -40,13 +41,28 @@ _DIGIT_SPLITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exa
 """The same behind a split at every digit."""
 
 
+class StoredTensor(NamedTuple):
+    """A tensor of `shape`, rows first, in `num_bytes` of the file from `offset` on, in blocks of gguf's type `kind`."""
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
 class GGUFFile:
-    """A GGUF file's key-value pairs and tensor sizes.
+    """A GGUF file's key-value pairs, and where its tensors lie.
 
     Attributes:
         path: of the file.
         facts: its scalars and texts by key; arrays are left out.
-        num_elements: numbers in all of its tensors.
+        tensors: that the model is made of.
+        architecture: as the file calls it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +81,17 @@ class GGUFFile:
                 for key, field in reader.fields.items()
                 if field.types and field.types[0] != GGUFValueType.ARRAY
             }
-            self._num_elements = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
+            self.tensors = tuple(
+                StoredTensor(
+                    tensor.name,
+                    int(tensor.tensor_type),
+                    tuple(int(size) for size in reversed(tensor.shape)),
+                    int(tensor.data_offset),
+                    int(tensor.n_bytes),
+                )
+                for tensor in reader.tensors
+                if tensor.name != _ROPE_FACTORS
+            )
             self._rope_factors: list[float] | None = next(
                 ([float(value) for value in tensor.data] for tensor in reader.tensors if tensor.name == _ROPE_FACTORS),
                 None,
@@ -74,12 +100,7 @@ class GGUFFile:
             raise ModelError(f"{path} is not a whole GGUF file: {_one_line(error)}") from error
         if int(self.facts.get("split.count", 1)) > 1:
             raise ModelError(f"{path} is one of several parts of a model; merge them with llama-gguf-split --merge")
-        self._architecture = str(self.facts.get("general.architecture"))
-
-    @property
-    def num_elements(self) -> int:
-        """Numbers that the model is made of."""
-        return sum(count for name, count in self._num_elements.items() if name != _ROPE_FACTORS)
+        self.architecture = str(self.facts.get("general.architecture"))
 
     @property
     def split_name(self) -> str | None:
@@ -122,7 +143,7 @@ class GGUFFile:
         return False
 
     def _fact(self, name: str) -> Any:
-        return self.facts.get(f"{self._architecture}.{name}")
+        return self.facts.get(f"{self.architecture}.{name}")
 
     def _refusal(self, why: str) -> ModelError:
         return ModelError(f"{self.path.name} cannot be served: {why}")

@@ -1,9 +1,8 @@
-"""A GGUF file that a user names, as a folder that transformers loads: converted once into the cache folder.
+"""A GGUF file that a user names, as a folder of configuration, tokenizer and an index of the weights, made once.
 
     /models/some.gguf  ->  CACHE/models/some-<digest of path, size and time of change>/
 
-A file that was changed is another model. The weights are kept in fp32, four bytes for each, which holds whatever the file's
-own format does.
+A file that was changed is another model. The weights stay in the file, where every start reads them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from radixkv.worker.model_store import StoredModel, progress_bars, store_once
 __all__ = ["find_gguf", "resolve_gguf"]
 
 _MAGIC = b"GGUF"
-_WEIGHT_BYTES = 4
-_BESIDE_WEIGHTS_BYTES = 50_000_000
-"""Tokenizer and configuration, at most."""
+_DISK_BYTES = 50_000_000
+"""Tokenizer, configuration and index, at most."""
 
 
 def find_gguf(name: str) -> Path | None:
@@ -52,20 +50,17 @@ def resolve_gguf(path: Path, cache: Path, *, progress: bool = True) -> Path:
         ModelError: the file is damaged, or of a kind that cannot be served; or the model does not fit on the disk.
     """
     state = path.stat()
-    digest = hashlib.sha256(f"{path}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
+    digest = hashlib.sha256(f"index\n{path}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
     folder_name = f"{path.stem}-{digest[:12]}"
     kept = cache / "models" / folder_name
     if kept.is_dir():
         return kept
     file = GGUFFile(path)
-    disk_bytes = _WEIGHT_BYTES * file.num_elements + _BESIDE_WEIGHTS_BYTES
-    model = StoredModel(path.name, folder_name, disk_bytes)
+    model = StoredModel(path.name, folder_name, _DISK_BYTES)
     return store_once(model, cache, lambda partial: _make(file, partial / "converted", progress))
 
 
 def _make(file: GGUFFile, converted: Path, progress: bool) -> Path:
     with progress_bars(progress) as bars:
-        task = bars.add_task(f"Converting {file.path.name}, once", total=None)
-        convert_gguf(file, converted)
-        bars.update(task, total=1, completed=1)
+        convert_gguf(file, converted, bars)
     return converted

@@ -23,11 +23,12 @@ from radixkv.worker.decode_steps import DecodeRow, DecodeSteps, is_decode
 from radixkv.worker.errors import ModelError
 from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
 from radixkv.worker.gguf_convert import quiet_transformers
+from radixkv.worker.gguf_weights import has_index, load_gguf
 from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
 from radixkv.worker.latent_attention import absorb_latents
 from radixkv.worker.native_model import find_native_model
-from radixkv.worker.packed_linear import pack_linears
+from radixkv.worker.packed_linear import RoundedLinear, pack_linears
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
 from radixkv.worker.steady_code import (
     CHECK_BLOCK_SIZE,
@@ -57,7 +58,7 @@ class ModelRunner:
         eos_token_ids: ids with which the model ends a reply.
         widest_output: elements that are at most made of one position, embeddings and logits aside.
         weight_bytes: of the model's tensors and the adapters'.
-        quantization: what the linear layers' weights are rounded to, ``"int8"`` or ``"none"``.
+        quantization: what the linear layers' weights are in, ``"int4"`` (with others in int8), ``"int8"`` or ``"none"``.
         kv_format: what K and V are stored in; None: `dtype`, as latents are always.
         pool: the KV caches; `dtype` and `device` are where and in what the model computes.
     """
@@ -78,6 +79,7 @@ class ModelRunner:
         adapters: Mapping[str, Path] | None = None,
         deterministic: bool = False,
         cuda_graphs: bool = True,
+        progress: bool = False,
     ) -> None:
         """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
 
@@ -89,8 +91,9 @@ class ModelRunner:
                 it.
             device: ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
             max_model_len: longest sequence to be served; None: what the model allows.
-            quantization: of the linear layers' weights on a CPU: ``"none"``, ``"int8"`` (groups of 64), or ``"auto"``: int8
-                where `dtype` is auto too and the device computes in bfloat16, which rounds no less.
+            quantization: of the linear layers' weights on a CPU: ``"none"``, ``"int8"`` (groups of 64), or ``"auto"``: where
+                `dtype` is auto too and the device computes in bfloat16, which rounds no less, those of 4 bits of a GGUF file as
+                they are, and others in int8.
             kv_dtype: what K and V are stored in: ``"fp8"``, ``"int8"``, ``"int4"``; ``"auto"`` or the name of what the model
                 computes in: that, as which latents are stored always.
             adapters: folders of low-rank adapters by name; they are not rounded.
@@ -98,6 +101,7 @@ class ModelRunner:
                 whatever of it was found in the cache. With adapters the native decoder then runs nothing.
             cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `decode_steps`. Not with
                 `deterministic`, whose steps are cut into tiles.
+            progress: show a progress bar on standard error while the weights of a GGUF file are read.
 
         Raises:
             InvalidArgumentError: an argument is outside its bound.
@@ -110,12 +114,13 @@ class ModelRunner:
         rounds = wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         self._adapters = load_adapters(adapters or {})
         register_attention()
-        self._model = _load(model, self.dtype, self.device)
+        self._model = _load(model, self.dtype, self.device, quantization if rounds else "none", progress)
         self._adapters.check(self._model)
         if not self._adapters.changes("kv_b_proj"):  # what is absorbed does not run, and cannot be added to
             absorb_latents(self._model)
         config = self._model.config.get_text_config()
-        self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
+        head = self._model.get_output_embeddings()
+        self.vocab_size = int(head.out_features if isinstance(head, RoundedLinear) else head.weight.shape[0])
         self.max_model_len = _shortened(_max_model_len(config), max_model_len)
         self.eos_token_ids = _eos_token_ids(self._model)
         widest_output = _widest_output(self._model, self.vocab_size)
@@ -130,7 +135,7 @@ class ModelRunner:
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
         self.kv_format = self._take_kv_format(kv_format)
         self._native = None
-        if self.quantization == "int8":
+        if self.quantization != "none":
             specs = [probe.specs[layer] for layer in range(len(self._layers))]
             self._native = find_native_model(self._model, self._layers, specs, self._run, self.kv_format)
         self._shares_reads = not deterministic
@@ -265,13 +270,15 @@ class ModelRunner:
 
     def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:
         """Lay the linear layers' weights out for a CPU's kernels; the `quantization` that came of it."""
-        num_rounded = pack_linears(self._model, "int8" if rounds else "none") if self.device.type == "cpu" else 0
-        if is_asked_for and not num_rounded:
+        if self.device.type == "cpu":
+            pack_linears(self._model, "int8" if rounds else "none")
+        bits = {layer.quantised.bits for layer in self._model.modules() if isinstance(layer, RoundedLinear)}
+        if is_asked_for and not bits:
             raise ModelError(
                 "int8 weights: the model has no linear layer of a multiple of 64 inputs, or there are no compiled "
                 "kernels here (no C++ compiler, or RADIXKV_CPU_KERNELS is torch); ask for none"
             )
-        return "int8" if num_rounded else "none"
+        return f"int{min(bits)}" if bits else "none"
 
     def _find_tile_sizes(self) -> tuple[int, ...]:
         """How many tokens the steps may have in which the model's own code answers a row alike."""
@@ -335,7 +342,9 @@ class ModelRunner:
         return probe
 
 
-def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device) -> Any:
+def _load(
+    model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device, quantization: str, progress: bool
+) -> Any:
     """The model in eval mode on `device`, its attention handed to the registered function.
 
     Nothing that comes with a model is run: no code of its repository, no pickle. Its weights are safetensors.
@@ -351,9 +360,13 @@ def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device
             config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
             if config.is_encoder_decoder:
                 raise ModelError(f"{model} has an encoder; only decoder-only models can be served")
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
-            )
+            loaded: Any
+            if has_index(Path(model)):
+                loaded = load_gguf(Path(model), dtype, quantization, progress=progress)
+            else:
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+                )
             loaded.set_attn_implementation(ATTENTION_NAME)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelError(f"the model {model} cannot be loaded: {_one_line(error)}") from error
@@ -362,7 +375,8 @@ def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device
 
 def _widest_output(model: Any, vocab_size: int) -> int:
     matrices = (matrix for matrix in model.parameters() if matrix.dim() > 1 and vocab_size not in matrix.shape)
-    return max(int(matrix.shape[-2]) for matrix in matrices)
+    rounded = (layer.out_features for layer in model.modules() if isinstance(layer, RoundedLinear))
+    return max(*(int(matrix.shape[-2]) for matrix in matrices), *(width for width in rounded if width != vocab_size))
 
 
 def _max_model_len(config: Any) -> int:

@@ -2,8 +2,8 @@
 
 A `PackedLinear` has the weight's own dtype, in oneDNN's order. torch's own linear hands oneDNN a plain matrix, which is laid
 out anew in every call: over all layers of a SmolLM2 in bf16, two cores take 22 ms in place of 16 for one row and 26 in place
-of 16 for eight; in fp32 69 in place of 29 for eight. An `Int8Linear` has a byte per weight, for our own kernel, which reads
-half as much.
+of 16 for eight; in fp32 69 in place of 29 for eight. A `RoundedLinear` has a byte per weight, or half of one, for our own
+kernel, which reads as much less.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixkv.kernels.int8_linear import Int8Weight, can_multiply_int8, linear_int8, quantise_int8
+from radixkv.kernels.rounded_linear import RoundedWeight, can_multiply_rounded, linear_rounded, quantise_int8
 
-__all__ = ["Int8Linear", "PackedLinear", "pack_linears", "padded_length"]
+__all__ = ["PackedLinear", "RoundedLinear", "pack_linears", "padded_length"]
 
 LENGTHS_PER_DOUBLING = 8
 """Numbers of rows that are multiplied, up to 16 each and then eight from one power of two to the next; others are padded, by an
@@ -53,34 +53,34 @@ def padded_length(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-class Int8Linear(torch.nn.Module):
-    """Computes what `linear` does, with its weight rounded to int8."""
+class RoundedLinear(torch.nn.Module):
+    """A linear layer whose weight is of 8 or 4 bits."""
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    def __init__(self, weight: RoundedWeight, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.quantised = quantise_int8(linear.weight)
-        self.float_bias = None if linear.bias is None else linear.bias.detach().float()
+        self.quantised = weight
+        self.in_features, self.out_features = weight.num_inputs, weight.num_outputs
+        self.float_bias = None if bias is None else bias.detach().float()
 
     @property
-    def quantised(self) -> Int8Weight:
+    def quantised(self) -> RoundedWeight:
         """The weight as the kernel reads it; may be set to the same in other memory."""
         return self._quantised
 
     @quantised.setter
-    def quantised(self, weight: Int8Weight) -> None:
+    def quantised(self, weight: RoundedWeight) -> None:
         self._quantised = weight
-        self.register_buffer("packed", weight.packed)  # known as buffers, for those who count bytes
-        self.register_buffer("scales", weight.scales)
+        for name, tensor in zip(("packed", "scales", "minimums"), weight.tensors, strict=False):
+            self.register_buffer(name, tensor)  # known as buffers, for those who count bytes
 
     @property
     def weight(self) -> Tensor:
         """[out features, in features] as rounded, made anew: for models that do more with it than multiply."""
-        num_inputs = self._quantised.packed.shape[1]
-        return linear_int8(torch.eye(num_inputs, dtype=self._quantised.dtype), self._quantised).T
+        return linear_rounded(torch.eye(self.in_features, dtype=self._quantised.dtype), self._quantised).T
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in features] -> [..., out features], of the weight's dtype."""
-        return linear_int8(x, self._quantised, self.float_bias)
+        return linear_rounded(x, self._quantised, self.float_bias)
 
 
 def pack_linears(model: torch.nn.Module, quantization: str = "none") -> int:
@@ -97,8 +97,8 @@ def pack_linears(model: torch.nn.Module, quantization: str = "none") -> int:
     """
     num_rounded = 0
     for parent, name, child in _linears(model):
-        if quantization == "int8" and can_multiply_int8(child.weight):
-            setattr(parent, name, Int8Linear(child))
+        if quantization == "int8" and can_multiply_rounded(child.in_features, child.weight.dtype):
+            setattr(parent, name, RoundedLinear(quantise_int8(child.weight), child.bias))
             num_rounded += 1
         elif _is_packable(child.weight):
             setattr(parent, name, PackedLinear(child))

@@ -270,6 +270,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         adapters=config.adapters,
         deterministic=config.deterministic,
         cuda_graphs=config.cuda_graphs,
+        progress=config.show_progress,
     )
     plan = plan_pool(runner, wish, config.limits)
     num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks

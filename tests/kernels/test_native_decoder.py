@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import allocate_kv, int8_linear, native_decoder, plan_attention
+from radixkv.kernels import allocate_kv, native_decoder, plan_attention, rounded_linear
 from radixkv.kernels.huge_pages import HugePages
-from radixkv.kernels.int8_linear import concatenate_int8, linear_int8_reference, quantise_int8
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.native_build import build_native, usable_levels
-from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, Linear, NativeDecoder
+from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from radixkv.kernels.rotation import rotate
+from radixkv.kernels.rounded_linear import Linear, concatenate_rounded, linear_int8_reference, quantise_int8
 from radixkv.kernels.spec import AttentionSpec
 
 RELATIVE_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
@@ -36,7 +36,7 @@ Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 @pytest.fixture(params=usable_levels(), autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ctypes.CDLL(str(build_native(request.param)))
-    for module in (int8_linear, native_decoder):
+    for module in (rounded_linear, native_decoder):
         monkeypatch.setattr(module, "native_library", lambda: library)
 
 
@@ -151,7 +151,7 @@ class Toy:
 
 def _joined(*linears: tuple[Tensor, Tensor | None]) -> Linear:
     quantised = [quantise_int8(weight) for weight, _ in linears]
-    whole, _ = concatenate_int8(quantised, HugePages(1 << 20))
+    whole, _ = concatenate_rounded(quantised, HugePages(1 << 20))
     biases = [bias for _, bias in linears if bias is not None]
     return Linear(whole, torch.cat(biases) if biases else None)
 

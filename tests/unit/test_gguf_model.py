@@ -6,17 +6,20 @@ import random
 import shutil
 import struct
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_gguf import ARCHITECTURES, TOKENS, reference_tokenizer, round_weights, tiny_model, write_gguf
+from tiny_gguf import ARCHITECTURES, TOKENS, Kind, reference_tokenizer, round_weights, tiny_model, write_gguf
 from tiny_models import reference_logits
 from tokenizers import Regex, pre_tokenizers
 
 from radixkv.core.tokens import unpack_tokens
+from radixkv.kernels.native_build import native_library
+from radixkv.worker import model as worker_model
 from radixkv.worker import model_store
 from radixkv.worker.default_model import resolve_model
 from radixkv.worker.errors import ModelError
@@ -61,10 +64,72 @@ def test_a_file_gives_the_logits_of_the_model_that_it_was_written_from(family: s
 def test_quantised_weights_are_those_that_the_file_stands_for(tmp_path: Path) -> None:
     model = tiny_model("llama")
     write_gguf(model, "llama", tmp_path / "exact.gguf")
-    round_weights(model)
-    write_gguf(model, "llama", tmp_path / "tiny.gguf", rounds=True)
+    kinds = {"kinds": lambda _: Kind.Q8_0}
+    round_weights(model, **kinds)
+    write_gguf(model, "llama", tmp_path / "tiny.gguf", **kinds)
     assert (tmp_path / "tiny.gguf").stat().st_size < (tmp_path / "exact.gguf").stat().st_size
     _assert_same(_resolve(tmp_path / "tiny.gguf", tmp_path / "cache"), model)
+
+
+WIDE = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize(
+    ("kinds", "most_apart"),
+    [
+        (lambda _: Kind.Q4_0, 1e-3),
+        (lambda _: Kind.Q4_1, 1e-3),
+        (lambda name: Kind.Q8_0 if any(part in name for part in ("v_proj", "embed", "head")) else Kind.Q4_0, 3e-2),
+    ],
+    ids=["Q4_0", "Q4_1", "some Q8_0"],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_weights_of_four_bits_are_multiplied_as_they_are(
+    family: str,
+    kinds: Callable[[str], Kind],
+    most_apart: float,
+    is_tied: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_model, "wants_int8", lambda *_: True)
+    model = tiny_model(family, tie_word_embeddings=is_tied, **WIDE)
+    round_weights(model, kinds)
+    write_gguf(model, family, tmp_path / "tiny.gguf", kinds=kinds)
+    folder = _resolve(tmp_path / "tiny.gguf", tmp_path / "cache")
+    token_ids = random.Random(1).choices(range(3, len(TOKENS)), k=40)
+    expected = reference_logits(model, token_ids)[-1]
+    found, sizes = {}, {}
+    for quantization in ("auto", "int8"):
+        runner = ModelRunner(
+            folder, num_blocks=8, block_size=8, dtype="float32", device="cpu", quantization=quantization
+        )
+        assert runner.is_native
+        assert runner.quantization == {"auto": "int4"}.get(quantization, quantization)
+        row = ForwardRow(token_ids, 0, array("i", [6, 1, 4, 3, 2, 5]), 0, True)
+        found[quantization], sizes[quantization] = runner.forward([row])[0], runner.weight_bytes
+    assert (found["auto"] - expected).norm() < most_apart * expected.norm()
+    assert sizes["auto"] < 0.8 * sizes["int8"]
+
+
+def test_a_file_that_was_changed_or_taken_away_behind_its_index_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny_model("llama"), "llama", path)
+    folder = _resolve(path, tmp_path / "cache")
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(ModelError, match=r"tiny\.gguf has .* bytes in place of .*: it is another file by now"):
+        _logits(folder, [3, 4])
+    path.unlink()
+    with pytest.raises(ModelError, match=r"the weights in .*tiny\.gguf cannot be read"):
+        _logits(folder, [3, 4])
 
 
 @pytest.mark.parametrize(

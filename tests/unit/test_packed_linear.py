@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.worker.packed_linear import Int8Linear, PackedLinear, pack_linears, padded_length
+from radixkv.worker.packed_linear import PackedLinear, RoundedLinear, pack_linears, padded_length
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -44,7 +44,7 @@ def test_rounded_to_int8_it_computes_nearly_the_same(dtype: torch.dtype, with_bi
     with torch.inference_mode():
         assert pack_linears(model, "int8") == 1  # 80 inputs are no multiple of 64
         output = model[0](x)
-    assert isinstance(model[0], Int8Linear)
+    assert isinstance(model[0], RoundedLinear)
     assert isinstance(model[1], PackedLinear)
     assert output.dtype == dtype
     assert 0 < (output - expected).norm() <= 1e-2 * expected.norm()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +40,22 @@ MERGES = ["1 2", "t h", "th e", "Ġ a", "Ġ the", "i n", "h e"]
 TOKENS = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 
-Q8_0 = gguf.GGMLQuantizationType.Q8_0
-
+Kind = gguf.GGMLQuantizationType
 Facts = Mapping[str, Any]
 
 
 def can_round(tensor: torch.Tensor) -> bool:
-    """Whether Q8_0, in groups of 32, can hold a tensor."""
+    """Whether a type of blocks of 32 can hold a tensor."""
     return tensor.dim() == 2 and tensor.shape[1] % 32 == 0
 
 
-def round_weights(model: Any) -> None:
-    """Put in place of every weight what Q8_0 makes of it."""
+def round_weights(model: Any, kinds: Callable[[str], Kind]) -> None:
+    """Put in place of every weight what the type of its name makes of it."""
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if can_round(parameter):
-                rounded = gguf.dequantize(gguf.quantize(parameter.detach().numpy(), Q8_0), Q8_0)
+                kind = kinds(name)
+                rounded = gguf.dequantize(gguf.quantize(parameter.detach().numpy(), kind), kind)
                 parameter.copy_(torch.from_numpy(rounded))
 
 
@@ -95,9 +95,11 @@ def write_gguf(
     split: str | None = "gpt-2",
     facts: Facts | None = None,
     tensors: Facts | None = None,
-    rounds: bool = False,
+    kinds: Callable[[str], Kind] | None = None,
 ) -> None:
-    """The model as a GGUF file, `facts` and `tensors` beside what it says; matrices that can be are in Q8_0 with `rounds`."""
+    """The model as a GGUF file, `facts` and `tensors` beside what it says; matrices that can be are of the type that
+    `kinds` says of their names in the model.
+    """
     architecture = ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, architecture)
     _write_facts(writer, model.config, architecture)
@@ -105,10 +107,11 @@ def write_gguf(
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
         add(key.replace("ARCH", architecture), value)
     _write_tokenizer(writer, split)
-    for name, tensor in _tensors(model, architecture):
+    for own_name, name, tensor in _tensors(model, architecture):
         array = np.ascontiguousarray(tensor.float().numpy())
-        if rounds and can_round(tensor):
-            writer.add_tensor(name, gguf.quantize(array, Q8_0), raw_dtype=Q8_0)
+        if kinds and can_round(tensor):
+            kind = kinds(own_name)
+            writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
     for name, array in (tensors or {}).items():
@@ -162,11 +165,11 @@ def _write_tokenizer(writer: gguf.GGUFWriter, split: str | None) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
-def _tensors(model: Any, architecture: str) -> list[tuple[str, torch.Tensor]]:
+def _tensors(model: Any, architecture: str) -> list[tuple[str, str, torch.Tensor]]:
     config = model.config
     [arch] = [key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    written: list[tuple[str, torch.Tensor]] = []
+    written: list[tuple[str, str, torch.Tensor]] = []
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() in seen:  # tied
@@ -175,11 +178,14 @@ def _tensors(model: Any, architecture: str) -> list[tuple[str, torch.Tensor]]:
         if name.endswith("experts.gate_up_proj"):
             layer = name.split(".")[2]
             gate, up = tensor.chunk(2, dim=1)
-            written += [(f"blk.{layer}.ffn_gate_exps.weight", gate), (f"blk.{layer}.ffn_up_exps.weight", up)]
+            written += [
+                (name, f"blk.{layer}.ffn_gate_exps.weight", gate),
+                (name, f"blk.{layer}.ffn_up_exps.weight", up),
+            ]
             continue
         base, dot, suffix = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, ".", "weight")
         found = f"{names.get_name(base)}{dot}{suffix}"
-        written.append((found, _as_written(tensor, found, base, architecture, config)))
+        written.append((name, found, _as_written(tensor, found, base, architecture, config)))
     return written
 
 

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import int8_linear
+from radixkv.kernels import rounded_linear
 from radixkv.kernels.huge_pages import HugePages
-from radixkv.kernels.int8_linear import (
-    can_multiply_int8,
-    concatenate_int8,
-    linear_int8,
+from radixkv.kernels.native_build import build_native, usable_levels
+from radixkv.kernels.rounded_linear import (
+    can_multiply_rounded,
+    concatenate_rounded,
     linear_int8_reference,
+    linear_rounded,
     quantise_int8,
 )
-from radixkv.kernels.native_build import build_native, usable_levels
 
 RELATIVE_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
 """Of an output: bfloat16 is rounded to at the end."""
@@ -32,7 +32,7 @@ PART_OF_SUM = 1e-6
 @pytest.fixture(params=usable_levels(), autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ctypes.CDLL(str(build_native(request.param)))
-    monkeypatch.setattr(int8_linear, "native_library", lambda: library)
+    monkeypatch.setattr(rounded_linear, "native_library", lambda: library)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_it_computes_what_its_definition_says(
     weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
     x = torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
     bias = torch.randn(num_outputs, generator=generator) if with_bias else None
-    output = linear_int8(x, quantise_int8(weight), bias)
+    output = linear_rounded(x, quantise_int8(weight), bias)
     expected = linear_int8_reference(x, weight, bias)
     assert output.dtype == dtype
     assert output.shape == expected.shape
@@ -71,7 +71,7 @@ def test_rounding_moves_the_answer_by_less_than_a_hundredth() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(320, 576), torch.randn(5, 576)
     exact = x.double() @ weight.double().T
-    assert (linear_int8(x, quantise_int8(weight)) - exact).norm() < 1e-2 * exact.norm()
+    assert (linear_rounded(x, quantise_int8(weight)) - exact).norm() < 1e-2 * exact.norm()
 
 
 def test_activations_of_any_size_keep_fifteen_bits() -> None:
@@ -80,14 +80,14 @@ def test_activations_of_any_size_keep_fifteen_bits() -> None:
     for scale in (1e-30, 1e-6, 1.0, 1e6, 1e30):
         x = torch.randn(7, 64) * scale
         largest = x.abs().amax(dim=1, keepdim=True)
-        assert ((linear_int8(x, quantise_int8(weight)) - x).abs() <= largest / 2**15).all()
+        assert ((linear_rounded(x, quantise_int8(weight)) - x).abs() <= largest / 2**15).all()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_is_not_hidden(value: float) -> None:
     x = torch.ones(3, 128)
     x[1, 70] = value
-    output = linear_int8(x, quantise_int8(torch.ones(32, 128)))
+    output = linear_rounded(x, quantise_int8(torch.ones(32, 128)))
     assert output[1].isnan().all()
     assert output[[0, 2]].isfinite().all()
 
@@ -96,7 +96,7 @@ def test_what_is_no_number_is_not_hidden(value: float) -> None:
 @pytest.mark.parametrize("shape", [(0, 64), (3, 0, 64)])
 def test_no_rows_give_no_outputs(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     weight = quantise_int8(torch.zeros(32, 64, dtype=dtype))
-    assert linear_int8(torch.zeros(shape, dtype=dtype), weight).shape == (*shape[:-1], 32)
+    assert linear_rounded(torch.zeros(shape, dtype=dtype), weight).shape == (*shape[:-1], 32)
 
 
 @pytest.mark.parametrize("dtype", RELATIVE_ERRORS, ids=str)
@@ -104,27 +104,27 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight = quantise_int8(torch.randn(64, 128).to(dtype))
     x = torch.randn(29, 128).to(dtype)
-    together = linear_int8(x, weight)
-    assert all(torch.equal(linear_int8(x[:count], weight), together[:count]) for count in range(1, 29))
+    together = linear_rounded(x, weight)
+    assert all(torch.equal(linear_rounded(x[:count], weight), together[:count]) for count in range(1, 29))
 
 
 def test_leading_dimensions_and_strides_are_kept_out_of_it() -> None:
     torch.manual_seed(0)
     weight = quantise_int8(torch.randn(32, 64))
     x = torch.randn(2, 64, 3).transpose(1, 2)
-    assert torch.equal(linear_int8(x, weight), linear_int8(x.reshape(6, 64), weight).view(2, 3, 32))
+    assert torch.equal(linear_rounded(x, weight), linear_rounded(x.reshape(6, 64), weight).view(2, 3, 32))
 
 
 def test_zeros_and_the_largest_weights_are_exact() -> None:
     weight = torch.zeros(32, 64)
     weight[3, 5], weight[3, 6], weight[4, 0] = 2.5, -2.5, 1e-30
-    assert torch.equal(linear_int8(torch.eye(64), quantise_int8(weight)), weight.T)
+    assert torch.equal(linear_rounded(torch.eye(64), quantise_int8(weight)), weight.T)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
     weight = torch.zeros(32, 64, dtype=dtype)
-    assert not can_multiply_int8(weight)
+    assert not can_multiply_rounded(64, dtype)
     with pytest.raises(InvalidArgumentError, match=r"^weight\.dtype "):
         quantise_int8(weight)
 
@@ -137,15 +137,15 @@ def test_misfits_are_refused_by_name() -> None:
         ((torch.zeros(2, 64), weight, torch.zeros(31)), r"bias\.shape"),
     ):
         with pytest.raises(InvalidArgumentError, match=f"^{name} "):
-            linear_int8(*arguments)
-    assert not can_multiply_int8(torch.zeros(32, 65))
+            linear_rounded(*arguments)
+    assert not can_multiply_rounded(65, torch.float32)
     with pytest.raises(InvalidArgumentError, match=r"^weight\.shape\[1\] is 65; it must be a multiple of 64"):
         quantise_int8(torch.zeros(32, 65))
 
 
 def test_without_native_kernels_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8_linear, "native_library", lambda: None)
-    assert not can_multiply_int8(torch.zeros(32, 64))
+    monkeypatch.setattr(rounded_linear, "native_library", lambda: None)
+    assert not can_multiply_rounded(64, torch.float32)
     with pytest.raises(InvalidArgumentError, match="no native kernels"):
         quantise_int8(torch.zeros(32, 64))
 
@@ -154,14 +154,14 @@ def test_weights_are_joined_in_whole_panels_and_keep_their_answers() -> None:
     torch.manual_seed(0)
     plain, x = [torch.randn(n, 64) for n in (32, 96, 64)], torch.randn(3, 64)
     weights = [quantise_int8(weight) for weight in plain]
-    expected = [linear_int8(x, weight) for weight in weights]
+    expected = [linear_rounded(x, weight) for weight in weights]
     pages = HugePages(1 << 20)
-    whole, parts = concatenate_int8(weights, pages)
-    assert torch.equal(linear_int8(x, whole), torch.cat(expected, dim=1))
+    whole, parts = concatenate_rounded(weights, pages)
+    assert torch.equal(linear_rounded(x, whole), torch.cat(expected, dim=1))
     for part, answer in zip(parts, expected, strict=True):
-        assert torch.equal(linear_int8(x, part), answer)
+        assert torch.equal(linear_rounded(x, part), answer)
         assert part.packed.untyped_storage().data_ptr() == whole.packed.untyped_storage().data_ptr()
     with pytest.raises(InvalidArgumentError, match=r"^weights\[1\]\.num_outputs is 33; it must be a multiple of 32"):
-        concatenate_int8([weights[0], quantise_int8(torch.randn(33, 64)), weights[0]], pages)
+        concatenate_rounded([weights[0], quantise_int8(torch.randn(33, 64)), weights[0]], pages)
     with pytest.raises(InvalidArgumentError, match=r"^weights\[1\] is "):
-        concatenate_int8([weights[0], quantise_int8(torch.randn(32, 128))], pages)
+        concatenate_rounded([weights[0], quantise_int8(torch.randn(32, 128))], pages)

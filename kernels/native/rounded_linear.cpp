@@ -1,0 +1,359 @@
+// A linear layer whose weights are of 8 or 4 bits and whose activations are whole numbers of 16 bits with a scale per 64 inputs:
+// rounded_linear.py tells it.
+//
+//   one task   = 32 outputs, for all rows of x, a few rows at a time
+//     for 64 inputs (32 of 4 bits):  sums = the exact whole number of their products
+//                                    totals += sums * (scale of the weights * scale of the row)
+//
+// Weights are read once per call, as they lie; that bounds calls of few rows. Every total is made alike whatever the rows.
+// With AVX512_VNNI a weight is a byte, q + 128 or 0 to 15, and an activation two: 256 * high + low. So two instructions take 64
+// products, beginning with -128 * (sum of the activations), or -8 times it. Elsewhere words of two 16-bit numbers are multiplied.
+// Of 4 bits, a byte has one weight of the first 64 bytes that would follow in 8 bits, and above it one of the next 64.
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+
+#include "operations.h"
+
+namespace radixkv {
+namespace {
+
+constexpr int kOutputs = 32;  // of a panel
+constexpr int kInputs = kRoundedInputs;  // of a group
+constexpr int kHalf = kInputs / 2;  // of a group of 4 bits
+constexpr int kNibbles = 64;  // bytes, of two weights each, that are taken at once
+constexpr int kVectors = kOutputs / kLanes;
+constexpr float kMost = 127 * 256;  // the largest activation: its bytes are -127 to 127 and -128 to 127
+
+// float16 to float, those below its normal numbers too; not of infinities.
+inline Floats from_float16(const uint16_t* from) {
+  const Words bits = __builtin_convertvector(load<Halves>(from), Words);
+  return (Floats)((bits & 0x7fffu) << 13 | (bits & 0x8000u) << 16) * 0x1p112f;
+}
+
+#if defined(__AVX512VNNI__)
+constexpr int kPerWord = 4;  // inputs of an output that lie together
+constexpr int kTileRows = 4;
+constexpr int kAheadBytes = 6144;
+
+void put_digits(Ints value, int first, RoundedGroup& to) {
+  const Ints high = (value + 128) >> 8, low = value - (high << 8);
+  auto* bytes = reinterpret_cast<int8_t*>(to.digits);
+  store(bytes + first, __builtin_convertvector(high, SignedBytes));
+  store(bytes + kInputs + first, __builtin_convertvector(low, SignedBytes));
+}
+
+inline __m512i splat_word(const void* from) { return _mm512_set1_epi32(load<int32_t>(from)); }
+
+// R rows' products with one panel of all groups; with `asks` the memory behind it is asked for, as the first rows do.
+template <int R, bool asks>
+void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (&totals)[R][kVectors]) {
+  static_assert(kVectors == 2);
+  for (int group = 0; group < num_groups; ++group, scales += kOutputs) {
+    __m512i highs[R][2], lows[R][2];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < 2; ++v) {
+        highs[r][v] = _mm512_setzero_si512();
+        lows[r][v] = _mm512_set1_epi32(-128 * (x[r * num_groups + group].sums[0] + x[r * num_groups + group].sums[1]));
+      }
+    for (int word = 0; word < kInputs / kPerWord; ++word, weights += 128) {
+      if constexpr (asks) {
+        __builtin_prefetch(weights + kAheadBytes, 0, 2);  // into the second-level cache: more lines may be under way
+        __builtin_prefetch(weights + kAheadBytes + 64, 0, 2);
+      }
+      const __m512i bytes[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
+      for (int r = 0; r < R; ++r) {
+        const auto* digits = reinterpret_cast<const int8_t*>(x[r * num_groups + group].digits) + word * kPerWord;
+        const __m512i high = splat_word(digits), low = splat_word(digits + kInputs);
+        for (int v = 0; v < 2; ++v) {
+          highs[r][v] = _mm512_dpbusd_epi32(highs[r][v], bytes[v], high);
+          lows[r][v] = _mm512_dpbusd_epi32(lows[r][v], bytes[v], low);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const RoundedGroup& rounded = x[r * num_groups + group];
+      for (int v = 0; v < 2; ++v) {
+        const Ints sums = ((Ints)highs[r][v] << 8) + (Ints)lows[r][v];
+        const Floats scale = load<Floats>(scales + v * kLanes) * rounded.scale;
+        totals[r][v] = multiply_add(__builtin_convertvector(sums, Floats), scale, totals[r][v]);
+      }
+    }
+  }
+}
+
+// Sums of R rows' products with the 32 x 32 weights of 4 bits from `weights` on.
+template <int R, bool asks>
+inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, const uint8_t* weights, Ints (&sums)[R][kVectors]) {
+  __m512i highs[R][2]{}, lows[R][2]{};
+  const __m512i mask = _mm512_set1_epi8(15);
+  for (int word = 0; word < kHalf / kPerWord; ++word, weights += kNibbles) {
+    if constexpr (asks) __builtin_prefetch(weights + kAheadBytes, 0, 2);
+    const __m512i both = _mm512_loadu_si512(weights);
+    const __m512i bytes[2] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
+    for (int r = 0; r < R; ++r) {
+      const auto* digits = reinterpret_cast<const int8_t*>(x[r * num_groups].digits) + half * kHalf + word * kPerWord;
+      const __m512i high = splat_word(digits), low = splat_word(digits + kInputs);
+      for (int v = 0; v < 2; ++v) {
+        highs[r][v] = _mm512_dpbusd_epi32(highs[r][v], bytes[v], high);
+        lows[r][v] = _mm512_dpbusd_epi32(lows[r][v], bytes[v], low);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < 2; ++v) sums[r][v] = ((Ints)highs[r][v] << 8) + (Ints)lows[r][v];
+}
+#else
+constexpr int kPerWord = 2;
+constexpr int kTileRows = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1;
+
+void put_digits(Ints value, int first, RoundedGroup& to) {
+  for (int lane = 0; lane < kLanes; ++lane) to.digits[first + lane] = int16_t(value[lane]);
+}
+
+// Products of the two numbers in each word, added.
+inline Ints multiply_pairs(Ints a, Ints b) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+template <int R, bool asks>
+void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (&totals)[R][kVectors]) {
+  for (int group = 0; group < num_groups; ++group, scales += kOutputs) {
+    Ints sums[R][kVectors]{};
+    for (int word = 0; word < kInputs / kPerWord; ++word) {
+      Ints words[kVectors];
+      for (int v = 0; v < kVectors; ++v, weights += sizeof(Halves)) {
+        typedef uint8_t Bytes __attribute__((vector_size(sizeof(Halves))));
+        typedef int16_t Wide __attribute__((vector_size(2 * sizeof(Halves))));
+        words[v] = (Ints)(__builtin_convertvector(load<Bytes>(weights), Wide) - int16_t(128));
+      }
+      for (int r = 0; r < R; ++r) {
+        const Ints digits = load<int32_t>(x[r * num_groups + group].digits + word * kPerWord) - Ints{};
+        for (int v = 0; v < kVectors; ++v) sums[r][v] += multiply_pairs(words[v], digits);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) {
+        const Floats scale = load<Floats>(scales + v * kLanes) * x[r * num_groups + group].scale;
+        totals[r][v] = multiply_add(__builtin_convertvector(sums[r][v], Floats), scale, totals[r][v]);
+      }
+  }
+}
+
+template <int R, bool asks>
+inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, const uint8_t* weights, Ints (&sums)[R][kVectors]) {
+  typedef uint8_t Bytes __attribute__((vector_size(sizeof(Halves))));
+  typedef int16_t Wide __attribute__((vector_size(2 * sizeof(Halves))));
+  for (auto& row : sums)
+    for (auto& vector : row) vector = Ints{};
+  for (int word = 0; word < kHalf / kPerWord; word += 2, weights += kNibbles)
+    for (int above = 0; above < 2; ++above)
+      for (int r = 0; r < R; ++r) {
+        const Ints digits = load<int32_t>(x[r * num_groups].digits + half * kHalf + (word + above) * kPerWord) - Ints{};
+        for (int v = 0; v < kVectors; ++v) {
+          const Bytes both = load<Bytes>(weights + v * sizeof(Halves));
+          const Bytes bytes = above ? both >> 4 : both & uint8_t(15);
+          sums[r][v] += multiply_pairs((Ints)__builtin_convertvector(bytes, Wide), digits);
+        }
+      }
+}
+#endif
+
+// As multiply_tile, of weights of 4 bits.
+template <int R, bool asks>
+void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const uint16_t* scales, const uint16_t* minimums,
+                   Floats (&totals)[R][kVectors]) {
+  for (int group = 0; group < num_groups; ++group, ++x)
+    for (int half = 0; half < 2; ++half, weights += kHalf * kOutputs / 2, scales += kOutputs) {
+      Ints sums[R][kVectors];
+      multiply_nibbles<R, asks>(x, num_groups, half, weights, sums);
+      for (int v = 0; v < kVectors; ++v) {
+        const Floats scale = from_float16(scales + v * kLanes);
+        const Floats least = minimums ? from_float16(minimums + v * kLanes) : scale * -8.0f;
+        for (int r = 0; r < R; ++r) {
+          const RoundedGroup& rounded = x[r * num_groups];
+          totals[r][v] = multiply_add(__builtin_convertvector(sums[r][v], Floats), scale * rounded.scale, totals[r][v]);
+          totals[r][v] = multiply_add(least, splat(rounded.sums[half] * rounded.scale), totals[r][v]);
+        }
+      }
+      if (minimums) minimums += kOutputs;
+    }
+}
+
+// The weights of `num_inputs` inputs and 32 outputs in the order in which they are multiplied. `q` [32][k] from its first input on.
+template <class Q>
+void pack(const Q* q, int64_t k, int num_inputs, int added, uint8_t* to) {
+  for (int word = 0; word < num_inputs; word += kPerWord)
+    for (int output = 0; output < kOutputs; ++output)
+      for (int input = word; input < word + kPerWord; ++input) *to++ = uint8_t(q[output * k + input] + added);
+}
+
+// One row's 32 sums, or those of them that there are.
+template <class Out>
+void write(const float* totals, int count, Out* to, bool adds) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats values = load<Floats>(totals + i);
+    put(to + i, adds ? load_floats(to + i) + values : values);
+  }
+  for (; i < count; ++i) put(to + i, adds ? as_float(to[i]) + totals[i] : totals[i]);
+}
+
+// The next rows' products with one panel, at most kTileRows, to rows of `out` that are `stride` apart; how many they were.
+template <bool asks, class Out, int R = kTileRows>
+int multiply_rows(const RoundedGroup* x, int64_t num_rows, int panel, const RoundedWeight& weight, Out* out, int64_t stride, bool adds) {
+  if constexpr (R > 1)
+    if (num_rows < R) return multiply_rows<asks, Out, R - 1>(x, num_rows, panel, weight, out, stride, adds);
+  const int num_groups = int(weight.num_inputs / kInputs), first = panel * kOutputs;
+  const int count = int(std::min<int64_t>(kOutputs, weight.num_outputs - first));
+  const uint8_t* packed = weight.packed + int64_t(panel) * num_groups * kInputs * kOutputs * weight.bits / 8;
+  const int64_t group = int64_t(panel) * num_groups * kOutputs;
+  Floats totals[R][kVectors]{};
+  if (weight.bits == 8)
+    multiply_tile<R, asks>(x, num_groups, packed, static_cast<const float*>(weight.scales) + group, totals);
+  else
+    multiply_tile<R, asks>(x, num_groups, packed, static_cast<const uint16_t*>(weight.scales) + 2 * group,
+                           weight.minimums ? weight.minimums + 2 * group : nullptr, totals);
+  for (int r = 0; r < R; ++r) {
+    float row[kOutputs];
+    for (int v = 0; v < kVectors; ++v) store(row + v * kLanes, totals[r][v]);
+    if (weight.bias)
+      for (int i = 0; i < count; ++i) row[i] += weight.bias[first + i];
+    write(row, count, out + r * stride + first, adds);
+  }
+  return R;
+}
+
+// The panel's 64 inputs of up to 32 rows of `w` [num_rows, k] to whole numbers [32, 64] and scales [32].
+void round_panel(const float* w, int64_t num_rows, int64_t k, int8_t* q, float* scales) {
+  for (int output = 0; output < kOutputs; ++output, w += k, q += kInputs) {
+    float most = 0.0f, none = 0.0f;
+    for (int i = 0; output < num_rows && i < kInputs; ++i) {
+      most = std::max(most, std::abs(w[i]));
+      none += w[i] - w[i];  // not 0 where one is infinite or NaN
+    }
+    const float scale = scales[output] = std::max(most / 127.0f, FLT_MIN) + none;
+    for (int i = 0; i < kInputs; ++i) q[i] = output < num_rows && none == 0.0f ? int8_t(std::nearbyint(w[i] / scale)) : 0;
+  }
+}
+
+inline int num_panels_of(const RoundedWeight& weight) { return int((weight.num_outputs + kOutputs - 1) / kOutputs); }
+
+}  // namespace
+
+template <class T>
+void round_row(const T* from, int64_t count, RoundedGroup* to) {
+  for (const T* end = from + count; from < end; from += kInputs, ++to) {
+    Floats most{}, none{};
+    for (int i = 0; i < kInputs; i += kLanes) {
+      const Floats values = load_floats(from + i);
+      most = max(most, values < 0.0f ? -values : values);
+      none += values - values;  // not 0 where one is infinite or NaN
+    }
+    const float largest = highest(most);
+    to->sums[0] = to->sums[1] = 0;
+    to->scale = largest / kMost + sum(none);
+    if (!(largest > 0.0f) || to->scale != to->scale) {
+      std::memset(to->digits, 0, sizeof to->digits);
+      continue;
+    }
+    const float factor = kMost / largest;
+    for (int half = 0; half < 2; ++half) {
+      Ints total{};
+      for (int i = half * kHalf; i < (half + 1) * kHalf; i += kLanes) {
+        const Ints value = round_to_ints(load_floats(from + i) * factor);
+        put_digits(value, i, *to);
+        total += value;
+      }
+      for (int lane = 0; lane < kLanes; ++lane) to->sums[half] += total[lane];
+    }
+  }
+}
+
+template <class Out>
+void linear_rounded(const RoundedGroup* x, int64_t num_rows, const RoundedWeight& weight, Out* out, bool adds) {
+  int num_panels = 0;
+  int64_t stride = 0;
+  for (const RoundedWeight* part = &weight; part; part = part->next) {
+    num_panels += num_panels_of(*part);
+    stride += part->num_outputs;
+  }
+  const int64_t num_groups = weight.num_inputs / kInputs;
+#pragma omp for schedule(static)
+  for (int panel = 0; panel < num_panels; ++panel) {
+    const RoundedWeight* part = &weight;
+    int own = panel;
+    Out* to = out;
+    for (; own >= num_panels_of(*part); part = part->next) {
+      own -= num_panels_of(*part);
+      to += part->num_outputs;
+    }
+    int64_t row = num_rows ? multiply_rows<true>(x, num_rows, own, *part, to, stride, adds) : 0;
+    while (row < num_rows)
+      row += multiply_rows<false>(x + row * num_groups, num_rows - row, own, *part, to + row * stride, stride, adds);
+  }
+}
+
+template void round_row(const float*, int64_t, RoundedGroup*);
+template void round_row(const Bfloat16*, int64_t, RoundedGroup*);
+template void linear_rounded(const RoundedGroup*, int64_t, const RoundedWeight&, float*, bool);
+
+namespace {
+
+template <class T>
+void round_and_multiply(const T* x, int64_t num_rows, const RoundedWeight& weight, RoundedGroup* rounded, T* out, int num_threads) {
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row)
+      round_row(x + row * weight.num_inputs, weight.num_inputs, rounded + row * (weight.num_inputs / kInputs));
+    linear_rounded(rounded, num_rows, weight, out, false);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// `w` [n, k] with k a multiple of 64, rounded into `packed` [n up to a multiple of 32, k] and `scales` [that many / 32, k / 64, 32].
+void radixkv_round_int8(const float* w, int64_t n, int64_t k, uint8_t* packed, float* scales) {
+  int8_t q[kOutputs * kInputs];
+  for (int64_t output = 0; output < n; output += kOutputs)
+    for (int64_t input = 0; input < k; input += kInputs, packed += kInputs * kOutputs, scales += kOutputs) {
+      round_panel(w + output * k + input, n - output, k, q, scales);
+      pack(q, kInputs, kInputs, 128, packed);
+    }
+}
+
+// `q` [n, k] of 0 to 15, n a multiple of 32 and k of 64, into `packed` [n, k / 2].
+void radixkv_pack_int4(const uint8_t* q, int64_t n, int64_t k, uint8_t* packed) {
+  uint8_t bytes[kHalf * kOutputs];
+  for (int64_t output = 0; output < n; output += kOutputs)
+    for (int64_t input = 0; input < k; input += kHalf) {
+      pack(q + output * k + input, k, kHalf, 0, bytes);
+      for (int i = 0; i < kHalf * kOutputs; i += 2 * kNibbles, packed += kNibbles)
+        for (int j = 0; j < kNibbles; ++j) packed[j] = uint8_t(bytes[i + j] | bytes[i + kNibbles + j] << 4);
+    }
+}
+
+// out [num_rows, num_outputs] of x [num_rows, num_inputs]. `rounded`: [num_rows, num_inputs / 64].
+void radixkv_linear_float32(const float* x, int64_t num_rows, const RoundedWeight* weight, RoundedGroup* rounded, float* out,
+                                 int32_t num_threads) {
+  round_and_multiply(x, num_rows, *weight, rounded, out, num_threads);
+}
+
+void radixkv_linear_bfloat16(const Bfloat16* x, int64_t num_rows, const RoundedWeight* weight, RoundedGroup* rounded,
+                                  Bfloat16* out, int32_t num_threads) {
+  round_and_multiply(x, num_rows, *weight, rounded, out, num_threads);
+}
+
+}  // extern "C"
+}  // namespace radixkv

@@ -1,0 +1,289 @@
+"""The weights of a GGUF file, from where they lie in it, memory mapped, to what a model computes with.
+
+    once            gguf.json: of each tensor its name in the model, its type, shape and place
+    at every start  a model without weights  <-  tensor after tensor, a slice of rows after the other, on all threads
+
+What runs is never on the disk. Where a family's rows are only moved, as those of most, no tensor is in fp32 as a whole either.
+The names, and what a family's files have in another layout, are transformers' to tell.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from radixkv.kernels.int4_weight import INT4_KINDS, empty_int4, fill_int4
+from radixkv.kernels.rounded_linear import PANEL, can_multiply_rounded, empty_int8, fill_int8
+from radixkv.worker.errors import ModelError
+from radixkv.worker.gguf_file import GGUFFile, StoredTensor
+from radixkv.worker.model_store import progress_bars
+from radixkv.worker.packed_linear import RoundedLinear
+
+__all__ = ["WeightIndex", "empty_model", "has_index", "load_gguf"]
+
+_INDEX = "gguf.json"
+_SLICE_ELEMENTS = 1 << 21
+"""Of a slice, 8 MB in fp32, but where 32 rows have more."""
+
+_Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightIndex:
+    """Where a model's weights are.
+
+    Attributes:
+        path: of the file; relative to the index where both are kept together.
+        size_bytes: of the file.
+        architecture: as the file calls it.
+        tensors: each with the name of what it is, or is a part of, in the model.
+    """
+
+    path: str
+    size_bytes: int
+    architecture: str
+    tensors: list[tuple[str, StoredTensor]]
+
+    @classmethod
+    def of(cls, file: GGUFFile, model: Any, kept_as: str | None = None) -> WeightIndex:
+        """Of the tensors that `model` has a place for. `kept_as`: name of the file beside the index, if it will lie there."""
+        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+        names = get_gguf_hf_weights_map(model, _layout(file.architecture, model.config))
+        found = [
+            (names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight")), tensor)
+            for tensor in file.tensors
+        ]
+        tensors = [(name, tensor) for name, tensor in found if name]
+        return cls(kept_as or str(file.path), file.path.stat().st_size, file.architecture, tensors)
+
+    def save(self, folder: Path) -> None:
+        """To a file in `folder`."""
+        said = {
+            "path": self.path,
+            "size_bytes": self.size_bytes,
+            "architecture": self.architecture,
+            "tensors": self.tensors,
+        }
+        (folder / _INDEX).write_text(json.dumps(said), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> WeightIndex:
+        """As it was saved."""
+        said = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        tensors = [
+            (name, StoredTensor(tensor, kind, tuple(shape), offset, num_bytes))
+            for name, (tensor, kind, shape, offset, num_bytes) in said.pop("tensors")
+        ]
+        return cls(**said, tensors=tensors)
+
+    def fills(self, name: str, wanted: Tensor) -> bool:
+        """Whether what the model calls `name` is there as a whole, in one tensor or several."""
+        shapes = [tensor.shape for target, tensor in self.tensors if target == name]
+        if len(shapes) == 1 and len(shapes[0]) == wanted.dim():
+            return sorted(shapes[0]) == sorted(wanted.shape)  # some families' are transposed
+        return sum(map(math.prod, shapes)) == wanted.numel()
+
+    def open(self, folder: Path) -> _Bytes:
+        """The file's bytes, memory mapped.
+
+        Raises:
+            ModelError: it is not there any more, or another one.
+        """
+        path = folder / self.path
+        try:
+            data = np.asarray(np.memmap(path, np.uint8, "r"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"the weights in {path} cannot be read: {error}") from error
+        if len(data) != self.size_bytes:
+            raise ModelError(
+                f"{path} has {len(data):,} bytes in place of {self.size_bytes:,}: it is another file by now"
+            )
+        return data
+
+
+def has_index(folder: Path) -> bool:
+    """Whether `load_gguf` loads the folder."""
+    return (folder / _INDEX).is_file()
+
+
+def empty_model(config: Any, dtype: torch.dtype) -> Any:
+    """The model of a configuration in `dtype`; its parameters take no memory, its buffers are there."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    make: Any = AutoModelForCausalLM.from_config
+    with init_empty_weights(include_buffers=False):
+        model = make(config, dtype=dtype)
+    model.tie_weights()
+    return model
+
+
+def load_gguf(folder: Path, dtype: torch.dtype, quantization: str, *, progress: bool = False) -> Any:
+    """The model whose index and configuration are in `folder`, on the CPU.
+
+    Args:
+        dtype: of what is not rounded.
+        quantization: of linear layers where kernels take them: ``"none"``; ``"int8"``; ``"auto"``: those of 4 bits as they are,
+            others int8.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        ModelError: the file is not what it was, or of a type of which nobody knows the values.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    index = WeightIndex.load(folder)
+    model = empty_model(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    name = Path(index.path).name
+    head = _tied_head(model, index) if quantization != "none" else []
+    body = sorted(index.tensors, key=lambda item: len(item[1].shape))  # biases before the matrices that take them along
+    num_bytes = sum(tensor.num_bytes for _, tensor in (*body, *head))
+    with progress_bars(progress) as bars, ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        filling = _Filling(model, index, index.open(folder), quantization, threads)
+        task = bars.add_task(f"Loading {name}", total=num_bytes)
+        for tensors in (body, head):
+            for target, tensor in tensors:
+                try:
+                    for share in filling.fill(target, tensor):
+                        bars.advance(task, share * tensor.num_bytes)
+                except (ValueError, RuntimeError, NotImplementedError) as error:
+                    raise ModelError(f"{name} cannot be loaded: its {tensor.name}: {error}") from error
+            if tensors is body:
+                model.tie_weights()  # before a tied head is rounded
+    return model
+
+
+def _tied_head(model: Any, index: WeightIndex) -> list[tuple[str, StoredTensor]]:
+    """What gives the logits, where that is the embeddings again: to be rounded beside them."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or embeddings is None or head.weight is not embeddings.weight:
+        return []
+    names = {module: name for name, module in model.named_modules()}
+    source = f"{names[embeddings]}.weight"
+    return [(f"{names[head]}.weight", tensor) for target, tensor in index.tensors if target == source]
+
+
+def _layout(architecture: str, config: Any) -> Any:
+    """What undoes the layout of a family's files; by transformers."""
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    make: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    return make(config=config.to_dict())
+
+
+def _only_moves_rows(layout: Any) -> bool:
+    """Whether a layout can be undone before values are known."""
+    from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, TensorProcessor
+
+    return type(layout) in (TensorProcessor, LlamaTensorProcessor)
+
+
+def _blocks(data: _Bytes, tensor: StoredTensor) -> _Bytes:
+    """[..., bytes of a row] where a tensor lies."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+    shape = (*tensor.shape[:-1], tensor.shape[-1] // block_size * block_bytes)
+    return data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(shape)
+
+
+def _numbers(blocks: _Bytes, tensor: StoredTensor) -> npt.NDArray[np.float32]:
+    """What blocks stand for, or some rows of them."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    numbers: npt.NDArray[np.float32] = dequantize(np.ascontiguousarray(blocks), GGMLQuantizationType(tensor.kind))
+    return numbers
+
+
+class _Filling:
+    """One model's weights on their way from a file."""
+
+    def __init__(
+        self, model: Any, index: WeightIndex, data: _Bytes, quantization: str, threads: ThreadPoolExecutor
+    ) -> None:
+        self._model = model
+        self._data = data
+        self._quantization = quantization
+        self._threads = threads
+        self._layout = _layout(index.architecture, model.config)
+        self._moves_rows = _only_moves_rows(self._layout)
+        self._names = {tensor.name.removesuffix(end): name for name, tensor in index.tensors for end in ("", ".weight")}
+        self._parts: dict[str, Tensor] = {}  # of what is made of several tensors
+        self._num_left = Counter[str]()  # numbers that are still to come
+        for name, tensor in index.tensors:
+            self._num_left[name] += tensor.num_elements
+
+    def fill(self, target: str, tensor: StoredTensor) -> Iterator[float]:
+        """Put a tensor where it belongs; answers again and again which share of it was done since."""
+        blocks = _blocks(self._data, tensor)
+        if len(tensor.shape) == 2 and self._moves_rows:
+            yield from self._fill_rows(target, tensor, self._layout.process(blocks, tensor.name).weights)
+            return
+        known = {"tensor_key_mapping": self._names, "parsed_parameters": {"tensors": self._parts}}
+        found = self._layout.process(_numbers(blocks, tensor), tensor.name, **known)
+        self._num_left[target] -= tensor.num_elements
+        if found.name is not None:
+            self._put(target, torch.tensor(found.weights))
+        elif not self._num_left[target]:
+            self._put(target, self._parts.pop(target))
+        yield 1.0
+
+    def _fill_rows(self, target: str, tensor: StoredTensor, blocks: _Bytes) -> Iterator[float]:
+        """The same in slices, two for a thread at once."""
+        num_rows, num_inputs = tensor.shape
+        owner, leaf = self._owner(target)
+        dtype: torch.dtype = getattr(owner, leaf).dtype
+        rounded = bias = None
+        if type(owner) is torch.nn.Linear and self._quantization != "none" and can_multiply_rounded(num_inputs, dtype):
+            keeps_bits = self._quantization == "auto" and tensor.kind in INT4_KINDS
+            sizes, bias = (num_rows, num_inputs, dtype), owner.bias
+            rounded = empty_int4(*sizes, tensor.kind) if keeps_bits else empty_int8(*sizes)
+        plain = torch.empty(0 if rounded else num_rows, num_inputs, dtype=dtype)
+
+        def read(rows: slice) -> npt.NDArray[np.float32] | None:
+            if rounded is not None and rounded.bits == 4:
+                fill_int4(rounded, rows.start, blocks[rows], tensor.kind)
+                return None
+            numbers = _numbers(blocks[rows], tensor)
+            if rounded is None:
+                return numbers
+            fill_int8(rounded, rows.start, numbers)
+            return None
+
+        step = max(1, _SLICE_ELEMENTS // num_inputs // PANEL) * PANEL
+        slices = [slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]
+        num_at_once = 2 * torch.get_num_threads()
+        for first in range(0, len(slices), num_at_once):
+            some = slices[first : first + num_at_once]
+            for rows, numbers in zip(some, self._threads.map(read, some), strict=True):
+                if numbers is not None:
+                    plain[rows] = torch.tensor(numbers)
+                yield (rows.stop - rows.start) / num_rows
+        if rounded is None:
+            self._put(target, plain)
+        else:
+            self._model.set_submodule(target.rpartition(".")[0], RoundedLinear(rounded, bias))
+
+    def _owner(self, target: str) -> tuple[torch.nn.Module, str]:
+        module, _, leaf = target.rpartition(".")
+        return self._model.get_submodule(module), leaf
+
+    def _put(self, target: str, values: Tensor) -> None:
+        owner, leaf = self._owner(target)
+        empty: Tensor = getattr(owner, leaf)
+        if values.shape != empty.shape:
+            raise ValueError(f"is {tuple(values.shape)} in place of {tuple(empty.shape)}")
+        setattr(owner, leaf, torch.nn.Parameter(values.to(empty.dtype), requires_grad=False))
