@@ -13,6 +13,7 @@ from radixkv.cli.security_flags import add_client_flags, client_credentials
 if TYPE_CHECKING:
     from radixkv.chat.terminal import ChatOptions
     from radixkv.worker.request import Generator
+    from radixkv.worker.sampling import SamplingDefaults
 
 __all__ = ["add", "add_chat_flags", "run_chat"]
 
@@ -24,14 +25,12 @@ def add(commands: Any) -> None:
     add_client_flags(chat)
     add_model_flags(chat)
     add_chat_flags(chat)
+    chat.add_argument("--system", metavar="TEXT", help="system prompt (default: what the model's template brings)")
 
 
 def add_chat_flags(command: argparse.ArgumentParser) -> None:
-    """How replies are sampled."""
+    """What replies of the chat in the terminal are like."""
     flags = command.add_argument_group("chat")
-    flags.add_argument("--system", metavar="TEXT", help="system prompt (default: what the model's template brings)")
-    flags.add_argument("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default %(default)s)")
-    flags.add_argument("--top-p", type=float, default=0.95, metavar="P", help="nucleus (default %(default)s)")
     flags.add_argument(
         "--max-tokens", type=int, default=512, metavar="N", help="longest reply in tokens (default %(default)s)"
     )
@@ -59,14 +58,13 @@ def run_chat(generator: Generator, options: argparse.Namespace) -> None:
     from radixkv.chat import terminal
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    terminal.run_chat(generator, _chat_options(options))
+    terminal.run_chat(generator, _chat_options(options, generator.model().sampling))
 
 
-def _chat_options(options: argparse.Namespace) -> ChatOptions:
+def _chat_options(options: argparse.Namespace, defaults: SamplingDefaults) -> ChatOptions:
     from radixkv.chat.terminal import ChatOptions
     from radixkv.worker.sampling import SamplingParams
 
-    sampling = SamplingParams(
-        temperature=options.temperature, top_p=options.top_p, max_tokens=options.max_tokens, seed=options.seed
-    )
+    drawing = defaults.fill(options.temperature, None, options.top_p, None)
+    sampling = SamplingParams(**drawing, max_tokens=options.max_tokens, seed=options.seed)
     return ChatOptions(sampling, options.system)

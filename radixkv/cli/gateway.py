@@ -106,6 +106,12 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         "--max-body-mib", type=float, default=4.0, metavar="MIB", help="largest request (default %(default)s)"
     )
     flags.add_argument(
+        "--system",
+        metavar="TEXT",
+        help="system prompt of conversations on the page that begin without one, and of the chat in the terminal "
+        "(default: what the model's template brings)",
+    )
+    flags.add_argument(
         "--reply-tokens",
         type=int,
         default=4096,
@@ -239,6 +245,7 @@ def _gateway_config(options: argparse.Namespace, service: str | None, credential
         allow_hosts=tuple(options.allow_host),
         model_name=options.model_name,
         max_tokens=options.reply_tokens,
+        system_prompt=options.system,
         limits=limits_of(options),
         max_body_bytes=int(options.max_body_mib * 2**20),
         cors_origins=tuple(options.cors),

@@ -24,6 +24,7 @@ _AUTO = "auto"
 def add_model_flags(command: argparse.ArgumentParser) -> None:
     """Which model, where, how large its pool is, and how much runs at once."""
     _add_model(command)
+    _add_sampling(command)
     _add_memory(command)
     _add_scheduling(command)
 
@@ -81,6 +82,13 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         help="longest sequence, prompt and reply together; the pool must hold one (default: what the model allows and "
         "the pool holds)",
     )
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
+    flags = command.add_argument_group("sampling", "of requests that leave it out, through every API and the page")
+    own = "(default: the model's generation_config"
+    flags.add_argument("--temperature", type=float, metavar="T", help=f"0 is greedy {own}, else 0.7)")
+    flags.add_argument("--top-p", type=float, metavar="P", help=f"nucleus {own}, else 0.9)")
 
 
 def _add_memory(command: argparse.ArgumentParser) -> None:
@@ -211,9 +219,13 @@ def worker_config(
 
     configure_threads()
     from radixkv.worker.run import WorkerConfig
+    from radixkv.worker.sampling import SamplingDefaults, SamplingParams
 
+    sampling = SamplingDefaults(temperature=options.temperature, top_p=options.top_p)
+    SamplingParams(**sampling.fill(None, None, None, None))  # so that a bad one is refused before the model is loaded
     return WorkerConfig(
         model=options.model,
+        sampling=sampling,
         service=service,
         listen=listen,
         num_blocks=options.num_blocks,

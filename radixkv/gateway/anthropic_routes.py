@@ -92,7 +92,7 @@ async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange
     body.check()
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
-    sampling = body.sampling(tools.grammar or await off_loop(request, body.grammar))
+    sampling = body.sampling(model.info, tools.grammar or await off_loop(request, body.grammar))
     breakpoints = await off_loop(request, partial(find_breakpoints, body, tools.tools))
     transcript = await _read_transcript(body, tools, request, exchange)
     tokens = b""

@@ -10,7 +10,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
 from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, StopTexts
+from radixkv.gateway.options import ApiModel, StopTexts, drawing
 from radixkv.gateway.tools import (
     MAX_TOOLS,
     ChatTool,
@@ -21,6 +21,7 @@ from radixkv.gateway.tools import (
     ToolPlan,
     plan_tools,
 )
+from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import Grammar, SamplingParams
 
 __all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "TextBlock", "Turn"]
@@ -178,7 +179,7 @@ class MessagesRequest(MessagesPrompt):
     )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="Extension. In seconds, then an error.")
 
-    def sampling(self, grammar: Grammar | None) -> SamplingParams:
+    def sampling(self, info: ModelInfo, grammar: Grammar | None) -> SamplingParams:
         """The sampling parameters.
 
         Raises:
@@ -187,9 +188,7 @@ class MessagesRequest(MessagesPrompt):
         try:
             return SamplingParams(
                 max_tokens=self.max_tokens,
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_p=self.top_p or 1.0,
-                top_k=1 if self.top_p == 0 else self.top_k or 0,
+                **drawing(info.sampling, self.temperature, self.top_p, self.top_k),
                 seed=self.seed,
                 stop=tuple(self.stop_sequences or ()),
                 grammar=grammar,

@@ -31,6 +31,7 @@ class GatewayConfig:
             request that names it otherwise is refused: a page of somebody else's has sent it.
         model_name: what the model is called here; None: as the worker calls it.
         max_tokens: longest reply of a chat that names no length, in tokens.
+        system_prompt: of the page's conversations that begin without one; None: what the model's template brings.
         limits: of a tenant that the keys file gives none.
         max_body_bytes: of a request.
         max_requests: requests under way at once, all tenants together; the next one is refused with 503,
@@ -61,6 +62,7 @@ class GatewayConfig:
     allow_hosts: tuple[str, ...] = ()
     model_name: str | None = None
     max_tokens: int = 4096
+    system_prompt: str | None = None
     limits: TenantLimits = field(default_factory=TenantLimits)
     max_body_bytes: int = 4 * 1024 * 1024
     max_requests: int = 1024

@@ -18,7 +18,7 @@ from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
 from radixkv.worker.request import ModelInfo
-from radixkv.worker.sampling import MAX_BIASES, MAX_STOPS, EarlyStopping, Grammar, SamplingParams
+from radixkv.worker.sampling import MAX_BIASES, MAX_STOPS, EarlyStopping, Grammar, SamplingDefaults, SamplingParams
 
 __all__ = [
     "ApiModel",
@@ -157,16 +157,12 @@ class GenerationOptions(ApiModel):
             raise ApiError(
                 400, "temperature must be 0 or left out with num_beams", code="invalid_value", param="temperature"
             )
-        temperature = 0.0 if is_beam_search else _or(self.temperature, 1.0)
-        top_p = _or(self.top_p, 1.0)
+        defaults = SamplingDefaults(temperature=0.0) if is_beam_search else info.sampling
         try:
             return SamplingParams(
                 max_tokens=max_tokens,
                 n=self.n or 1,
-                temperature=temperature,
-                top_p=top_p or 1.0,
-                top_k=1 if top_p == 0 else max(0, self.top_k or 0),
-                min_p=self.min_p or 0.0,
+                **drawing(defaults, self.temperature, self.top_p, self.top_k, self.min_p),
                 seed=None if self.seed is None else self.seed % _UINT64,
                 stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
@@ -184,6 +180,19 @@ class GenerationOptions(ApiModel):
             )
         except InvalidArgumentError as error:
             raise ApiError.of(error) from None
+
+
+def drawing(
+    defaults: SamplingDefaults,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None = None,
+) -> dict[str, Any]:
+    """How tokens are drawn; None: as the model wants it. A `top_p` of 0 keeps one token, a `top_k` below 0 all."""
+    if top_p == 0:
+        top_p, top_k = 1.0, 1
+    return defaults.fill(temperature, None if top_k is None else max(0, top_k), top_p, min_p)
 
 
 def _or(value: float | None, default: float) -> float:

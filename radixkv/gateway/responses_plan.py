@@ -91,11 +91,11 @@ async def make_plan(
         raise ApiError(400, message, code="unsupported_model", param="model")
     tools = await off_loop(http, request.tool_plan)
     grammar = tools.grammar or await off_loop(http, request.grammar)
-    sampling = request.sampling(request.max_output_tokens or max_tokens, grammar)
+    sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
     parent = await _read_parent(store, namespace, request.previous_response_id)
     earlier = parent.items if parent is not None else []
     items = await off_loop(http, partial(read_input, request.input, earlier))
-    body = await off_loop(http, partial(_new_body, request, model))
+    body = await off_loop(http, partial(_new_body, request, model, sampling))
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
     transcript = await transcripts.read(namespace, messages, tools.tools)
     if parent is not None:
@@ -143,7 +143,7 @@ def conversation_of(context: Context) -> tuple[list[Message], Sequence[Mapping[s
     return to_messages(context.items, told["instructions"]), request.tool_plan().tools
 
 
-def _new_body(request: ResponseRequest, model: ServedModel) -> dict[str, Any]:
+def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingParams) -> dict[str, Any]:
     choice = request.tool_choice
     wanted = request.text.format if request.text and request.text.format else None
     return {
@@ -168,7 +168,7 @@ def _new_body(request: ResponseRequest, model: ServedModel) -> dict[str, Any]:
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.stores,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": sampling.temperature,
         "text": {"format": wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {"type": "text"}},
         "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
         "tools": [
@@ -176,7 +176,7 @@ def _new_body(request: ResponseRequest, model: ServedModel) -> dict[str, Any]:
             for tool in request.tools or ()
         ],
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "top_p": sampling.top_p if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",
         "usage": None,
         "user": request.user,

@@ -21,7 +21,7 @@ from radixkv.gateway.fields import (
     check_fits,
 )
 from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, RetentionRanges, StopTexts, check_plain
+from radixkv.gateway.options import ApiModel, RetentionRanges, StopTexts, check_plain, drawing
 from radixkv.gateway.tools import (
     MAX_TOOLS,
     ChatTool,
@@ -32,6 +32,7 @@ from radixkv.gateway.tools import (
     ToolPlan,
     plan_tools,
 )
+from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import Grammar, SamplingParams
 
 __all__ = ["InputItem", "ResponseRequest"]
@@ -216,20 +217,16 @@ class ResponseRequest(ApiModel):
             raise _refusal("text.format of type json_schema needs a schema", "text.format.schema")
         return schema_grammar(wanted.schema_, "text.format.schema")
 
-    def sampling(self, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
+    def sampling(self, info: ModelInfo, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
         """The sampling parameters.
 
         Raises:
             ApiError: 400 with the field that is at fault.
         """
-        top_p = 1.0 if self.top_p is None else self.top_p
         try:
             return SamplingParams(
                 max_tokens=max_tokens,
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_p=top_p or 1.0,
-                top_k=1 if top_p == 0 else max(0, self.top_k or 0),
-                min_p=self.min_p or 0.0,
+                **drawing(info.sampling, self.temperature, self.top_p, self.top_k, self.min_p),
                 seed=None if self.seed is None else self.seed % _UINT64,
                 stop=tuple(self.stop or ()),
                 ignore_eos=bool(self.ignore_eos),

@@ -26,6 +26,7 @@ from radixkv.core.folders import cache_folder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_model import find_gguf, resolve_gguf
 from radixkv.worker.model_store import StoredModel, progress_bars, store_once
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -42,7 +43,7 @@ _READ_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
     """A GGUF model inside a wheel. `wheel_bytes` scales the progress bar; `disk_bytes` is the peak need while
-    converting.
+    converting. `sampling`: how its makers draw from it, which the file does not say.
     """
 
     name: str
@@ -52,6 +53,7 @@ class PackagedModel:
     gguf_sha256: str
     wheel_bytes: int
     disk_bytes: int
+    sampling: SamplingDefaults = NO_DEFAULTS
 
     @property
     def folder_name(self) -> str:
@@ -67,6 +69,7 @@ SMOLLM2_135M = PackagedModel(
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     wheel_bytes=92_871_040,
     disk_bytes=300_000_000,
+    sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
 )
 
 

@@ -35,6 +35,7 @@ from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.worker.rounds import Origin, Rounds
 from radixkv.worker.runner import Runner
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
 from radixkv.worker.scheduler import Scheduler
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
@@ -86,6 +87,7 @@ class Engine:
         text: ChatText | None = None,
         model_name: str = "",
         adapters: Sequence[str] = (),
+        sampling: SamplingDefaults = NO_DEFAULTS,
         limits: SchedulerLimits | None = None,
         reattach: Callable[[], CacheHolder] | None = None,
         num_remembered: int = 1024,
@@ -113,6 +115,7 @@ class Engine:
             eos_token_ids=tuple(sorted(runner.eos_token_ids)),
             has_chat_template=self._reader.has_chat_template,
             adapters=tuple(adapters),
+            sampling=sampling,
         )
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.worker.errors import ModelError
-from radixkv.worker.gguf_weights import WeightIndex, empty_model
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from radixkv.worker.gguf_file import GGUFFile
+    from radixkv.worker.gguf_weights import WeightIndex
 
 __all__ = ["convert_gguf", "quiet_transformers"]
 
@@ -72,6 +72,8 @@ def _read_config(file: GGUFFile) -> Any:
 def _index_weights(file: GGUFFile, config: Any, kept_as: str | None) -> tuple[Any, WeightIndex]:
     """The model without its weights, and where all of them and nothing but them are in the file."""
     import torch
+
+    from radixkv.worker.gguf_weights import WeightIndex, empty_model
 
     try:
         model = empty_model(config, torch.float32)

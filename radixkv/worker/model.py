@@ -30,6 +30,7 @@ from radixkv.worker.latent_attention import absorb_latents
 from radixkv.worker.native_model import find_native_model
 from radixkv.worker.packed_linear import RoundedLinear, pack_linears
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.steady_code import (
     CHECK_BLOCK_SIZE,
     CHECK_BLOCKS,
@@ -123,6 +124,7 @@ class ModelRunner:
         self.vocab_size = int(head.out_features if isinstance(head, RoundedLinear) else head.weight.shape[0])
         self.max_model_len = _shortened(_max_model_len(config), max_model_len)
         self.eos_token_ids = _eos_token_ids(self._model)
+        self.sampling_defaults = _sampling_defaults(self._model)
         widest_output = _widest_output(self._model, self.vocab_size)
         self.quantization = self._pack_weights(rounds, is_asked_for=quantization == "int8")
         self._adapters.attach(self._model, self.dtype, self.device, is_steady=deterministic)
@@ -399,6 +401,15 @@ def _shortened(longest: int, max_model_len: int | None) -> int:
     if not 1 <= max_model_len <= longest:
         raise InvalidArgumentError("max_model_len", max_model_len, f"from 1 to {longest}, which the model allows")
     return max_model_len
+
+
+def _sampling_defaults(model: Any) -> SamplingDefaults:
+    said = model.generation_config.to_diff_dict() if model.generation_config is not None else {}
+    try:
+        SamplingParams(**SamplingDefaults(*map(said.get, SamplingDefaults._fields)).fill(None, None, None, None))
+    except (InvalidArgumentError, TypeError):
+        return NO_DEFAULTS
+    return SamplingDefaults(*map(said.get, SamplingDefaults._fields))
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

@@ -18,7 +18,7 @@ from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention, check_unicode
 from radixkv.worker.pinning import PrefixPin, check_pins
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.stream import GenerationStream
 from radixkv.worker.text import Message
@@ -172,6 +172,7 @@ class ModelInfo(NamedTuple):
     """What a frontend needs to know of the model served.
 
     max_length: longest history in tokens. has_chat_template: whether messages can be given. adapters: what requests may name.
+    sampling: how tokens are drawn where a request leaves it out.
     """
 
     name: str
@@ -181,6 +182,7 @@ class ModelInfo(NamedTuple):
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     adapters: tuple[str, ...] = ()
+    sampling: SamplingDefaults = NO_DEFAULTS
 
 
 class Generator(Protocol):

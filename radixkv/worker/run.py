@@ -35,6 +35,7 @@ from radixkv.worker.errors import ModelError
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
 from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.text import ChatText
 from radixkv.worker.threads import run_on_passing_thread
@@ -64,6 +65,7 @@ class WorkerConfig:
         pool_name: of the pool, among those of the service.
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: what the device's memory gives, see
             `pool_size`, which also says what `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes` are.
+        sampling: how tokens are drawn where a request leaves it out; what it does not say is the model's own.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
         adapters: folders of low-rank adapters, by the name that requests give.
         deterministic: whether a reply is the same to the bit whatever else runs and whatever is cached; see `ModelRunner`.
@@ -103,6 +105,7 @@ class WorkerConfig:
     deterministic: bool = False
     cuda_graphs: bool = True
     max_model_len: int | None = None
+    sampling: SamplingDefaults = NO_DEFAULTS
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     layout: str = "auto"
     share_prefixes: bool = True
@@ -180,6 +183,7 @@ class Worker:
         _LOG.info("%s: %s", model, self.plan)
         plan = self.plan
         text = _load_text(model)
+        is_default = config.model in (None, DEFAULT_MODEL)
         lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
@@ -187,8 +191,9 @@ class Worker:
             self.runner,
             lease.attach_first() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
             text=text,
-            model_name=SMOLLM2_135M.name if config.model in (None, DEFAULT_MODEL) else str(config.model),
+            model_name=SMOLLM2_135M.name if is_default else str(config.model),
             adapters=self.runner.adapter_names,
+            sampling=config.sampling.over(SMOLLM2_135M.sampling if is_default else self.runner.sampling_defaults),
             limits=replace(config.limits, swap_blocks=plan.num_host_blocks),
             unshared_namespaces=config.unshared_namespaces if config.share_prefixes else None,
             reattach=lease.reattach if config.service else None,

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError
 
@@ -58,9 +58,35 @@ class Grammar:
         _check("grammar.text", self.text[:64], has_text, "given for every kind but json_object")
 
 
+class SamplingDefaults(NamedTuple):
+    """How a model wants its tokens to be drawn where a request leaves it out, as `SamplingParams`; None: it does not say."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def over(self, others: SamplingDefaults) -> SamplingDefaults:
+        """These, and those of others where they do not say."""
+        return SamplingDefaults._make(other if own is None else own for own, other in zip(self, others, strict=True))
+
+    def fill(
+        self, temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None
+    ) -> dict[str, Any]:
+        """The four for a request that named these. What neither says keeps all; where both say nothing: 0.7 and 0.9."""
+        given = SamplingDefaults(temperature, top_k, top_p, min_p)
+        chosen = given.over(self)
+        return (chosen if any(each is not None for each in chosen) else _SENSIBLE).over(_NEUTRAL)._asdict()
+
+
+NO_DEFAULTS = SamplingDefaults()
+_SENSIBLE = SamplingDefaults(temperature=0.7, top_p=0.9)
+_NEUTRAL = SamplingDefaults(1.0, 0, 1.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is sampled and when it ends.
+    """How one request is sampled and when it ends. What is left out keeps all; see `SamplingDefaults` for what models want.
 
     Attributes:
         max_tokens: tokens to generate at most, at least 1.

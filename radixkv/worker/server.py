@@ -205,13 +205,15 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:  # noqa: N802  # the wire's name
         with self._admitted(request.namespace) as slot:
-            stream = self._generator.generate(_within(context, wire.generate_from_proto(request)))
+            params = wire.generate_from_proto(request, self._generator.model().sampling)
+            stream = self._generator.generate(_within(context, params))
             yield from self._events(stream, context, slot, pb.GenerateResponse)
 
     def ForkGeneration(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.ForkGenerationResponse]:  # noqa: N802
         with self._admitted() as slot:
             caller = current_caller()
-            params = replace(wire.fork_from_proto(request), sees=None if caller is None else caller.tenant.may_name)
+            params = wire.fork_from_proto(request, self._generator.model().sampling)
+            params = replace(params, sees=None if caller is None else caller.tenant.may_name)
             stream = self._generator.fork(_within(context, params))
             yield from self._events(stream, context, slot, pb.ForkGenerationResponse)
 

@@ -19,7 +19,15 @@ from radixkv.service.value_conversion import retention_from_proto, retention_to_
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker.pinning import MAX_PINS, PrefixPin
 from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
-from radixkv.worker.sampling import MAX_STOPS, EarlyStopping, Grammar, SampledToken, SamplingParams
+from radixkv.worker.sampling import (
+    MAX_STOPS,
+    NO_DEFAULTS,
+    EarlyStopping,
+    Grammar,
+    SampledToken,
+    SamplingDefaults,
+    SamplingParams,
+)
 from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
 from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
 from radixkv.worker.text import Message
@@ -68,7 +76,9 @@ _STOPPING_FROM_PROTO = {value: stopping for stopping, value in _STOPPING_TO_PROT
 _WITH_PRESENCE = (
     "max_tokens",
     "temperature",
+    "top_k",
     "top_p",
+    "min_p",
     "seed",
     "n",
     "logprobs",
@@ -76,7 +86,7 @@ _WITH_PRESENCE = (
     "num_beams",
     "length_penalty",
 )
-_WITHOUT_PRESENCE = ("top_k", "min_p", "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty")
+_WITHOUT_PRESENCE = ("ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty")
 MAX_IDS = 500_000
 """Token ids of a call that are made into numbers or text one by one."""
 
@@ -187,9 +197,11 @@ def _ids(argument: str, token_ids: bytes, max_ids: int) -> tuple[int, ...]:
     return tuple(unpack_tokens(pack_tokens(ids_from_proto(argument, token_ids, max_ids))))
 
 
-def _sampling_from_proto(proto: pb.SamplingParams) -> SamplingParams:
+def _sampling_from_proto(proto: pb.SamplingParams, defaults: SamplingDefaults) -> SamplingParams:
     given = {name: getattr(proto, name) for name in _WITH_PRESENCE if proto.HasField(name)}
     given |= {name: getattr(proto, name) for name in _WITHOUT_PRESENCE}
+    if proto.num_beams <= 1:
+        given |= defaults.fill(*map(given.get, SamplingDefaults._fields))
     kind = proto.grammar.WhichOneof("form")
     return SamplingParams(
         stop=tuple(proto.stop),
@@ -221,8 +233,8 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
     return request
 
 
-def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
-    """The parameters of a request."""
+def generate_from_proto(proto: pb.GenerateRequest, defaults: SamplingDefaults = NO_DEFAULTS) -> GenerateParams:
+    """The parameters of a request; `defaults`: how it is drawn where it does not say."""
     prompt = prompt_from_proto(proto.prompt)
     return GenerateParams(
         token_ids=prompt.token_ids,
@@ -231,7 +243,7 @@ def generate_from_proto(proto: pb.GenerateRequest) -> GenerateParams:
         tools=prompt.tools,
         template_arguments=prompt.template_arguments,
         history=proto.history,
-        sampling=_sampling_from_proto(proto.sampling),
+        sampling=_sampling_from_proto(proto.sampling, defaults),
         namespace=proto.namespace if proto.HasField("namespace") else None,
         priority=proto.priority,
         timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
@@ -259,8 +271,8 @@ def fork_to_proto(params: ForkParams) -> pb.ForkGenerationRequest:
     return request
 
 
-def fork_from_proto(proto: pb.ForkGenerationRequest) -> ForkParams:
-    """The parameters of a request."""
+def fork_from_proto(proto: pb.ForkGenerationRequest, defaults: SamplingDefaults = NO_DEFAULTS) -> ForkParams:
+    """The parameters of a request; `defaults`: how it is drawn where it does not say."""
     prompt = prompt_from_proto(proto.prompt)
     return ForkParams(
         generation_id=proto.generation_id,
@@ -271,7 +283,7 @@ def fork_from_proto(proto: pb.ForkGenerationRequest) -> ForkParams:
         messages=prompt.messages,
         tools=prompt.tools,
         template_arguments=prompt.template_arguments,
-        sampling=_sampling_from_proto(proto.sampling),
+        sampling=_sampling_from_proto(proto.sampling, defaults),
         priority=proto.priority,
         timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
         request_id=proto.request_id,
@@ -362,7 +374,9 @@ def verification_from_proto(proto: pb.VerifyBlockResponse) -> Verification:
 
 def model_to_proto(info: ModelInfo) -> pb.GetModelResponse:
     """What is served, as a message."""
-    return pb.GetModelResponse(**{**info._asdict(), "eos_token_ids": pack_tokens(info.eos_token_ids)})
+    sampling = pb.SamplingDefaults(**info.sampling._asdict())
+    told = {"eos_token_ids": pack_tokens(info.eos_token_ids), "sampling": sampling}
+    return pb.GetModelResponse(**{**info._asdict(), **told})
 
 
 def model_from_proto(proto: pb.GetModelResponse) -> ModelInfo:
@@ -370,6 +384,8 @@ def model_from_proto(proto: pb.GetModelResponse) -> ModelInfo:
     values = {name: getattr(proto, name) for name in ModelInfo._fields}
     values["eos_token_ids"] = tuple(unpack_tokens(proto.eos_token_ids))
     values["adapters"] = tuple(proto.adapters)
+    names = [field.name for field, _ in proto.sampling.ListFields()]
+    values["sampling"] = SamplingDefaults(**{name: getattr(proto.sampling, name) for name in names})
     return ModelInfo(**values)
 
 

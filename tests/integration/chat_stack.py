@@ -24,6 +24,7 @@ from radixkv.gateway.server import GatewayServer
 from radixkv.worker.engine import Engine
 from radixkv.worker.model import ForwardRow
 from radixkv.worker.request import GenerateParams, Generator
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.stream import GenerationStream
 from radixkv.worker.text import ChatText
 
@@ -113,13 +114,18 @@ class Stack(NamedTuple):
 
 @contextmanager
 def gibberish_engine(
-    model: str, *, num_blocks: int = 512, max_model_len: int = 4096, clock: Callable[[], float] = time.monotonic
+    model: str,
+    *,
+    num_blocks: int = 512,
+    max_model_len: int = 4096,
+    clock: Callable[[], float] = time.monotonic,
+    sampling: SamplingDefaults = NO_DEFAULTS,
 ) -> Iterator[tuple[Watched, GibberishRunner, ChatText]]:
     """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache."""
     text = ChatText(model)
     runner = GibberishRunner(text, text.encode("<|im_end|>", special=False)[-1], num_blocks, max_model_len)
     cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, clock=clock)
-    with Engine(runner, cache, text=text, model_name="gibberish") as engine:
+    with Engine(runner, cache, text=text, model_name="gibberish", sampling=sampling) as engine:
         yield Watched(engine), runner, text
         runner.gate.open()
         engine.call(lambda _: cache.check())
@@ -141,14 +147,16 @@ def gateway(generator: Generator, config: GatewayConfig | None = None) -> Iterat
 
 
 class Watched:
-    """An engine that keeps every prompt it was given, as token ids."""
+    """An engine that keeps every prompt it was given, as token ids, and how it was to be drawn."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.prompts: list[list[int]] = []
+        self.samplings: list[SamplingParams] = []
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         stream = self._engine.generate(params)
+        self.samplings.append(params.sampling)
         self.prompts.append(list(unpack_tokens(self._engine.tokenize(params, params.history))))
         return stream
 

@@ -12,7 +12,7 @@ from openai import OpenAI
 from radixkv.gateway.server import GatewayServer
 from radixkv.worker.engine import Engine
 from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingParams
 from radixkv.worker.stream import Delta
 
 HELLO = [{"role": "user", "content": "hello world"}]
@@ -37,7 +37,8 @@ def client(server: GatewayServer) -> Iterator[OpenAI]:
 
 
 def expected(engine: Engine, text: str, **sampling: object) -> list[str]:
-    """What the engine itself answers."""
+    """What the engine itself answers, drawn as where nothing is said."""
+    sampling = NO_DEFAULTS.fill(None, None, None, None) | sampling
     stream = engine.generate(GenerateParams(text=text, sampling=SamplingParams(**sampling)))  # type: ignore[arg-type]
     texts: dict[int, str] = {}
     for event in stream:

@@ -244,7 +244,8 @@ def sampling(**fields: Any) -> Any:
 
 
 def test_options_mean_what_the_api_says() -> None:
-    assert sampling().temperature == 1.0
+    assert (sampling().temperature, sampling().top_p) == (0.7, 0.9)
+    assert (sampling(temperature=1).temperature, sampling(temperature=1).top_p) == (1.0, 1.0)
     assert sampling(temperature=0).is_greedy
     assert sampling(top_p=0).is_greedy
     assert sampling(seed=-1).seed == 2**64 - 1

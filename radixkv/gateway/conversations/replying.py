@@ -87,7 +87,10 @@ async def _start(
     given = options.model_dump(include={"n", "temperature", "top_p", "seed"}, exclude_none=True)
     drawing = GenerationOptions.model_validate({"model": model.name, **given})
     max_tokens = options.max_tokens or min(state.config.max_tokens, model.info.max_length)
-    transcript = await state.transcripts.read(tenant.namespace, [turn_of(message) for message in path])
+    turns = [turn_of(message) for message in path]
+    if state.config.system_prompt is not None and turns[0]["role"] != "system":
+        turns.insert(0, {"role": "system", "content": state.config.system_prompt})
+    transcript = await state.transcripts.read(tenant.namespace, turns)
     params = GenerateParams(
         sampling=drawing.sampling(model.info, max_tokens=max_tokens),
         namespace=tenant.namespace,
