@@ -280,6 +280,7 @@ class Ledger:
                 shares,
                 None if shares else first_of.get(opened.tree),
                 opened.retention,
+                opened.shares_last,
             )
             first_of.setdefault(opened.tree, opened.seq_id)
 

@@ -149,13 +149,15 @@ class LocalAdopter(LocalManager):
         shares: bool = True,
         beside: int | None = None,
         retention: SequenceOf[Retention] = (),
+        shares_last: bool = False,
     ) -> None:
         """Open a sequence as it was in a cache that was lost, on the blocks of its table; it goes on as if nothing had been.
 
         What it has computed is published as `insert` would. Call it before any `adopt`, but for that of the block in which it
         stands, where more is cached there than it has computed; of sequences that share blocks first for the one that has
         computed more, and of equals for the one that may write behind that: the others have no room there. `beside` names one
-        adopted before whose tree this one is in, which is needed without `shares` alone. O(history).
+        adopted before whose tree this one is in, which is needed without `shares` alone. `shares_last`: it was forked inside
+        its last block and has had no other room since, so that with `reserve` a copy of the block is promised. O(history).
 
         Raises:
             InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns, and that it may
@@ -205,7 +207,12 @@ class LocalAdopter(LocalManager):
         self._sequences[seq_id] = seq
         publish(forest, seq)
         promised_length = forest.table_length(room + reserve)
-        promise(forest, seq, promised_length, promised_length - len(table) + (seq.shares_last_block and reserve > 0))
+        promise(
+            forest,
+            seq,
+            promised_length,
+            promised_length - len(table) + ((seq.shares_last_block or shares_last) and reserve > 0),
+        )
         if self._intents.is_active:
             self._intents.update(seq)
 

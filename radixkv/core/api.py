@@ -280,6 +280,7 @@ class AdoptSequenceOp:
     shares: bool = True
     beside: int | None = None
     retention: tuple[Retention, ...] = ()
+    shares_last: bool = False
 
 
 StepOp = AcquireOp | MatchOp | PinOp | ExtendOp | InsertOp | ForkOp | ReleaseOp

@@ -50,6 +50,7 @@ class Adopter(CacheHolder, Protocol):
         shares: bool = True,
         beside: int | None = None,
         retention: Sequence[Retention] = (),
+        shares_last: bool = False,
     ) -> None: ...
 
 
@@ -119,6 +120,7 @@ def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
                 op.shares,
                 op.beside,
                 op.retention,
+                op.shares_last,
             )
             return None
         case _:

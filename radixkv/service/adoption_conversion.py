@@ -49,6 +49,7 @@ def _write_adopted(op: AdoptSequenceOp, adopted: workers.AdoptSequence) -> None:
     if op.beside is not None:
         adopted.beside_seq_id = op.beside
     retention_to_proto(op.retention, adopted.retention)
+    adopted.shares_last_block = op.shares_last
 
 
 def _adopted_from_proto(adopted: workers.AdoptSequence) -> AdoptSequenceOp:
@@ -63,4 +64,5 @@ def _adopted_from_proto(adopted: workers.AdoptSequence) -> AdoptSequenceOp:
         not adopted.is_unshared,
         adopted.beside_seq_id if adopted.HasField("beside_seq_id") else None,
         retention_from_proto(adopted.retention),
+        adopted.shares_last_block,
     )

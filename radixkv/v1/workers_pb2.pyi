@@ -222,7 +222,7 @@ class Adopt(_message.Message):
     def __init__(self, tokens: _Optional[bytes] = ..., num_kept: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class AdoptSequence(_message.Message):
-    __slots__ = ("seq_id", "tokens", "block_table", "num_computed", "room", "reserve", "namespace", "is_unshared", "beside_seq_id", "retention")
+    __slots__ = ("seq_id", "tokens", "block_table", "num_computed", "room", "reserve", "namespace", "is_unshared", "beside_seq_id", "retention", "shares_last_block")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class AdoptSequence(_message.Message):
     IS_UNSHARED_FIELD_NUMBER: _ClassVar[int]
     BESIDE_SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    SHARES_LAST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     seq_id: int
     tokens: bytes
     block_table: bytes
@@ -243,7 +244,8 @@ class AdoptSequence(_message.Message):
     is_unshared: bool
     beside_seq_id: int
     retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
-    def __init__(self, seq_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_computed: _Optional[int] = ..., room: _Optional[int] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., is_unshared: _Optional[bool] = ..., beside_seq_id: _Optional[int] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ...) -> None: ...
+    shares_last_block: bool
+    def __init__(self, seq_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_computed: _Optional[int] = ..., room: _Optional[int] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., is_unshared: _Optional[bool] = ..., beside_seq_id: _Optional[int] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., shares_last_block: _Optional[bool] = ...) -> None: ...
 
 class StepAnswer(_message.Message):
     __slots__ = ("number", "results")

@@ -197,6 +197,13 @@ def test_so_they_do_in_twenty_thousand_histories(first: int) -> None:
     assert counts["not taken on"] <= counts["restarts"] // 100
 
 
+def test_a_copy_that_is_promised_stays_so_though_the_block_was_the_sequence_s_own_meanwhile() -> None:
+    drive = Drive(14682, is_alike=True)  # of 20,000 histories the one that found it
+    for _ in range(79):
+        drive.step()
+        drive.check()
+
+
 @pytest.mark.parametrize("is_alike", [False, True])
 def test_a_sequence_that_is_not_taken_on_is_lost_alone(is_alike: bool) -> None:
     counts: Counter[str] = Counter()
