@@ -29,13 +29,16 @@ constexpr float kMost = 127 * 256;  // the largest activation: its bytes are -12
 
 // float16 to float, those below its normal numbers too; not of infinities.
 inline Floats from_float16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps((__m256i)load<Halves>(from));
+#endif
   const Words bits = __builtin_convertvector(load<Halves>(from), Words);
   return (Floats)((bits & 0x7fffu) << 13 | (bits & 0x8000u) << 16) * 0x1p112f;
 }
 
 #if defined(__AVX512VNNI__)
 constexpr int kPerWord = 4;  // inputs of an output that lie together
-constexpr int kTileRows = 4;
+constexpr int kTileRows = 8, kByteRows = 4;
 constexpr int kAheadBytes = 6144;
 
 void put_digits(Ints value, int first, RoundedGroup& to) {
@@ -49,7 +52,7 @@ inline __m512i splat_word(const void* from) { return _mm512_set1_epi32(load<int3
 
 // R rows' products with one panel of all groups; with `asks` the memory behind it is asked for, as the first rows do.
 template <int R, bool asks>
-void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (&totals)[R][kVectors]) {
+void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (*totals)[kVectors]) {
   static_assert(kVectors == 2);
   for (int group = 0; group < num_groups; ++group, scales += kOutputs) {
     __m512i highs[R][2], lows[R][2];
@@ -84,30 +87,36 @@ void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights
   }
 }
 
-// Sums of R rows' products with the 32 x 32 weights of 4 bits from `weights` on.
+// Sums of R rows' products with the 32 x 32 weights of 4 bits from `weights` on, which are taken apart once for all rows, plus
+// `factor` times the sum of the activations.
 template <int R, bool asks>
-inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, const uint8_t* weights, Ints (&sums)[R][kVectors]) {
-  __m512i highs[R][2]{}, lows[R][2]{};
+inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, const uint8_t* weights, int factor,
+                             Floats (&sums)[R][kVectors]) {
+  constexpr int kWords = kHalf / kPerWord;
   const __m512i mask = _mm512_set1_epi8(15);
-  for (int word = 0; word < kHalf / kPerWord; ++word, weights += kNibbles) {
-    if constexpr (asks) __builtin_prefetch(weights + kAheadBytes, 0, 2);
-    const __m512i both = _mm512_loadu_si512(weights);
-    const __m512i bytes[2] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
-    for (int r = 0; r < R; ++r) {
-      const auto* digits = reinterpret_cast<const int8_t*>(x[r * num_groups].digits) + half * kHalf + word * kPerWord;
-      const __m512i high = splat_word(digits), low = splat_word(digits + kInputs);
-      for (int v = 0; v < 2; ++v) {
-        highs[r][v] = _mm512_dpbusd_epi32(highs[r][v], bytes[v], high);
-        lows[r][v] = _mm512_dpbusd_epi32(lows[r][v], bytes[v], low);
-      }
-    }
+  __m512i bytes[kWords][2];
+  for (int word = 0; word < kWords; ++word) {
+    if constexpr (asks) __builtin_prefetch(weights + word * kNibbles + kAheadBytes, 0, 2);
+    const __m512i both = _mm512_loadu_si512(weights + word * kNibbles);
+    bytes[word][0] = _mm512_and_si512(both, mask);
+    bytes[word][1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 2; ++v) sums[r][v] = ((Ints)highs[r][v] << 8) + (Ints)lows[r][v];
+  for (int r = 0; r < R; ++r) {
+    const auto* digits = reinterpret_cast<const int8_t*>(x[r * num_groups].digits) + half * kHalf;
+    __m512i found[2]{};
+    for (int word = 0; word < kWords; ++word)
+      for (int v = 0; v < 2; ++v) found[v] = _mm512_dpbusd_epi32(found[v], bytes[word][v], splat_word(digits + word * kPerWord));
+    const __m512i start = _mm512_set1_epi32(factor * x[r * num_groups].sums[half]);
+    for (int v = 0; v < 2; ++v) found[v] = _mm512_add_epi32(_mm512_slli_epi32(found[v], 8), start);
+    for (int word = 0; word < kWords; ++word)
+      for (int v = 0; v < 2; ++v)
+        found[v] = _mm512_dpbusd_epi32(found[v], bytes[word][v], splat_word(digits + kInputs + word * kPerWord));
+    for (int v = 0; v < 2; ++v) sums[r][v] = (Floats)_mm512_cvtepi32_ps(found[v]);
+  }
 }
 #else
 constexpr int kPerWord = 2;
-constexpr int kTileRows = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1;
+constexpr int kTileRows = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1, kByteRows = kTileRows;
 
 void put_digits(Ints value, int first, RoundedGroup& to) {
   for (int lane = 0; lane < kLanes; ++lane) to.digits[first + lane] = int16_t(value[lane]);
@@ -125,7 +134,7 @@ inline Ints multiply_pairs(Ints a, Ints b) {
 }
 
 template <int R, bool asks>
-void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (&totals)[R][kVectors]) {
+void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (*totals)[kVectors]) {
   for (int group = 0; group < num_groups; ++group, scales += kOutputs) {
     Ints sums[R][kVectors]{};
     for (int word = 0; word < kInputs / kPerWord; ++word) {
@@ -149,11 +158,13 @@ void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights
 }
 
 template <int R, bool asks>
-inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, const uint8_t* weights, Ints (&sums)[R][kVectors]) {
+inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, const uint8_t* weights, int factor,
+                             Floats (&sums)[R][kVectors]) {
   typedef uint8_t Bytes __attribute__((vector_size(sizeof(Halves))));
   typedef int16_t Wide __attribute__((vector_size(2 * sizeof(Halves))));
-  for (auto& row : sums)
-    for (auto& vector : row) vector = Ints{};
+  Ints found[R][kVectors];
+  for (int r = 0; r < R; ++r)
+    for (Ints& vector : found[r]) vector = factor * x[r * num_groups].sums[half] - Ints{};
   for (int word = 0; word < kHalf / kPerWord; word += 2, weights += kNibbles)
     for (int above = 0; above < 2; ++above)
       for (int r = 0; r < R; ++r) {
@@ -161,31 +172,36 @@ inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, co
         for (int v = 0; v < kVectors; ++v) {
           const Bytes both = load<Bytes>(weights + v * sizeof(Halves));
           const Bytes bytes = above ? both >> 4 : both & uint8_t(15);
-          sums[r][v] += multiply_pairs((Ints)__builtin_convertvector(bytes, Wide), digits);
+          found[r][v] += multiply_pairs((Ints)__builtin_convertvector(bytes, Wide), digits);
         }
       }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = __builtin_convertvector(found[r][v], Floats);
 }
 #endif
 
 // As multiply_tile, of weights of 4 bits.
-template <int R, bool asks>
+template <int R, bool asks, bool has_minimums>
 void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const uint16_t* scales, const uint16_t* minimums,
-                   Floats (&totals)[R][kVectors]) {
-  for (int group = 0; group < num_groups; ++group, ++x)
+                   Floats (*totals)[kVectors]) {
+  constexpr int kFactor = has_minimums ? 0 : -8;
+  for (int group = 0; group < num_groups; ++group, ++x) {
+    Floats found[R][kVectors];
     for (int half = 0; half < 2; ++half, weights += kHalf * kOutputs / 2, scales += kOutputs) {
-      Ints sums[R][kVectors];
-      multiply_nibbles<R, asks>(x, num_groups, half, weights, sums);
+      Floats sums[R][kVectors];
+      multiply_nibbles<R, asks>(x, num_groups, half, weights, kFactor, sums);
       for (int v = 0; v < kVectors; ++v) {
         const Floats scale = from_float16(scales + v * kLanes);
-        const Floats least = minimums ? from_float16(minimums + v * kLanes) : scale * -8.0f;
-        for (int r = 0; r < R; ++r) {
-          const RoundedGroup& rounded = x[r * num_groups];
-          totals[r][v] = multiply_add(__builtin_convertvector(sums[r][v], Floats), scale * rounded.scale, totals[r][v]);
-          totals[r][v] = multiply_add(least, splat(rounded.sums[half] * rounded.scale), totals[r][v]);
-        }
+        for (int r = 0; r < R; ++r) found[r][v] = half ? multiply_add(sums[r][v], scale, found[r][v]) : sums[r][v] * scale;
+        if constexpr (!has_minimums) continue;
+        const Floats least = from_float16(minimums + v * kLanes);
+        for (int r = 0; r < R; ++r) found[r][v] = multiply_add(least, splat(float(x[r * num_groups].sums[half])), found[r][v]);
       }
-      if (minimums) minimums += kOutputs;
+      if constexpr (has_minimums) minimums += kOutputs;
     }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVectors; ++v) totals[r][v] = multiply_add(found[r][v], splat(x[r * num_groups].scale), totals[r][v]);
+  }
 }
 
 // The weights of `num_inputs` inputs and 32 outputs in the order in which they are multiplied. `q` [32][k] from its first input on.
@@ -217,11 +233,18 @@ int multiply_rows(const RoundedGroup* x, int64_t num_rows, int panel, const Roun
   const uint8_t* packed = weight.packed + int64_t(panel) * num_groups * kInputs * kOutputs * weight.bits / 8;
   const int64_t group = int64_t(panel) * num_groups * kOutputs;
   Floats totals[R][kVectors]{};
-  if (weight.bits == 8)
-    multiply_tile<R, asks>(x, num_groups, packed, static_cast<const float*>(weight.scales) + group, totals);
-  else
-    multiply_tile<R, asks>(x, num_groups, packed, static_cast<const uint16_t*>(weight.scales) + 2 * group,
-                           weight.minimums ? weight.minimums + 2 * group : nullptr, totals);
+  if (weight.bits == 8) {
+    const float* scales = static_cast<const float*>(weight.scales) + group;
+    constexpr int kFirst = std::min(R, kByteRows);
+    multiply_tile<kFirst, asks>(x, num_groups, packed, scales, totals);
+    if constexpr (R > kFirst) multiply_tile<R - kFirst, false>(x + kFirst * num_groups, num_groups, packed, scales, totals + kFirst);
+  } else {
+    const uint16_t* scales = static_cast<const uint16_t*>(weight.scales) + 2 * group;
+    if (weight.minimums)
+      multiply_tile<R, asks, true>(x, num_groups, packed, scales, weight.minimums + 2 * group, totals);
+    else
+      multiply_tile<R, asks, false>(x, num_groups, packed, scales, nullptr, totals);
+  }
   for (int r = 0; r < R; ++r) {
     float row[kOutputs];
     for (int v = 0; v < kVectors; ++v) store(row + v * kLanes, totals[r][v]);
