@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,7 @@ class WeightIndex:
     @classmethod
     def of(cls, file: GGUFFile, model: Any, kept_as: str | None = None) -> WeightIndex:
         """Of the tensors that `model` has a place for. `kept_as`: name of the file beside the index, if it will lie there."""
-        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
-
-        names = get_gguf_hf_weights_map(model, _layout(file.architecture, model.config))
+        names = _names_in(model, file.architecture)
         found = [
             (names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight")), tensor)
             for tensor in file.tensors
@@ -174,6 +173,15 @@ def _tied_head(model: Any, index: WeightIndex) -> list[tuple[str, StoredTensor]]
     names = {module: name for name, module in model.named_modules()}
     source = f"{names[embeddings]}.weight"
     return [(f"{names[head]}.weight", tensor) for target, tensor in index.tensors if target == source]
+
+
+def _names_in(model: Any, architecture: str) -> dict[str, str]:
+    """What `model` calls a file's tensors. A whole model is asked as if it had no modules: each would take as long again."""
+    from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+    whole = SimpleNamespace(config=model.config, state_dict=model.state_dict, named_children=list)
+    names: dict[str, str] = get_gguf_hf_weights_map(whole, _layout(architecture, model.config))
+    return names
 
 
 def _layout(architecture: str, config: Any) -> Any:
