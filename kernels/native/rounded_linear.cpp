@@ -204,12 +204,10 @@ void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights
   }
 }
 
-// The weights of `num_inputs` inputs and 32 outputs in the order in which they are multiplied. `q` [32][k] from its first input on.
-template <class Q>
-void pack(const Q* q, int64_t k, int num_inputs, int added, uint8_t* to) {
+// The bytes of `num_inputs` inputs and 32 outputs in the order in which they are multiplied. `q` [32][k] from its first input on.
+void pack(const uint8_t* q, int64_t k, int num_inputs, uint8_t* to) {
   for (int word = 0; word < num_inputs; word += kPerWord)
-    for (int output = 0; output < kOutputs; ++output)
-      for (int input = word; input < word + kPerWord; ++input) *to++ = uint8_t(q[output * k + input] + added);
+    for (int output = 0; output < kOutputs; ++output, to += kPerWord) std::memcpy(to, q + output * k + word, kPerWord);
 }
 
 // One row's 32 sums, or those of them that there are.
@@ -255,8 +253,8 @@ int multiply_rows(const RoundedGroup* x, int64_t num_rows, int panel, const Roun
   return R;
 }
 
-// The panel's 64 inputs of up to 32 rows of `w` [num_rows, k] to whole numbers [32, 64] and scales [32].
-void round_panel(const float* w, int64_t num_rows, int64_t k, int8_t* q, float* scales) {
+// The panel's 64 inputs of up to 32 rows of `w` [num_rows, k] to whole numbers + 128 [32, 64] and scales [32].
+void round_panel(const float* w, int64_t num_rows, int64_t k, uint8_t* q, float* scales) {
   for (int output = 0; output < kOutputs; ++output, w += k, q += kInputs) {
     float most = 0.0f, none = 0.0f;
     for (int i = 0; output < num_rows && i < kInputs; ++i) {
@@ -264,7 +262,7 @@ void round_panel(const float* w, int64_t num_rows, int64_t k, int8_t* q, float* 
       none += w[i] - w[i];  // not 0 where one is infinite or NaN
     }
     const float scale = scales[output] = std::max(most / 127.0f, FLT_MIN) + none;
-    for (int i = 0; i < kInputs; ++i) q[i] = output < num_rows && none == 0.0f ? int8_t(std::nearbyint(w[i] / scale)) : 0;
+    for (int i = 0; i < kInputs; ++i) q[i] = output < num_rows && none == 0.0f ? uint8_t(int(std::nearbyint(w[i] / scale)) + 128) : 128;
   }
 }
 
@@ -348,11 +346,11 @@ extern "C" {
 
 // `w` [n, k] with k a multiple of 64, rounded into `packed` [n up to a multiple of 32, k] and `scales` [that many / 32, k / 64, 32].
 void radixkv_round_int8(const float* w, int64_t n, int64_t k, uint8_t* packed, float* scales) {
-  int8_t q[kOutputs * kInputs];
+  uint8_t q[kOutputs * kInputs];
   for (int64_t output = 0; output < n; output += kOutputs)
     for (int64_t input = 0; input < k; input += kInputs, packed += kInputs * kOutputs, scales += kOutputs) {
       round_panel(w + output * k + input, n - output, k, q, scales);
-      pack(q, kInputs, kInputs, 128, packed);
+      pack(q, kInputs, kInputs, packed);
     }
 }
 
@@ -361,7 +359,7 @@ void radixkv_pack_int4(const uint8_t* q, int64_t n, int64_t k, uint8_t* packed) 
   uint8_t bytes[kHalf * kOutputs];
   for (int64_t output = 0; output < n; output += kOutputs)
     for (int64_t input = 0; input < k; input += kHalf) {
-      pack(q + output * k + input, k, kHalf, 0, bytes);
+      pack(q + output * k + input, k, kHalf, bytes);
       for (int i = 0; i < kHalf * kOutputs; i += 2 * kNibbles, packed += kNibbles)
         for (int j = 0; j < kNibbles; ++j) packed[j] = uint8_t(bytes[i + j] | bytes[i + kNibbles + j] << 4);
     }

@@ -18,15 +18,14 @@ from radixkv.kernels.kv_cache import Layout
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.upload import upload
 from radixkv.worker.adapters import load_adapters
-from radixkv.worker.attention import ATTENTION_NAME, AttentionSite, ShapeProbe, StepAttention, register_attention
+from radixkv.worker.attention import AttentionSite, ShapeProbe, StepAttention, register_attention
 from radixkv.worker.decode_steps import DecodeRow, DecodeSteps, is_decode
 from radixkv.worker.errors import ModelError
 from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
-from radixkv.worker.gguf_convert import quiet_transformers
-from radixkv.worker.gguf_weights import has_index, load_gguf
 from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
 from radixkv.worker.latent_attention import absorb_latents
+from radixkv.worker.model_loading import load_model, one_line
 from radixkv.worker.native_model import find_native_model
 from radixkv.worker.packed_linear import RoundedLinear, pack_linears
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
@@ -115,7 +114,7 @@ class ModelRunner:
         rounds = wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         self._adapters = load_adapters(adapters or {})
         register_attention()
-        self._model = _load(model, self.dtype, self.device, quantization if rounds else "none", progress)
+        self._model = load_model(model, self.dtype, self.device, quantization if rounds else "none", progress)
         self._adapters.check(self._model)
         if not self._adapters.changes("kv_b_proj"):  # what is absorbed does not run, and cannot be added to
             absorb_latents(self._model)
@@ -338,41 +337,10 @@ class ModelRunner:
             with self._adapters.probing():
                 logits = self._run(token_ids, positions, kept, probe)
         except (TypeError, ValueError) as error:  # a forward that does not know our keywords
-            raise ModelError(f"the model cannot be run from a block table: {_one_line(error)}") from error
+            raise ModelError(f"the model cannot be run from a block table: {one_line(error)}") from error
         if logits.shape != (1, self.vocab_size):
             raise ModelError("the model does not answer logits for chosen positions alone, so it cannot be served")
         return probe
-
-
-def _load(
-    model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device, quantization: str, progress: bool
-) -> Any:
-    """The model in eval mode on `device`, its attention handed to the registered function.
-
-    Nothing that comes with a model is run: no code of its repository, no pickle. Its weights are safetensors.
-    """
-    if not isinstance(model, str):
-        given: Any = model
-        given.set_attn_implementation(ATTENTION_NAME)
-        return given.eval().requires_grad_(False).to(device)
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with quiet_transformers():
-        try:
-            config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
-            if config.is_encoder_decoder:
-                raise ModelError(f"{model} has an encoder; only decoder-only models can be served")
-            loaded: Any
-            if has_index(Path(model)):
-                loaded = load_gguf(Path(model), dtype, quantization, progress=progress)
-            else:
-                loaded = AutoModelForCausalLM.from_pretrained(
-                    model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
-                )
-            loaded.set_attn_implementation(ATTENTION_NAME)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ModelError(f"the model {model} cannot be loaded: {_one_line(error)}") from error
-    return loaded.eval().requires_grad_(False).to(device)
 
 
 def _widest_output(model: Any, vocab_size: int) -> int:
@@ -419,7 +387,3 @@ def _eos_token_ids(model: Any) -> frozenset[int]:
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400]

@@ -1,0 +1,62 @@
+"""From a folder or hub id to a model that attends through our function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from radixkv.worker.attention import ATTENTION_NAME
+from radixkv.worker.errors import ModelError
+from radixkv.worker.gguf_convert import quiet_transformers
+from radixkv.worker.gguf_weights import has_index, load_gguf
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["load_model", "one_line"]
+
+
+def load_model(
+    model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device, quantization: str, progress: bool
+) -> Any:
+    """The model in eval mode on `device`, its attention handed to the registered function.
+
+    Nothing that comes with a model is run: no code of its repository, no pickle. Its weights are safetensors or in GGUF.
+
+    Args:
+        model: a folder or hub id as `resolve_model` answers, or one that is loaded already.
+        dtype: of what is not rounded.
+        quantization, progress: of a GGUF file's weights, see `load_gguf`.
+
+    Raises:
+        ModelError: it cannot be loaded, or has an encoder.
+    """
+    if not isinstance(model, str):
+        given: Any = model
+        given.set_attn_implementation(ATTENTION_NAME)
+        return given.eval().requires_grad_(False).to(device)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with quiet_transformers():
+        try:
+            config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            if config.is_encoder_decoder:
+                raise ModelError(f"{model} has an encoder; only decoder-only models can be served")
+            loaded: Any
+            if has_index(Path(model)):
+                loaded = load_gguf(Path(model), dtype, quantization, progress=progress)
+            else:
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+                )
+            loaded.set_attn_implementation(ATTENTION_NAME)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ModelError(f"the model {model} cannot be loaded: {one_line(error)}") from error
+    return loaded.eval().requires_grad_(False).to(device)
+
+
+def one_line(error: BaseException) -> str:
+    """What it says."""
+    return " ".join(str(error).split())[:400]
