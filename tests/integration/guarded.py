@@ -51,12 +51,15 @@ def tenant_row(name: str, key: str, **fields: Any) -> str:
 
 
 def write_keys(path: Path) -> None:
-    """A tenant for each role, all of namespace `MINE`, and one of the other namespace; the key of each is its name."""
+    """A tenant for each role, all of namespace `MINE`, one of the other namespace, and one whose namespace is the one that is
+    meant where a request names none; the key of each is its name.
+    """
     rows = [tenant_row(role, role, namespace=MINE, roles=[role]) for role in ROLES]
     rows.append(tenant_row("feeder", "feeder", roles=["holder", "reader"], namespaces=["*"]))
     rows.append(tenant_row("front", "front", roles=["client", "reader"], namespaces=["*"]))
     rows.append(tenant_row("narrow", "narrow", roles=["holder"], pools=["theirs"]))
     rows.append(tenant_row("other", "other", namespace=THEIRS))
+    rows.append(tenant_row("plain", "plain", namespace="default", roles=[*ROLES[:3]]))
     path.write_text("\n".join(rows))
 
 

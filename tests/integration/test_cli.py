@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers as tf
@@ -16,6 +18,7 @@ from terminal import Terminal
 
 from radixkv import PoolShape, connect
 from radixkv.cli import main
+from radixkv.cli.program import COMMANDS
 from radixkv.service import Quota, ServiceConfig, ServiceThread
 
 RADIXKV = str(Path(sys.executable).parent / "radixkv")
@@ -235,12 +238,36 @@ def test_a_tree_is_drawn_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
             assert main(["tree", "--service", address, "--depth", "0"]) == 1
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "worker", "chat", "stats", "top", "tree", "explain", "plan"])
+def options_of(command: str) -> dict[str, tuple[Any, str]]:
+    """The default of every option that has one, and its line of help."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    for each in COMMANDS:
+        each.add(commands)
+    parser: argparse.ArgumentParser = commands.choices[command]
+    found = {}
+    for action in parser._actions:
+        if action.option_strings and action.default not in (None, False, argparse.SUPPRESS, "", []):
+            found[action.option_strings[-1]] = action.default, parser._get_formatter()._expand_help(action)
+    return found
+
+
+@pytest.mark.parametrize("command", [module.__name__.rpartition(".")[2] for module in COMMANDS])
 def test_help_tells_the_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
-    assert "(default 127.0.0.1:5005" in capsys.readouterr().out or command in ("chat", "plan")
+    told = re.sub(r"\s+", "", capsys.readouterr().out)
+    for option, (default, line) in options_of(command).items():
+        assert str(default) in line, option
+        assert "default" in line or f"{default} (" in line, option
+        assert re.sub(r"\s+", "", line) in told, option
+
+
+@pytest.mark.parametrize("command", ["up", "serve", "worker", "stats", "top", "tree", "explain"])
+def test_who_listens_or_calls_says_where_by_default(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "(default127.0.0.1:5005" in re.sub(r"\s+", "", capsys.readouterr().out)
 
 
 def test_importing_radixkv_serving_a_cache_and_chatting_with_a_worker_need_no_torch() -> None:

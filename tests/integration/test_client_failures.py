@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -148,6 +149,25 @@ def test_sequences_go_on_over_a_restart_of_the_service(tmp_path: Path) -> None:
             assert holder.match(other).num_tokens == 40
             holder.check()
             service.terminate()
+
+
+@pytest.mark.parametrize("patience_s", [None, 30.0])
+def test_who_holds_and_says_nothing_for_several_ttls_keeps_the_lease_and_all_that_is_open(
+    tmp_path: Path, patience_s: float | None
+) -> None:
+    config = ServiceConfig(addresses=(f"unix:{tmp_path}/s",), lease_ttl_s=1.0)
+    with (
+        ServiceThread(config) as service,
+        connect(service.addresses[0], PoolShape(64), patience_s=patience_s) as holder,
+        connect(service.addresses[0]) as reader,
+    ):
+        holder.acquire(PROMPT, seq_id=1)
+        until_s = time.monotonic() + 2.4
+        while time.monotonic() < until_s:
+            assert reader.stats().num_sequences == 1
+            time.sleep(0.1)
+        assert holder.extend(1, 101).first_changed == 7
+        holder.check()
 
 
 def test_a_frozen_service_fails_the_holder_in_bounded_time(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ CHATGPT = {
             "message": {
                 "author": {"role": "assistant"},
                 "recipient": "browser",
-                "content": {"content_type": "code", "text": "search('lake')"},
+                "content": {"content_type": "text", "parts": ["search('lake')"]},
             },
         },
         "tool": {

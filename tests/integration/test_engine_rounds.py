@@ -21,6 +21,7 @@ from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ForwardRow
+from radixkv.worker.request import UnknownGenerationError
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
@@ -185,6 +186,74 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
     current.check()
     assert current.stats().num_sequences == 0
     assert desk.scheduler.num_running == desk.scheduler.num_queued == 0
+
+
+@pytest.mark.parametrize("can_reattach", [True, False])
+@pytest.mark.parametrize("num_answered", [0, 1, 2])
+def test_what_was_to_be_asked_of_the_cache_is_asked_though_the_lease_is_lost_before_the_answer_it_waits_for(
+    num_answered: int, can_reattach: bool
+) -> None:
+    caches = [LateCache(64, 4)]
+
+    def reattach() -> LateCache:
+        caches.append(LateCache(64, 4))
+        return caches[-1]
+
+    desk = Desk(caches[0], HashRunner(64, 4), SchedulerLimits(), reattach=reattach if can_reattach else None)
+    desk.put([1, 2, 3], greedy(40))
+    asked: list[str] = []
+    for number in range(3):  # each has a Step of its own to be answered
+        desk.put([number + 5], greedy(40))
+        desk.rounds.run()
+        desk.rounds.call_later(lambda number=number: asked.append(f"before {number}"))  # type: ignore[misc]
+    for _ in range(num_answered):
+        caches[0].answer()
+    desk.rounds.run()
+    assert len(asked) <= num_answered, "it waits for what was said before it"
+    assert caches[0].waiting
+    caches[0].lose()
+    desk.rounds.run()
+    while caches[-1].answer():  # what was said to the next one, before it can be asked
+        pass
+    desk.rounds.run()
+    assert asked == ["before 0", "before 1", "before 2"]
+    for number in range(3):
+        desk.put([number + 9], greedy(2))
+        desk.rounds.call_later(lambda number=number: asked.append(f"after {number}"))  # type: ignore[misc]
+        desk.rounds.run()
+        while caches[-1].answer():
+            desk.rounds.run()
+    desk.rounds.run()
+    assert asked[3:] == ["after 0", "after 1", "after 2"]
+
+
+def test_what_another_namespace_generates_is_unknown_whether_it_waits_runs_or_has_ended() -> None:
+    cache = LateCache(4, 4)
+    desk = Desk(cache, HashRunner(4, 4), SchedulerLimits())
+    running, waiting = (desk.put([number] * 9, greedy(4), namespace="owner") for number in (1, 2))
+
+    def assert_hidden() -> None:
+        for generation in (running, waiting):
+            with pytest.raises(UnknownGenerationError) as hidden:
+                desk.rounds.find_history(generation.generation_id, 0, "prober".__eq__)
+            with pytest.raises(UnknownGenerationError) as unknown:
+                desk.rounds.find_history("nobody", 0, "prober".__eq__)
+            assert str(hidden.value).replace(generation.generation_id, "nobody") == str(unknown.value)
+            for sees in ("owner".__eq__, None):
+                found = desk.rounds.find_history(generation.generation_id, 0, sees)
+                assert found.tokens.startswith(pack_tokens(generation.prompt))
+
+    assert_hidden()
+    desk.rounds.run()
+    cache.answer()
+    desk.rounds.run()
+    stats = desk.rounds.stats()
+    assert (stats.num_running_branches, stats.num_queued_branches, stats.num_remembered) == (1, 1, 0)
+    assert_hidden()
+    while desk.rounds.generations:
+        desk.rounds.run()
+        cache.answer()
+    assert_hidden()
 
 
 def test_without_a_way_to_reattach_a_lost_lease_ends_what_runs_with_its_error() -> None:

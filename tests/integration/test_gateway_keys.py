@@ -29,7 +29,8 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def test_a_key_that_is_taken_back_ends_the_streams_that_it_opened(engine: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("heir", ["", tenant_row("heir", "leaving")], ids=["nobody's", "another tenant's"])
+def test_a_key_that_is_taken_back_ends_the_streams_that_it_opened(engine: Engine, tmp_path: Path, heir: str) -> None:
     keys = tmp_path / "keys.toml"
     staying = tenant_row("staying", "staying")
     keys.write_text(tenant_row("leaving", "leaving") + staying)
@@ -47,7 +48,7 @@ def test_a_key_that_is_taken_back_ends_the_streams_that_it_opened(engine: Engine
             assert {stream.status_code for stream in streams.values()} == {200}
             pieces = {name: stream.iter_bytes() for name, stream in streams.items()}
             assert all(next(each) for each in pieces.values())
-            keys.write_text(staying)
+            keys.write_text(staying + heir)
             began_s = time.monotonic()
             for kind in ("conversations", "cache"):
                 for _ in pieces["leaving", kind]:

@@ -62,6 +62,7 @@ def ask(server: GatewayServer, key: str | None = None, **fields: Any) -> httpx.R
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_caller_who_disconnects_frees_his_blocks(generator: Generator, engine: Engine, stream: bool) -> None:
+    before = engine.stats().engine
     with gateway(generator) as server, httpx.Client() as client:
         body = {**CHAT, "max_tokens": 3500, "stream": stream, "n": 3}
         if stream:
@@ -73,7 +74,10 @@ def test_a_caller_who_disconnects_frees_his_blocks(generator: Generator, engine:
             with pytest.raises(httpx.ReadTimeout):
                 client.post(f"{server.url}/chat/completions", json=body, timeout=httpx.Timeout(30, read=1.0))
         wait_until(lambda: num_held(engine) == 0)
-        assert engine.stats().engine.num_generations == 0
+        after = engine.stats().engine
+        assert after.num_generations == 0
+        assert (after.num_cancelled, after.num_finished) == (before.num_cancelled + 1, before.num_finished)
+        assert after.num_generated_tokens - before.num_generated_tokens < 3 * 3500, "it was not written to its end"
         wait_until(lambda: server.app.state.gate.num_running == 0)
 
 

@@ -40,7 +40,8 @@ class SlowRunner(HashRunner):
         return super().forward(rows)
 
 
-def test_a_reply_ends_when_the_key_of_who_asked_is_taken_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heir", ["", tenant_row("heir", "one")], ids=["nobody's", "another tenant's"])
+def test_a_reply_ends_when_the_key_of_who_asked_is_taken_back(tmp_path: Path, heir: str) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(tenant_row("one", "one") + tenant_row("two", "two"))
     params = GenerateParams(token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=4000, ignore_eos=True))
@@ -53,7 +54,7 @@ def test_a_reply_ends_when_the_key_of_who_asked_is_taken_back(tmp_path: Path) ->
         taken, kept = one.generate(params), two.generate(params)
         for stream in (taken, kept):
             next(stream), next(stream)
-        keys.write_text(tenant_row("two", "two"))
+        keys.write_text(tenant_row("two", "two") + heir)
         with pytest.raises(UnauthenticatedError, match="taken back"):
             list(taken)
         assert next(kept)

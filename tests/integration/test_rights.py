@@ -236,6 +236,32 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
+ALL_OF_THEM = {f"/radixkv.v1.PrefixCache/{name}" for name in ("Pins", "Usage", "Dump", "Events")} | {*KV_EVENT_METHODS}
+"""What these mean where no namespace is named; the others mean the default one, or the caller's own."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_tenant_of_the_default_namespace_has_that_one_and_no_other(site: Site, name: str) -> None:
+    site.fill()
+    roles, elsewhere, _ = EXPECTED[name]
+    is_fork = name.endswith("/ForkGeneration")
+    expected = {
+        "default": OK if roles else DENIED,
+        THEIRS: elsewhere if roles else DENIED,
+        None: DENIED if not roles or name in ALL_OF_THEM else NOT_FOUND if is_fork else OK,
+    }
+    if is_fork:
+        del expected["default"]
+    for namespace, code in expected.items():
+        got, answers, details = call(site, name, namespace, "plain")
+        assert (namespace, outcome(name, got)) == (namespace, code)
+        told = b"".join(answer.SerializeToString() for answer in answers) + details.encode()
+        assert MINE.encode() not in told
+        assert not any(
+            token.to_bytes(4, "little") in told or varint(token) in told for token in THEIR_TOKENS + MY_TOKENS
+        )
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("role", [*ROLES[:3]])
 def test_no_answer_holds_anything_of_another_tenant(site: Site, role: str, name: str) -> None:

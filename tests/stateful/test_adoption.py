@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from radixkv.core.api import (
+    DEFAULT_PRIORITY,
     AcquireOp,
     AdoptOp,
     AdoptResult,
@@ -23,6 +24,7 @@ from radixkv.core.api import (
     Notice,
     Pending,
     ReleaseOp,
+    Retention,
     StepOp,
 )
 from radixkv.core.cache import PrefixCache
@@ -408,3 +410,36 @@ def test_nothing_is_adopted_once_blocks_were_taken() -> None:
     (error,) = cache.step([AdoptOp(pack_tokens(range(4)), array("i", [9]))])
     assert isinstance(error, InvalidArgumentError)
     assert "before" in error.bound
+
+
+@pytest.mark.parametrize("num_restarts", [1, 2])
+@pytest.mark.parametrize("when", ["at once", "in part", "whole"])
+def test_what_was_said_of_the_worth_of_positions_holds_of_all_that_is_computed_after_a_restart(
+    when: str, num_restarts: int
+) -> None:
+    """Of an open sequence, of a fork and of a fork's fork, and of none that nothing was said of."""
+    wire = Wire()
+    wire.carry()
+    said = (Retention(0, 4, priority=90), Retention(4, None, priority=5))
+    num_computed = {"at once": 0, "in part": 4, "whole": 8}[when]
+    wire.submit([AcquireOp(pack_tokens(range(8)), seq_id=1, retention=said), AcquireOp(pack_tokens([9] * 4), seq_id=2)])
+    if num_computed:
+        wire.submit([InsertOp(1, num_computed), ForkOp(1, num_computed, 1, 0, (3,))])
+        wire.submit([ForkOp(3, num_computed - 1, 1, 0, (4,))])
+    wire.carry()
+    for _ in range(num_restarts):
+        wire.restart()
+        wire.carry()
+    ids = (1, 3, 4) if num_computed else (1,)
+    for seq_id in ids:
+        length = 8 if seq_id == 1 else num_computed - (seq_id == 4)
+        wire.submit([ExtendOp(seq_id, length + 4), InsertOp(seq_id, length + 4, pack_tokens([seq_id + 20] * 4))])
+    wire.submit([InsertOp(2, 4)])
+    wire.submit([ReleaseOp(seq_id) for seq_id in (*ids, 2)])
+    wire.carry()
+    cache = wire.pool.cache
+    cache.check()
+    worth = {(node.position, node.priority) for node in cache.dump() if unpack_tokens(node.tokens) != [9] * 4}
+    assert {priority for position, priority in worth if position >= 4} == {5}
+    assert {priority for position, priority in worth if position < 4} == {90}
+    assert [node.priority for node in cache.dump() if unpack_tokens(node.tokens) == [9] * 4] == [DEFAULT_PRIORITY]

@@ -92,6 +92,27 @@ def test_what_is_cleared_before_a_restarted_service_is_told_of_it_does_not_come_
     assert_only_the_new_is_told(wire)
 
 
+@pytest.mark.parametrize(("num_breaks", "is_answered_again"), [(0, True), (1, True), (1, False), (2, False)])
+def test_what_was_heard_to_be_cleared_before_the_answer_that_it_stands_behind_does_not_come_back(
+    wire: Wire, num_breaks: int, is_answered_again: bool
+) -> None:
+    """Where that answer was lost, the clear is told first on the next stream, and the service may be gone before the answer."""
+    wire.submit([ExtendOp(1, 11)])
+    wire.act()
+    wire.pool.clear("default")
+    for _ in range(num_breaks):
+        wire.reconnect()
+        wire.act()
+        wire.hear()  # attached, and what was cleared; the Step is on the way again
+    if is_answered_again:
+        wire.act()
+        wire.hear()
+    wire.restart()
+    wire.carry()
+    assert_forgotten(wire)
+    assert_only_the_new_is_told(wire)
+
+
 def test_what_is_cleared_between_two_of_its_sequences_does_not_come_back() -> None:
     cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
     cache.adopt_sequence(1, PROMPT, array("i", [0, 1, 2]), 10, 10)

@@ -165,6 +165,24 @@ def test_siblings_stand_in_the_order_that_their_parent_says() -> None:
     assert siblings(read.messages, read.messages[0].id) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("content_type", ["text", "multimodal_text"])
+def test_what_an_assistant_says_to_a_tool_is_nobodys_turn(content_type: str) -> None:
+    def node(parent: str | None, role: str, text: str, **fields: Any) -> dict[str, Any]:
+        content = {"content_type": content_type, "parts": [text]}
+        return {"parent": parent, "message": {"author": {"role": role}, "content": content, **fields}}
+
+    nodes = {
+        "a": node(None, "user", "Which lake?"),
+        "b": node("a", "assistant", "search lakes", recipient="browser"),
+        "c": node("b", "tool", "a page"),
+        "d": node("c", "assistant", "Como.", recipient="all"),
+        "e": node("d", "assistant", "Anything else?", recipient=None),
+    }
+    read = read_one({"mapping": nodes})
+    assert [message.text for message in read.messages] == ["Which lake?", "Como.", "Anything else?"]
+    assert [message.parent for message in read.messages] == [None, *[message.id for message in read.messages[:2]]]
+
+
 @given(trees(empty=True, roots=1), st.booleans())
 def test_every_branch_of_an_open_assistant_tree_is_there(tree: Tree, by_lines: bool) -> None:
     nodes: list[dict[str, Any]] = []

@@ -110,6 +110,7 @@ def test_what_is_removed_is_all_that_is_below(store: ConversationStore, database
             one = message(f"text {number}", parent)
             await store.add("a", made.id, one, 0)
             parents[one.id] = parent
+        head: str | None = next(reversed(parents))
         while parents:
             wanted = source.choice(list(parents))
             path, above = [wanted], parents[wanted]
@@ -129,8 +130,39 @@ def test_what_is_removed_is_all_that_is_below(store: ConversationStore, database
             conversation, messages = await store.open("a", made.id)
             assert {each.id: each.parent for each in messages} == parents
             assert conversation.num_messages == len(parents)
-            assert conversation.head in (parents or {None})
+            if head in below:
+                head = path[1] if len(path) > 1 else next(reversed(parents), None)
+            assert conversation.head == head
         assert usage(database) == (1, 0)
+
+    run(story())
+
+
+def test_after_a_removal_one_stands_above_what_is_gone_though_another_branch_is_later(store: ConversationStore) -> None:
+    """The head is where the reader stands: nothing but the loss of it moves him, and then no further than need be."""
+
+    async def story() -> None:
+        asked, begun = message("?"), message("other")
+        first, second = message("one", asked.id, "assistant"), message("two", asked.id, "assistant")
+        below, later = message("more", first.id), message("later", begun.id, "assistant")
+        made = await store.create("a", messages=[asked, begun, second, later, first, below])
+
+        async def removed(gone: Message) -> str | None:
+            return (await store.remove("a", made.id, gone.id, 0))[0].conversation.head
+
+        leaf = message("leaf", below.id, "assistant")
+        assert (await store.add("a", made.id, leaf, 0)).conversation.head == leaf.id
+        assert await removed(later) == leaf.id, "it stood elsewhere"
+        late = message("late", begun.id, "assistant")
+        await store.add("a", made.id, late, 0)
+        assert await removed(late) == begun.id, "the message above, not the latest"
+        again = message("again", below.id, "assistant")
+        await store.add("a", made.id, again, 0)
+        assert await removed(below) == first.id, "above all that is gone"
+        assert await removed(first) == asked.id, "not the sibling"
+        assert await removed(asked) == begun.id, "nothing stands above: the latest of what is left"
+        assert await removed(begun) is None
+        assert (await store.open("a", made.id))[1] == []
 
     run(story())
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from radixkv.core.errors import UnavailableError
-from radixkv.gateway.sse import HEARTBEAT, EventStreamResponse, sse
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.sse import HEARTBEAT, EventStreamResponse, sse, until_disconnected
 
 
 class Caller:
@@ -143,5 +144,72 @@ def test_a_caller_who_takes_the_end_gets_all_of_it() -> None:
 
         await EventStreamResponse(events(), over=over)({"type": "http"}, caller.receive, caller.send)
         assert caller.bodies == [b"one", b"two"]
+
+    asyncio.run(run())
+
+
+class Asked:
+    """A request, as far as `until_disconnected` looks at it."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.receive = caller.receive
+
+
+def test_work_for_a_caller_who_leaves_is_cancelled_and_has_ended_when_that_is_told() -> None:
+    async def run() -> None:
+        caller, ends = Caller(), []
+
+        async def work() -> None:
+            caller.has_left.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                raise
+
+        with pytest.raises(ApiError) as gone:
+            await asyncio.wait_for(until_disconnected(Asked(caller), work()), 10)  # type: ignore[arg-type]  # enough of one
+        assert gone.value.status == 499
+        assert ends == ["cancelled"]
+
+    asyncio.run(run())
+
+
+def test_work_ends_with_who_waits_for_it_and_nothing_is_left_behind() -> None:
+    async def run() -> None:
+        caller, ends, begun = Caller(), [], asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                raise
+
+        waiting = asyncio.ensure_future(until_disconnected(Asked(caller), work()))  # type: ignore[arg-type]  # enough of one
+        await begun.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert ends == ["cancelled"]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_the_result_of_work_is_told_to_who_stays() -> None:
+    async def run() -> None:
+        async def work() -> str:
+            return "done"
+
+        async def fail() -> str:
+            raise UnavailableError("the worker is gone")
+
+        caller = Caller()
+        assert await until_disconnected(Asked(caller), work()) == "done"  # type: ignore[arg-type]  # enough of one
+        with pytest.raises(UnavailableError, match="the worker is gone"):
+            await until_disconnected(Asked(caller), fail())  # type: ignore[arg-type]  # enough of one
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())

@@ -48,7 +48,7 @@ def test_tokens_are_charged_and_given_back() -> None:
         admit(limiter, tokens_per_minute=600)
     assert caught.value.retry_after_s == pytest.approx(60.1)  # 600 overdrawn at 10 a second, and one token
     slot.charge(-700)  # they were found in the cache
-    admit(limiter, tokens_per_minute=600)
+    assert admit(limiter, tokens_per_minute=600).rates[0].remaining == 100
 
 
 def test_a_slot_comes_back_once() -> None:
@@ -97,3 +97,29 @@ def test_threads_that_ask_at_once_get_no_more_than_the_limit() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert sum(threads.map(tries, range(4))) == 1000
+
+
+REFUSALS: list[tuple[dict[str, int], int, str]] = [
+    ({"max_concurrent": 2}, 2, "at once"),
+    ({"tokens_per_minute": 10}, 1, "tokens per minute"),
+    ({"requests_per_minute": 3}, 3, "requests per minute"),
+]
+
+
+@pytest.mark.parametrize(("bound", "num_fitting", "reason"), REFUSALS, ids=[reason for _, _, reason in REFUSALS])
+def test_a_refusal_counts_nothing(bound: dict[str, int], num_fitting: int, reason: str) -> None:
+    limiter = Limiter(Clock())
+    limits = {"requests_per_minute": 10, "tokens_per_minute": 600, "max_concurrent": 5, **bound}
+    slots = [admit(limiter, **limits) for _ in range(num_fitting)]
+    slots[0].charge(100)
+    with pytest.raises(LimitError, match=reason) as first:
+        admit(limiter, **limits)
+    for _ in range(20):
+        with pytest.raises(LimitError, match=reason) as last:
+            admit(limiter, **limits)
+    assert last.value.rates == first.value.rates
+    for slot in slots:
+        slot.close()
+    free = {"requests_per_minute": 10, "tokens_per_minute": 600, "max_concurrent": 1}
+    slot = admit(limiter, **free)
+    assert [rate.remaining for rate in slot.rates] == [10 - num_fitting - 1, 500]

@@ -8,8 +8,10 @@ import pytest
 from scheduler_bench import Bench, make_branch, no_growth, op_kinds
 
 from radixkv.core.api import AcquireOp, Retention
-from radixkv.worker.branch import Phase
+from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.growth import GrowthEstimate
+from radixkv.worker.preemption import Preemption
+from radixkv.worker.waiting import PendingPrefixes
 
 
 def test_the_one_with_the_least_to_lose_is_preempted_and_all_finish() -> None:
@@ -114,3 +116,79 @@ def test_where_the_host_slots_are_full_a_branch_is_computed_again() -> None:
     bench.say()
     bench.cache.check()
     assert bench.cache.stats().num_sequences == 0
+
+
+# -- of whom blocks are taken: one rule for each line, and ties down to the last
+
+
+def running(arrival: int, num_lost: int, index: int = 0, **fields: Any) -> Branch:
+    """A branch that has computed so much."""
+    branch = make_branch(arrival, [1] * 30, 8, index, **fields)
+    branch.phase, branch.seq_id, branch.num_computed = Phase.RUNNING, 1000 * (arrival + 1) + index, num_lost
+    return branch
+
+
+UNWANTED: list[tuple[str, Branch, Branch]] = [
+    ("who is not due", running(0, 20, due_s=10.1, priority=5), running(1, 1, due_s=9.0)),
+    ("who is due this very moment is due", running(0, 20, due_s=10.1), running(1, 1, due_s=10.0)),
+    ("of a lower priority", running(0, 20), running(1, 1, priority=1)),
+    ("with less to lose", running(0, 3), running(1, 4)),
+    ("the latest come", running(5, 3), running(4, 3)),
+    ("the latest of one request", running(5, 3, index=2), running(5, 3, index=1)),
+]
+
+
+@pytest.mark.parametrize(("rule", "unwanted", "wanted"), UNWANTED, ids=[rule for rule, _, _ in UNWANTED])
+def test_the_least_wanted_is_told_by_each_rule_in_turn(rule: str, unwanted: Branch, wanted: Branch) -> None:
+    for branches in ([unwanted, wanted], [wanted, unwanted]):
+        assert Preemption.choose(branches, PendingPrefixes(), 10.0) is unwanted, rule
+
+
+def test_whoever_others_wait_for_is_wanted_as_they_are() -> None:
+    first, second = running(0, 3), running(1, 3)
+    for fields in ({"priority": 1}, {"due_s": 5.0}):
+        pending = PendingPrefixes()
+        pending.add(make_branch(2, [1] * 30, 8, **fields), second.seq_id, 8)  # type: ignore[arg-type]
+        assert Preemption.choose([first, second], pending, 10.0) is first
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_of_equals_the_latest_come_gives_way_and_the_first_never_does(preemption: str) -> None:
+    bench = Bench(8, growth=no_growth(), preemption=preemption, swap_blocks=8 if preemption == "swap" else 0)
+    branches = [make_branch(number, [number + 1] * 4, 20) for number in range(4)]
+    for branch in branches:
+        bench.scheduler.add(branch)
+    first_to_go: list[Branch] = []
+    while len(bench.finished) < 4:
+        bench.round()
+        waiting = [branch for branch in branches if branch.phase is Phase.QUEUED and len(branch.tokens) > 4]
+        first_to_go += [branch for branch in waiting if branch not in first_to_go]
+        assert bench.scheduler.num_running + bench.scheduler.num_queued + len(bench.finished) == 4
+    assert first_to_go[0] is branches[3]
+    assert branches[0] not in first_to_go
+    assert bench.finished[0] is branches[0]
+
+
+def test_what_is_parked_is_given_up_from_the_latest_come_and_from_its_end() -> None:
+    preemption = Preemption(4, 8, iter(range(100, 200)).__next__)
+    branches = [running(number, 12) for number in range(3)]
+    for number, branch in enumerate(branches):
+        branch.block_table.extend(range(10 * number, 10 * number + 3))
+        cut = preemption.park(branch, 1)
+        assert cut is not None
+        assert (cut.seq_id, cut.position) == (branch.seq_id, 8)
+        preemption.parked[branch].block_table.extend(branch.block_table[:2])
+    assert preemption.take_saves() == [([number * 10 + 2], [slot]) for number, slot in ((0, 0), (1, 1), (2, 2))]
+    assert preemption.space.num_free == 5
+    cut = preemption.park_more(1, [branches[0], branches[2], branches[1]])
+    assert cut is not None
+    assert (cut.parked, cut.position) == (preemption.parked[branches[2]], 4)
+    assert [move.block_ids for move in preemption.take_saves()] == [[21]]
+    assert preemption.take_saves() == []
+    assert preemption.park_more(9, branches[:1]) == (102 - 2, 0, preemption.parked[branches[0]])
+    assert preemption.parked[branches[0]].seq_id == 0, "nothing of it stays"
+    assert preemption.num_preemptions == 3
+    for branch in branches:
+        preemption.unpark(branch)
+    assert preemption.space.num_free == 8
+    assert preemption.unpark(branches[0]) == 0, "once"

@@ -246,3 +246,28 @@ def test_bytes_that_are_no_text_are_given_out_in_bounded_time(tmp_path: Path) ->
     pieces = [decoder.push([stray]) for _ in range(100)]
     assert len("".join(pieces)) >= 100 - 16
     assert "".join(pieces) + decoder.flush() == text.decode([stray] * 100)
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n", " \n\n", "\t"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_white_space_that_a_template_writes_before_the_end_of_a_turn_is_no_text_of_it(
+    space: str, is_cut: bool, tmp_path: Path
+) -> None:
+    """A reply that has brought the end of its turn gets no second one, and no white space behind it."""
+    template = CHATML.replace("{{ m['content'] }}<|im_end|>", "{{ m['content'] }}" + space + "<|im_end|>")
+    text = byte_level(tmp_path, template)
+    [end] = text.encode("<|im_end|>", special=False)
+    kept = text.prompt_ids(CHAT[:1]) + text.encode("world, 12") + ([] if is_cut else [end])
+    whole = kept + text.continuation_ids(kept, CHAT[2:3])
+    asked = "<|im_start|>user\nand now?" + space + "<|im_end|>\n<|im_start|>assistant\n"
+    shown = text.decode(whole, skip_special_tokens=False)
+    assert shown.endswith(f"world, 12{space if is_cut else ''}<|im_end|>\n{asked}")
+
+
+def test_text_that_a_template_writes_behind_every_reply_is_kept_behind_one_that_has_ended(tmp_path: Path) -> None:
+    template = CHATML.replace("{{ m['content'] }}<|im_end|>", "{{ m['content'] }}.<|im_end|>")
+    text = byte_level(tmp_path, template)
+    [end] = text.encode("<|im_end|>", special=False)
+    kept = text.prompt_ids(CHAT[:1]) + text.encode("world") + [end]
+    shown = text.decode(kept + text.continuation_ids(kept, CHAT[2:3]), skip_special_tokens=False)
+    assert "world<|im_end|>.<|im_end|>" in shown

@@ -1,0 +1,360 @@
+"""Replies as they are written, stopped and stored: what is told of each end, also where the worker or the database fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.core.errors import LimitError, UnavailableError
+from radixkv.gateway.conversations import running
+from radixkv.gateway.conversations.live import Follower, Lives
+from radixkv.gateway.conversations.messages import Message, new_id
+from radixkv.gateway.conversations.rows import CUT_SHORT
+from radixkv.gateway.conversations.running import Branch, Origin, Run, Runs
+from radixkv.gateway.conversations.store import Change, ConversationStore, Growth
+from radixkv.gateway.database import Database
+from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
+
+PROMPT = b"\1\0\0\0" * 7
+USAGE = Usage(7, 5, 9, 11, 0.25)
+
+
+class Events:
+    """A worker's stream, told by the test."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[list[GenerationEvent] | Exception] = asyncio.Queue()
+        self.is_closed = self.has_left = False
+
+    async def __aenter__(self) -> Events:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.has_left = True
+
+    async def take(self) -> list[GenerationEvent]:
+        taken = await self.waiting.get()
+        if isinstance(taken, Exception):
+            raise taken
+        return taken
+
+    def tell(self, *events: GenerationEvent) -> None:
+        self.waiting.put_nowait(list(events))
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.waiting.put_nowait([])
+
+    def fail(self, error: Exception) -> None:
+        self.waiting.put_nowait(error)
+
+
+class BrokenStore(ConversationStore):
+    """Stores nothing while it is broken."""
+
+    is_broken = False
+
+    async def save(self, growths: Sequence[Growth]) -> None:
+        self._check()
+        await super().save(growths)
+
+    async def finish(self, *args: Any) -> Change | None:
+        self._check()
+        return await super().finish(*args)
+
+    def _check(self) -> None:
+        if self.is_broken:
+            raise UnavailableError("the disk is full")
+
+
+class Desk:
+    """A conversation with a question, replies to it that are written, and who looks on."""
+
+    def __init__(self, store: BrokenStore) -> None:
+        self.store = store
+        self.runs = Runs(store)
+        self.lives = Lives()
+        self.events = Events()
+        self.remembered: list[tuple[str, list[int]]] = []
+        self.reader_fails = False
+        self.now_s = 10.0
+
+    async def begin(self, num_drafts: int = 1) -> None:
+        asked = Message(new_id("msg"), None, "user", "?", 5.0)
+        made = await self.store.create("a", messages=[asked])
+        self.live = self.lives.hold(made.id)
+        self.follower: Follower = self.lives.join(self.live, "a", b"snapshot")
+        replies = [Message(new_id("msg"), asked.id, "assistant", "", 5.0, status="running") for _ in range(num_drafts)]
+        change = await self.store.begin("a", made.id, replies, 0)
+        self.live.tell_change(change)
+        fakes: Any = (self.events, self.store, self, self)
+        self.run = Run(
+            self.live,
+            change.messages,
+            Origin("a", "m", None, (), 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
+            *fakes,
+            when_ended=self.runs.remove,
+            clock=lambda: self.now_s,
+        )
+        self.runs.add(self.run)
+        self.events.tell(Started("g", PROMPT))
+
+    async def remember(self, *args: Any, text: str, stop: object) -> None:
+        del stop
+        self.remembered.append((text, list(args[3])))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        if self.reader_fails:
+            raise UnavailableError("the worker is gone")
+        return bytes(token_ids).decode()
+
+    async def read(self) -> None:
+        """Until all that was told is taken in."""
+        while not self.events.waiting.empty():
+            await asyncio.sleep(0)
+        async with self.live.changing:
+            pass
+
+    async def stop(self, branch: Branch) -> None:
+        async with self.live.changing:
+            await branch.stop()
+        await branch.remember()
+
+    async def stored(self) -> list[Message]:
+        """The replies, as they are told to who asks now."""
+        conversation, messages = await self.store.open("a", self.live.conversation_id)
+        return self.live.as_it_stands(conversation, messages)[1][1:]
+
+    def frames(self) -> bytes:
+        return b"".join(self.follower._frames)
+
+
+def say(text: str, branch: int = 0, token_ids: bytes | None = None) -> Delta:
+    return Delta(branch, tuple(text.encode() if token_ids is None else token_ids), text)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with Database(tmp_path / "state.sqlite") as database:
+        yield Desk(BrokenStore(database, clock=lambda: 1000.0))
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(story(), 30)
+
+    asyncio.run(bounded())
+
+
+@pytest.mark.parametrize(
+    ("told", "token_ids", "is_remembered"),
+    [("one tw", b"one tw", True), ("one t", b"one tw", False), ("one two", b"one tw", False), ("", b"", False)],
+)
+def test_a_stopped_reply_is_remembered_where_its_tokens_say_exactly_what_was_told(
+    desk: Desk, told: str, token_ids: bytes, is_remembered: bool
+) -> None:
+    """Text is held back while it may begin a stop string, so that tokens can say more than anybody was told."""
+
+    async def story() -> None:
+        await desk.begin()
+        desk.events.tell(say(told, token_ids=token_ids))
+        await desk.read()
+        await desk.stop(desk.run.branches[0])
+        await desk.run.wait()
+        [stopped] = await desk.stored()
+        assert (stopped.status, stopped.text) == ("stopped", told)
+        assert desk.events.is_closed
+        assert desk.remembered == ([(told, list(token_ids))] if is_remembered else [])
+
+    run(story)
+
+
+def test_a_reply_is_stopped_though_the_worker_cannot_be_asked_what_its_tokens_say(desk: Desk) -> None:
+    async def story() -> None:
+        await desk.begin()
+        desk.events.tell(say("one"))
+        await desk.read()
+        desk.reader_fails = True
+        await desk.stop(desk.run.branches[0])
+        [stopped] = await desk.stored()
+        assert (stopped.status, stopped.text) == ("stopped", "one")
+        assert desk.remembered == []
+
+    run(story)
+
+
+@pytest.mark.parametrize("end", ["complete", "stopped", "failed"])
+def test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way(desk: Desk, end: str) -> None:
+    async def story() -> None:
+        await desk.begin()
+        desk.events.tell(say("one"))
+        await desk.read()
+        desk.store.is_broken = True
+        if end == "complete":
+            desk.events.tell(BranchFinished(0, FinishReason.STOP), Completed(USAGE))
+            desk.events.tell()
+        elif end == "stopped":
+            await desk.stop(desk.run.branches[0])
+        else:
+            desk.events.fail(UnavailableError("the worker is gone"))
+        await desk.run.wait()
+        assert desk.events.has_left
+        assert desk.live.growing == {}
+        assert b'"status":"failed"' in desk.frames()
+        assert b"the disk is full" in desk.frames()
+        assert b'"status":"complete"' not in desk.frames()
+        await asyncio.sleep(0)
+        assert await desk.runs.wait_empty(0.0)
+        desk.store.is_broken = False
+        [left] = await desk.stored()
+        assert (left.status, left.error) == ("failed", CUT_SHORT), "so it is told to who comes later"
+        async with desk.lives.changing(desk.live.conversation_id):
+            await desk.store.rename("a", desk.live.conversation_id, "still here", desk.live.version)
+
+    run(story)
+
+
+def test_of_several_drafts_each_ends_by_itself_and_the_last_with_what_all_have_cost(desk: Desk) -> None:
+    async def story() -> None:
+        await desk.begin(3)
+        first, second, third = desk.run.branches
+        desk.now_s = 11.0
+        desk.events.tell(say("a", 0), say("b", 1))
+        await desk.read()
+        desk.now_s = 12.0
+        desk.events.tell(BranchFinished(0, FinishReason.STOP))
+        await desk.read()
+        assert [message.status for message in await desk.stored()] == ["complete", "running", "running"]
+        assert desk.remembered == [("a", [ord("a")])]
+        await desk.stop(second)
+        desk.events.tell(say("more", 1), say("c", 2))
+        await desk.read()
+        assert not desk.events.is_closed
+        desk.events.tell(BranchFinished(2, FinishReason.LENGTH), Completed(USAGE))
+        desk.events.tell()
+        await desk.run.wait()
+        told = await desk.stored()
+        assert [(message.status, message.text) for message in told] == [
+            ("complete", "a"),
+            ("stopped", "b"),
+            ("complete", "c"),
+        ]
+        details = [message.details or {} for message in told]
+        assert [each["cached_tokens"] for each in details] == [5, 5, 5]
+        assert [each["prompt_tokens"] for each in details] == [7, 7, 7]
+        assert [each["generated_tokens"] for each in details] == [1, 1, 1]
+        assert [each["finish_reason"] for each in details] == ["stop", None, "length"]
+        assert [each["first_token_ms"] for each in details] == [1000.0, 1000.0, 2000.0]
+        assert [each["duration_ms"] for each in details] == [2000.0] * 3
+        assert {each["generation"] for each in details} == {first.message.id}
+        assert third.message.error is None
+
+    run(story)
+
+
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_a_generation_that_fails_fails_those_that_have_not_ended_with_the_reason(desk: Desk, is_stopping: bool) -> None:
+    async def story() -> None:
+        await desk.begin(2)
+        desk.events.tell(say("a", 0), say("b", 1), BranchFinished(1, FinishReason.STOP))
+        await desk.read()
+        if is_stopping:
+            await desk.runs.aclose()
+        else:
+            desk.events.fail(UnavailableError("the worker is gone"))
+        await desk.run.wait()
+        told = await desk.stored()
+        reason = running.SERVER_STOPPED if is_stopping else "the worker is gone"
+        assert [(message.status, message.text) for message in told] == [("failed", "a"), ("complete", "b")]
+        assert [message.error for message in told] == [reason, None]
+
+    run(story)
+
+
+def test_a_reply_whose_message_is_gone_is_stored_no_more_and_the_last_one_ends_the_generation(desk: Desk) -> None:
+    async def story() -> None:
+        await desk.begin(2)
+        for branch in desk.run.branches:
+            assert not desk.events.is_closed
+            async with desk.live.changing:
+                await desk.store.remove("a", desk.live.conversation_id, branch.message.id, 0)
+                desk.live.growing.pop(branch.message.id)
+                branch.drop()
+        assert desk.events.is_closed
+        await desk.run.wait()
+        assert await desk.stored() == []
+
+    run(story)
+
+
+def test_what_is_written_is_stored_now_and_then_and_a_failure_to_do_so_is_made_up_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "SAVE_S", 0.001)
+
+    async def until_stored(text: str) -> None:
+        while True:
+            _, messages = await desk.store.open("a", desk.live.conversation_id)
+            if messages[1].text == text:
+                return
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        await desk.begin()
+        desk.events.tell(say("one"))
+        await until_stored("one")
+        desk.store.is_broken = True
+        desk.events.tell(say(" two"))
+        await desk.read()
+        await asyncio.sleep(0.01)
+        desk.store.is_broken = False
+        desk.events.tell(say(" three"))
+        await until_stored("one two three")
+        assert desk.run.unsaved() == []
+        await desk.runs.aclose()
+        assert len(asyncio.all_tasks()) == 2, "this one and who waits for it"
+
+    run(story)
+
+
+def test_so_many_generations_run_at_once_and_of_one_tenant_half_as_many(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "MAX_RUNNING", 4)
+
+    class Running:
+        def __init__(self, namespace: str) -> None:
+            self.namespace = namespace
+
+        def unsaved(self) -> list[Growth]:
+            return []
+
+    async def story() -> None:
+        begun: list[Any] = []
+
+        def begin(namespace: str, max_concurrent: int | None = None) -> None:
+            desk.runs.check_room(namespace, max_concurrent)
+            begun.append(Running(namespace))
+            desk.runs.add(begun[-1])
+
+        begin("a", 1)
+        with pytest.raises(LimitError, match="1 of your replies"):
+            begin("a", 1)
+        begin("a", 5)
+        with pytest.raises(LimitError, match="2 of your replies"):
+            begin("a")
+        begin("b")
+        begin("c")
+        with pytest.raises(LimitError, match="0 of your replies"):
+            begin("d")
+        desk.runs.remove(begun[0])
+        begin("a")
+        for each in begun[1:]:
+            desk.runs.remove(each)
+        begin("d")
+
+    run(story)
