@@ -14,6 +14,7 @@ everybody's, so there a pool that nobody sized takes a quarter of what is availa
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -163,6 +164,8 @@ def plan_pool(
         workspace_bytes = _workspace_bytes(runner, limits)
         total_bytes, free_bytes = memory_of(runner.device)
         left = free_bytes - int((1 - wish.utilisation) * total_bytes) - activation_bytes - workspace_bytes
+        if left < block_bytes:
+            raise PlanError(_too_little(runner, wish, total_bytes, free_bytes, block_bytes - left))
         budget, reason = _budget(runner, wish, left, free_bytes)
         num_blocks = count_blocks(budget, block_bytes, most)
         if num_blocks == most:
@@ -184,6 +187,17 @@ def plan_pool(
         reason=reason,
         num_lines=num_lines,
         line_blocks=line_blocks,
+    )
+
+
+def _too_little(runner: ModelRunner, wish: PoolWish, total_bytes: int, free_bytes: int, missing_bytes: int) -> str:
+    """Why nothing is left for KV, and what would help."""
+    least = math.ceil((wish.utilisation + missing_bytes / total_bytes) * 100) / 100
+    remedy = f"raise it to {least:g} or more" if least <= 1 else "free some memory, or take a smaller model"
+    return (
+        f"--utilisation {wish.utilisation:g} is {format_bytes(int(wish.utilisation * total_bytes))} of the "
+        f"{format_bytes(total_bytes)} of {runner.device}; {format_bytes(total_bytes - free_bytes)} are in use, by this model "
+        f"and by others, and {format_bytes(missing_bytes)} are missing for a forward and one block of KV: {remedy}"
     )
 
 
