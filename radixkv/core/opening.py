@@ -89,5 +89,5 @@ def close_sequence(forest: Forest, seq: Sequence, *, keep: bool) -> None:
         left = forest.unlock(seq.root, node)
         if not keep:
             withdraw(forest, seq.root, left)
-        surgery.merge_down(forest, left)
+        surgery.mend(forest, left)
     forest.forget_if_empty(seq.root)

@@ -23,6 +23,7 @@ __all__ = [
     "cut",
     "end_at",
     "leave",
+    "mend",
     "merge_down",
     "rename",
     "split",
@@ -139,8 +140,18 @@ def _retained_alike(node: Node, child: Node) -> bool:
 
 def leave(forest: Forest, root: RootNode, node: Node) -> None:
     """Unlock, and mend the split that is of no more use where nobody stands."""
-    left = forest.unlock(root, node)
+    mend(forest, forest.unlock(root, node))
+
+
+def mend(forest: Forest, left: Node) -> None:
+    """Mend the splits around a node that somebody has left: the one below, and those above of what was one edge and was used
+    at once again. O(edges merged).
+    """
     merge_down(forest, left)
+    above = left.parent
+    while above is not None and above.parent is not None and above.stored_s == left.stored_s:
+        merge_down(forest, above)
+        above = left.parent if above.parent is None else None
 
 
 def append(forest: Forest, node: Node, key: bytes | bytearray, blocks: array[int]) -> None:

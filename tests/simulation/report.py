@@ -29,5 +29,5 @@ def refusals(counts: Counter[str]) -> str:
     A sequence that is refused is computed again: slower, never wrong. It is to be rare.
     """
     num_refused, num_adopted = counts["notice lost"], counts["adopted"]
-    is_rare = num_refused <= 1 + num_adopted // 100
+    is_rare = num_refused <= 3 + num_adopted // 100
     return "" if is_rare else f"{num_refused} of {num_adopted} restarted services could not take a sequence on"

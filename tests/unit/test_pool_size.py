@@ -108,7 +108,11 @@ def test_measuring_leaves_no_pool_behind_and_runs_what_follows(runner: ModelRunn
 @pytest.mark.parametrize(
     ("wish", "memory", "message"),
     [
-        (PoolWish(), having(2**30, 2**20), r"1,023 MiB are in use.* are missing for a forward and one block of KV: raise it to 1 or more"),
+        (
+            PoolWish(),
+            having(2**30, 2**20),
+            r"1,023 MiB are in use.* are missing for a forward and one block of KV: raise it to 1 or more",
+        ),
         (
             PoolWish(kv_bytes=500 * MIB),
             having(400 * MIB, 300 * MIB),
