@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 import struct
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +175,27 @@ def test_a_file_is_converted_once_and_anew_when_it_has_changed(tmp_path: Path) -
     write_gguf(tiny_model("llama"), "llama", path, facts={"ARCH.rope.scaling.type": "none"})
     assert _resolve(path, cache) != folder
     assert len([each for each in (cache / "models").iterdir() if each.is_dir()]) == 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from radixkv.worker.default_model import resolve_model
+from radixkv.worker.gguf_weights import WeightIndex
+WeightIndex.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+resolve_model(sys.argv[1], cache=Path(sys.argv[2]), progress=False)
+"""
+
+
+def test_what_a_killed_start_left_is_not_believed(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    path, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
+    write_gguf(model, "llama", path)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), str(cache)], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(cache.glob("models/.*.partial-*/converted/config.json"))
+    _assert_same(_resolve(path, cache), model)
+    assert not list(cache.glob("models/.*.partial-*"))
 
 
 def test_any_name_will_do_for_what_begins_as_a_gguf_file(tmp_path: Path) -> None:
