@@ -11,15 +11,18 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from bench.bad_input.calls import holder_palette
 from bench.bad_input.messages import MessageMaker
+from radixkv.core.api import MatchOp
 from radixkv.core.errors import RadixKVError
 from radixkv.service import conversion, reader_conversion, value_conversion
 from radixkv.service.config import ServiceConfig
+from radixkv.service.pool_op_conversion import journal_from_proto
 from radixkv.service.pools import HolderStream, Pool, PoolTable
 from radixkv.service.status import error_from_proto, error_to_proto
 from radixkv.v1 import generation_pb2, prefix_cache_pb2, types_pb2, workers_pb2
@@ -69,8 +72,8 @@ class Parsers:
             _Target(generation_pb2.ForkGenerationRequest, wire.fork_from_proto),
             _Target(generation_pb2.TokenizeRequest, lambda proto: wire.prompt_from_proto(proto.prompt)),
             _Target(cache_pb.RetainRequest, lambda proto: value_conversion.retention_from_proto(proto.retention)),
-            _Target(worker_pb.OpResult, convert.result_from_proto),
-            _Target(worker_pb.Notices, convert.notices_from_proto),
+            _Target(worker_pb.OpResult, partial(convert.result_from_proto, MatchOp(b""))),
+            _Target(worker_pb.Notices, lambda proto: (convert.notices_from_proto(proto), journal_from_proto(proto))),
             _Target(generation_pb2.GenerateResponse, wire.event_from_proto),
             _Target(generation_pb2.GetModelResponse, wire.model_from_proto),
             _Target(generation_pb2.GetStatsResponse, wire.stats_from_proto),

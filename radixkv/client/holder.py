@@ -40,7 +40,8 @@ class RemoteHolder(RemoteReader):
 
     It keeps the lease alive while it lives, reattaches by itself after a broken stream, and sends again what was not
     answered; each Step is applied exactly once. A service that was restarted it tells what the pool holds, and its sequences go
-    on; one that cannot is told by a `Notice` of kind ``"lost"``; pins, and quotas set meanwhile, are lost. When the lease is
+    on; one that cannot is told by a `Notice` of kind ``"lost"``. Pins, quotas and retention go on, a restart counting as a use
+    of them, and what was dropped on purpose stays away. When the lease is
     lost for good, every outstanding call and every later one raises the error that tells why (`LeaseError`,
     `UnavailableError`): the pool's sequences are gone then.
 

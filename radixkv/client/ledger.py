@@ -1,42 +1,54 @@
 """What the blocks of a pool hold, as their holder knows it from its own Steps: a restarted service gets its tree back from it.
 
-Of each block the holder knows what it wrote there last, and behind which other block it reads it. That stays true until the
-block is handed out again, whatever the service evicted meanwhile, and costs as much as the blocks, however long the history of
-Steps was:
+Of each block the holder knows what it wrote there last, and behind which history. That stays true until the block is handed out
+again, whatever the service evicted meanwhile, and costs as much as the blocks, however long the history of Steps was:
 
-    block 7: [16 tokens] behind block 3, as that was written when it had serial 51
+    block 7: [16 tokens] behind the history of that name
 
-A record is worth nothing once the block before it was written anew, which its serial tells.
+Histories are named by a chain of hashes of their blocks, since several blocks may hold the same. Beside them it keeps the pins,
+quotas and retention of the pool as they are, and what was dropped on purpose, as the service's journal tells them.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import chain, groupby
+from typing import NamedTuple
 
 from radixkv.core.api import (
+    DEFAULT_PRIORITY,
     AcquireOp,
     AcquireResult,
     AdoptionOp,
     AdoptOp,
     AdoptSequenceOp,
+    ClearOp,
     ExtendOp,
     ExtendResult,
     ForkOp,
     InsertOp,
+    PinOp,
     PoolShape,
     ReleaseOp,
     Retention,
+    SetQuotaOp,
     StepOp,
     StepResult,
+    UnpinOp,
 )
 from radixkv.core.errors import RadixKVError
+from radixkv.core.journal import Dropped, JournalEntry, Retained
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
+from radixkv.core.validation import MAX_RETENTION_RANGES
 
 __all__ = ["Ledger"]
 
-NO_BLOCK = -1
+_NAME_BYTES = 16
+_MAX_DROPPED = 256
 _MAX_HISTORY_BYTES = 1 << 20  # of one op, so that it fits a message; a longer history takes several
 
 
@@ -69,10 +81,24 @@ class _Open:
         self.retention: tuple[Retention, ...] = ()
 
 
+class _Drop(NamedTuple):
+    """What begins with `tokens` is to be forgotten, but for blocks that are `kept`, and what was begun after that `serial`."""
+
+    tokens: bytes
+    tree: int
+    kept: set[int]
+    serial: int
+
+
+def _tree_name(tree: int) -> bytes:
+    """Of the empty history."""
+    return tree.to_bytes(_NAME_BYTES, "little")
+
+
 class Ledger:
     """Follows the answered Steps of one pool, in order. Whoever owns it locks.
 
-    About 40 bytes and the token ids per block of the pool. O(1) per op and what it changes.
+    About 120 bytes and the token ids per block of the pool. O(1) per op and what it changes.
 
     Args:
         pool: its shape.
@@ -90,10 +116,14 @@ class Ledger:
         self._tokens = bytearray(num_blocks * self._block_bytes)
         self._filled = array("i", bytes(4 * num_blocks))  # bytes of tokens that are known; 0: nothing is
         self._serials = array("q", bytes(8 * num_blocks))
-        self._before = array("i", bytes(4 * num_blocks))
-        self._before_serials = array("q", bytes(8 * num_blocks))
+        self._names = [b""] * num_blocks  # of the history up to the end of a full block
+        self._before = [b""] * num_blocks  # up to its beginning
         self._block_trees = array("q", bytes(8 * num_blocks))
         self._used = array("q", bytes(8 * num_blocks))  # of the last block that a sequence stood on, when
+        self._pins: dict[tuple[str, bytes], float] = {}  # the ttl, by namespace and tokens
+        self._quotas: dict[str, SetQuotaOp] = {}
+        self._retained: dict[int, tuple[int, float]] = {}  # priority and duration, by block
+        self._dropped: list[_Drop] = []
 
     # -- following ----------------------------------------------------------------------------------------------------
 
@@ -121,9 +151,22 @@ class Ledger:
         """An open sequence has ended without a Step that says so."""
         del self._open[seq_id]
 
-    def cleared(self, namespace: str) -> None:
-        """Nothing of a namespace matches any more; its open sequences go on among themselves."""
-        self._trees.pop(namespace, None)
+    def noted(self, entry: JournalEntry) -> None:
+        """Something else was done to the pool, after what was answered so far. O(blocks named), amortised."""
+        match entry:
+            case ClearOp():  # nothing of it matches any more; its open sequences go on among themselves
+                self._trees.pop(entry.namespace, None)
+            case PinOp():
+                self._pins[entry.namespace, entry.tokens] = entry.ttl_s
+            case UnpinOp():
+                self._pins.pop((entry.namespace, entry.tokens), None)
+            case SetQuotaOp():
+                self._quotas[entry.namespace] = entry
+            case Retained():
+                for block_id in entry.block_ids:
+                    self._retained[block_id] = (entry.priority, entry.duration_s)
+            case Dropped():
+                self._drop(entry)
 
     def _tree_of(self, namespace: str, *, shares: bool) -> int:
         tree = self._trees.get(namespace) if shares else None
@@ -210,6 +253,9 @@ class Ledger:
         filled, serials = self._filled, self._serials
         for block_id in block_ids:
             filled[block_id] = serials[block_id] = 0
+        if self._retained:
+            for block_id in block_ids:
+                self._retained.pop(block_id, None)
 
     def _cut(self, opened: _Open, index: int) -> None:
         """A sequence is going to write a block behind what it has computed there: only that remains known of it."""
@@ -221,11 +267,10 @@ class Ledger:
 
     def _begin(self, opened: _Open, index: int) -> None:
         """What a block of a sequence's table holds is the sequence's own from here on."""
-        block_id, before = opened.table[index], opened.table[index - 1] if index else NO_BLOCK
+        block_id = opened.table[index]
         self._num_serials += 1
         self._serials[block_id] = self._num_serials
-        self._before[block_id] = before
-        self._before_serials[block_id] = self._serials[before] if index else 0
+        self._before[block_id] = self._names[opened.table[index - 1]] if index else _tree_name(opened.tree)
         self._block_trees[block_id] = opened.tree
 
     def _note(self, opened: _Open, index: int, tokens: bytes | bytearray) -> None:
@@ -236,15 +281,71 @@ class Ledger:
         self._filled[block_id] = len(tokens)
         if not self._serials[block_id]:
             self._begin(opened, index)
+        if len(tokens) == self._block_bytes:
+            self._names[block_id] = blake2b(self._before[block_id] + tokens, digest_size=_NAME_BYTES).digest()
+
+    def _drop(self, entry: Dropped) -> None:
+        tree, kept = self._trees.get(entry.namespace, 0), set(entry.kept)
+        for opened in self._open.values():
+            if opened.tree == tree and opened.tokens.startswith(entry.tokens):
+                kept.update(opened.table)
+        self._dropped.append(_Drop(entry.tokens, tree, kept, self._num_serials))
+        if len(self._dropped) >= _MAX_DROPPED:
+            self._forget_dropped()
+
+    def _forget_dropped(self) -> None:
+        """Forget what was dropped and what lies behind it, but for what was written since. O(blocks)."""
+        dropped, self._dropped = self._dropped, []
+        behind: dict[bytes, list[int]] = {}
+        for block_id, before in enumerate(self._before) if dropped else ():
+            if self._filled[block_id]:
+                behind.setdefault(before, []).append(block_id)
+        for tokens, tree, kept, serial in dropped:
+            pending = [(_tree_name(tree), 0)]
+            while pending:
+                name, start = pending.pop()
+                told = tokens[start : start + self._block_bytes]
+                above = [block_id for block_id in behind.get(name, ()) if self._tokens_in(block_id).startswith(told)]
+                names = {self._names[block_id] for block_id in above if self._filled[block_id] == self._block_bytes}
+                pending += [(name, start + self._block_bytes) for name in names]
+                if start + len(told) == len(tokens) or not told:
+                    for block_id in above:
+                        if block_id not in kept and self._serials[block_id] <= serial:
+                            self._keep(block_id, max(0, len(told) - TOKEN_BYTES))
+        if dropped:
+            self._forget_parted(behind)
+
+    def _forget_parted(self, behind: dict[bytes, list[int]]) -> None:
+        """Forget blocks whose history is not known to its beginning: once it were, what was dropped would be back."""
+        parted = set(chain.from_iterable(behind.values()))
+        for opened in self._open.values():
+            parted.difference_update(opened.table)
+        pending = [*map(_tree_name, self._trees.values())]
+        while pending:
+            above = behind.get(pending.pop(), ())
+            parted.difference_update(above)
+            pending += {self._names[block_id] for block_id in above if self._filled[block_id] == self._block_bytes}
+        for block_id in parted:
+            self._keep(block_id, 0)
+
+    def _keep(self, block_id: int, num_bytes: int) -> None:
+        """Only the beginning of what a block holds is still known."""
+        self._filled[block_id] = num_bytes
+        if not num_bytes:
+            self._serials[block_id] = 0
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    def adoption(self) -> Iterator[AdoptionOp]:
+    def adoption(self) -> Iterator[StepOp | AdoptionOp]:
         """What a service that knows nothing is to be told, in this order. O(blocks of the pool + histories of open sequences).
+
+        Quotas come twice, since one that grows may have to wait for another that shrinks.
 
         Branches used longer ago come first, so that they are evicted first, but those of one conversation stand together. No
         Step may be answered until all of it was taken; namespaces may be cleared.
         """
+        self._forget_dropped()
+        yield from list(self._quotas.values()) * 2
         yield from self._open_sequences()
         first, below = self._known_blocks()
         for namespace, tree in list(self._trees.items()):
@@ -252,6 +353,9 @@ class Ledger:
                 if self._trees.get(namespace) != tree:
                     break  # cleared meanwhile
                 yield history
+        for (namespace, tokens), ttl_s in list(self._pins.items()):
+            if (namespace, tokens) in self._pins:
+                yield PinOp(tokens, ttl_s, namespace)
 
     def _open_sequences(self) -> Iterator[AdoptionOp]:
         first_of: dict[int, int] = {}
@@ -298,22 +402,26 @@ class Ledger:
         return bytes(self._tokens[start : start + self._filled[block_id]])
 
     def _known_blocks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """The first blocks of each tree, and the blocks behind each block. O(blocks)."""
+        """The first blocks of each tree, and the blocks behind each block, of those that hold the same the one used last.
+        O(blocks).
+        """
+        known = [block_id for block_id, num_bytes in enumerate(self._filled) if num_bytes]
+        full: dict[bytes, int] = {}
+        for block_id in known:
+            if self._filled[block_id] == self._block_bytes:
+                other = full.setdefault(self._names[block_id], block_id)
+                if self._used[block_id] > self._used[other]:
+                    full[self._names[block_id]] = block_id
         first: dict[int, list[int]] = {}
         below: dict[int, list[int]] = {}
-        filled, serials, full = self._filled, self._serials, self._block_bytes
-        links = zip(filled, self._before, self._before_serials, strict=True)
-        for block_id, (num_bytes, above, above_serial) in enumerate(links):
-            if not num_bytes:
+        for block_id in known:
+            if self._filled[block_id] == self._block_bytes and full[self._names[block_id]] != block_id:
                 continue
-            if above == NO_BLOCK:
-                first.setdefault(self._block_trees[block_id], []).append(block_id)
-            elif serials[above] == above_serial and filled[above] == full:
-                siblings = below.get(above)
-                if siblings is None:
-                    below[above] = [block_id]
-                else:
-                    siblings.append(block_id)
+            tree, before = self._block_trees[block_id], self._before[block_id]
+            if before == _tree_name(tree):
+                first.setdefault(tree, []).append(block_id)
+            elif before in full:
+                below.setdefault(full[before], []).append(block_id)
         return first, below
 
     def _histories(self, namespace: str, first: list[int], below: dict[int, list[int]]) -> Iterator[AdoptOp]:
@@ -341,7 +449,21 @@ class Ledger:
     def _history(self, namespace: str, path: list[int], num_told: int) -> AdoptOp:
         told = path[num_told:]
         history = b"".join(map(self._tokens_in, told))
-        return AdoptOp(history, array("i", told), num_told * self._block_size, namespace)
+        return AdoptOp(
+            history, array("i", told), num_told * self._block_size, namespace, self._retention(told, num_told)
+        )
+
+    def _retention(self, told: list[int], num_told: int) -> tuple[Retention, ...]:
+        """What was said of blocks that lie behind `num_told` others."""
+        if not self._retained:
+            return ()
+        ranges: list[Retention] = []
+        position = num_told * self._block_size
+        for said, blocks in groupby(map(self._retained.get, told)):
+            start, position = position, position + self._block_size * sum(1 for _ in blocks)
+            if said is not None and said[0] != DEFAULT_PRIORITY:
+                ranges.append(Retention(start, position, said[0], None if said[1] == math.inf else said[1]))
+        return tuple(ranges[:MAX_RETENTION_RANGES])
 
     def _order_by_use(self, first: list[int], below: dict[int, list[int]]) -> None:
         """Sort siblings so that those come last that were used longest ago, they or any block below them."""

@@ -204,7 +204,8 @@ class RemoteReader:
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
     ) -> NamespaceUsage:
-        """See `PrefixCache.set_quota`. The service keeps it for later lives of the pool too, until it ends itself.
+        """See `PrefixCache.set_quota`. The service keeps it for later lives of the pool too, and its holder for a
+        restarted service.
 
         Raises:
             LimitError: more namespaces would have a quota than the service allows.

@@ -19,9 +19,22 @@ from typing import NamedTuple, cast
 
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
-from radixkv.core.api import AdoptionOp, AdoptSequenceOp, ForkOp, Notice, PoolShape, StepOp, StepResult
+from radixkv.core.api import (
+    AdoptionOp,
+    AdoptSequenceOp,
+    ForkOp,
+    Notice,
+    PinInfo,
+    PinOp,
+    PoolShape,
+    StepOp,
+    StepResult,
+    UnpinOp,
+)
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, PermissionDeniedError, RadixKVError
+from radixkv.core.journal import JournalEntry
 from radixkv.service.conversion import op_to_proto, result_from_proto
+from radixkv.service.pool_op_conversion import journal_from_proto
 from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import workers_pb2 as workers
 
@@ -81,7 +94,7 @@ class HolderSession:
         self._notices = notices
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has taken the pool
-        self._cleared: deque[tuple[int, Sequence[str]]] = deque()  # behind which Step, and what namespaces
+        self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # behind which Step, and what was done
         # Never held while a call is opened or cancelled: `receive` takes it inside gRPC's own.
         self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
@@ -265,8 +278,8 @@ class HolderSession:
     def _begin_again(self, ledger: Ledger) -> None:
         """The service was restarted: tell what the pool holds, and only then what is pending. The lock is held."""
         self._notices.lost()
-        while self._cleared:
-            self._clear(self._cleared.popleft()[1])
+        while self._journal:
+            self._note(self._journal.popleft()[1])
         self._telling.clear()
         self._adoption = self._adoption_steps(ledger)
 
@@ -275,7 +288,7 @@ class HolderSession:
         limits = self._limits
         max_bytes = min(_MAX_ADOPTION_BYTES, limits.max_message_bytes // 2)
         max_ops = min(_MAX_ADOPTION_OPS, limits.max_ops_per_step)
-        ops: list[AdoptionOp] = []
+        ops: list[StepOp | AdoptionOp] = []
         request, size_bytes = workers.AttachRequest(), 0
         for op in ledger.adoption():
             proto = workers.Op()
@@ -290,7 +303,6 @@ class HolderSession:
             yield _Pending(request, ops, None)
 
     def _take_answer(self, answer: workers.StepAnswer, send: Callable[[bytes], None] | None) -> None:
-        results = [result_from_proto(result) for result in answer.results]
         with self._lock:
             if self._is_over(send):
                 return
@@ -299,12 +311,13 @@ class HolderSession:
             pending = self._unanswered.popleft()
             self._num_answered = answer.number
             self._num_sent -= 1
+            results = [result_from_proto(op, told) for op, told in zip(pending.ops, answer.results, strict=True)]
             if pending.future is None:
                 self._took_on(pending.ops, results)
             elif self._ledger is not None:
                 self._ledger.answered(cast("Sequence[StepOp]", pending.ops), results)
-            while self._cleared and self._cleared[0][0] <= answer.number:
-                self._clear(self._cleared.popleft()[1])
+            while self._journal and self._journal[0][0] <= answer.number:
+                self._note(self._journal.popleft()[1])
             if self._adoption is not None or self._num_sent < len(self._pending):
                 self._send_what_fits()
         if pending.future is not None:
@@ -313,8 +326,11 @@ class HolderSession:
 
     def _took_on(self, ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
         """A history that was refused is computed again when it is asked for; a sequence that was, once its holder is told."""
+        assert self._ledger is not None, "who was attached follows his Steps"
         for op, result in zip(ops, results, strict=True):
-            if isinstance(op, AdoptSequenceOp) and isinstance(result, RadixKVError) and self._ledger is not None:
+            if isinstance(op, PinOp) and not (isinstance(result, PinInfo) and result.tokens == op.tokens):
+                self._ledger.noted(UnpinOp(op.tokens, op.namespace))
+            if isinstance(op, AdoptSequenceOp) and isinstance(result, RadixKVError):
                 _LOG.warning("the restarted service did not take sequence %d on: %s", op.seq_id, result)
                 self._ledger.lost(op.seq_id)
                 self._notices.tell([Notice("lost", op.seq_id, 0)])
@@ -323,18 +339,19 @@ class HolderSession:
         with self._lock:
             if self._is_over(send):
                 return  # it is sent again, unless the service that sent it is gone and its numbers with it
-            if notices.cleared and notices.number > self._notices.num_received:
+            if (notices.cleared or notices.journal) and notices.number > self._notices.num_received:
+                entries = journal_from_proto(notices)
                 if notices.after_step <= self._num_answered:
-                    self._clear(notices.cleared)
+                    self._note(entries)
                 else:
-                    self._cleared.append((notices.after_step, list(notices.cleared)))
+                    self._journal.append((notices.after_step, entries))
             self._notices.hold(notices)
         self._notices.release()
 
-    def _clear(self, namespaces: Sequence[str]) -> None:
+    def _note(self, entries: Sequence[JournalEntry]) -> None:
         if self._ledger is not None:
-            for namespace in namespaces:
-                self._ledger.cleared(namespace)
+            for entry in entries:
+                self._ledger.noted(entry)
 
 
 def _new_future() -> Future[list[StepResult]]:

@@ -26,6 +26,7 @@ from radixkv.core.node import Node, RootNode
 from radixkv.core.opening import close_sequence, promise
 from radixkv.core.planning import stand_node
 from radixkv.core.publishing import publish
+from radixkv.core.retaining import retain_path
 from radixkv.core.sequences import Sequence
 from radixkv.core.surgery import end_at, swap_block
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -90,13 +91,19 @@ class LocalAdopter(LocalManager):
         return num_blocks
 
     def adopt(
-        self, tokens: TokensLike, block_ids: SequenceOf[int], num_kept: int = 0, namespace: str = DEFAULT_NAMESPACE
+        self,
+        tokens: TokensLike,
+        block_ids: SequenceOf[int],
+        num_kept: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        retention: SequenceOf[Retention] = (),
     ) -> int:
         """Cache a history whose KV lies in blocks already, for a pool of which nothing was taken; how much of it matches then.
 
         The history is the first `num_kept` tokens (whole blocks) of the one adopted last, and `tokens` behind it, which lie in
         `block_ids`. A block that another owns ends it; what is cached already stays in the blocks where it is; of a namespace
-        that was cleared before nothing is taken. O(history).
+        that was cleared before nothing is taken. `retention` is what its ranges are worth, where they lie in these blocks.
+        O(history).
 
         Raises:
             InvalidArgumentError: no tokens, not as many blocks as they need, more kept than there was, a bad namespace; or
@@ -108,6 +115,7 @@ class LocalAdopter(LocalManager):
         forest, packed, table = self._forest, pack_tokens(tokens), _table(block_ids)
         validation.check_prompt(packed)
         validation.check_namespace(namespace)
+        ranges = validation.check_retention(retention)
         self._require_untaken()
         most = len(last) // TOKEN_BYTES if namespace == last_namespace else 0
         validation.check_int("num_kept", num_kept, 0, most)
@@ -134,8 +142,28 @@ class LocalAdopter(LocalManager):
             seq.num_computed = seq.room = end_bytes // TOKEN_BYTES
             publish(forest, seq)
             close_sequence(forest, seq, keep=True)
+        if ranges:
+            self._retain_adopted(root, history, table, num_kept, ranges)
         forest.forget_if_empty(root)
         return max(end_bytes, walk.matched_bytes) // TOKEN_BYTES
+
+    def _retain_adopted(
+        self, root: RootNode, history: bytes, table: array[int], num_kept: int, ranges: SequenceOf[Retention]
+    ) -> None:
+        """Give a history its retention as far as it lies in the blocks that it was adopted with."""
+        forest = self._forest
+        walk = forest.walk(root, history)
+        num_blocks = forest.table_length(walk.matched_bytes // TOKEN_BYTES)
+        path = forest.path_blocks(walk.child or walk.node, num_blocks)[num_kept // forest.block_size :]
+        own = next((i for i, (at, told) in enumerate(zip(path, table, strict=False)) if at != told), len(path))
+        if own:
+            retain_path(
+                forest,
+                root,
+                walk.child or walk.node,
+                ranges,
+                end_bytes=num_kept * TOKEN_BYTES + own * forest.block_bytes,
+            )
 
     def adopt_sequence(
         self,

@@ -51,8 +51,11 @@ __all__ = [
     "CacheHolder",
     "CacheReader",
     "CacheStats",
+    "ClearOp",
     "Copy",
     "EventStats",
+    "EvictBranchOp",
+    "EvictOp",
     "EvictedTokens",
     "EvictionReason",
     "Explanation",
@@ -71,14 +74,16 @@ __all__ = [
     "Pending",
     "PinInfo",
     "PinOp",
-    "PinResult",
     "PoolShape",
     "ReleaseOp",
+    "RetainOp",
     "Retention",
+    "SetQuotaOp",
     "StepOp",
     "StepResult",
     "Tier",
     "TimeHistogram",
+    "UnpinOp",
 ]
 
 DEFAULT_NAMESPACE = "default"
@@ -111,12 +116,6 @@ class MatchResult(NamedTuple):
 
     num_tokens: int
     num_device_tokens: int
-
-
-class PinResult(NamedTuple):
-    """`num_tokens`: how much of what was to be pinned is cached, and pinned now."""
-
-    num_tokens: int
 
 
 class AcquireResult(NamedTuple):
@@ -221,6 +220,54 @@ class PinOp:
 
 
 @dataclass(frozen=True, slots=True)
+class UnpinOp:
+    """End the pin of just these tokens; see `PrefixCache.unpin`."""
+
+    tokens: bytes
+    namespace: str = DEFAULT_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class RetainOp:
+    """Say anew what ranges of what is cached are worth; see `PrefixCache.retain`."""
+
+    tokens: bytes
+    retention: tuple[Retention, ...]
+    namespace: str = DEFAULT_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class EvictOp:
+    """Evict until so many blocks are freed; see `PrefixCache.evict`."""
+
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictBranchOp:
+    """Evict what is cached beyond a prefix; see `PrefixCache.evict_branch`."""
+
+    tokens: bytes
+    namespace: str = DEFAULT_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class ClearOp:
+    """Forget a namespace; see `PrefixCache.clear`."""
+
+    namespace: str = DEFAULT_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class SetQuotaOp:
+    """Bound what a namespace uses of the pool; see `PrefixCache.set_quota`."""
+
+    namespace: str = DEFAULT_NAMESPACE
+    blocks: int | None = None
+    sequences: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ExtendOp:
     """Room up to an absolute length; see `PrefixCache.extend`."""
 
@@ -264,6 +311,7 @@ class AdoptOp:
     block_ids: array[int]
     num_kept: int = 0
     namespace: str = DEFAULT_NAMESPACE
+    retention: tuple[Retention, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +331,22 @@ class AdoptSequenceOp:
     shares_last: bool = False
 
 
-StepOp = AcquireOp | MatchOp | PinOp | ExtendOp | InsertOp | ForkOp | ReleaseOp
+StepOp = (
+    AcquireOp
+    | ExtendOp
+    | InsertOp
+    | ForkOp
+    | ReleaseOp
+    | MatchOp
+    | PinOp
+    | UnpinOp
+    | RetainOp
+    | EvictOp
+    | EvictBranchOp
+    | ClearOp
+    | SetQuotaOp
+)
+"""Every call of a `CacheHolder` that changes its pool, and `match`."""
 
 AdoptionOp = AdoptOp | AdoptSequenceOp
 """What a holder says first to a cache that was lost."""
@@ -292,15 +355,17 @@ StepResult = (
     AcquireResult
     | Pending
     | MatchResult
-    | PinResult
+    | PinInfo
+    | NamespaceUsage
     | ExtendResult
     | AdoptResult
     | list[AcquireResult]
+    | int
     | None
     | RadixKVError
 )
-"""Answer to one op, by its kind: acquire has two; None for insert, release and an adopted sequence; an error for an op that
-failed.
+"""Answer to one op, as of the call of that name: acquire has two; None for insert, release and an adopted sequence; an error
+for an op that failed.
 """
 
 

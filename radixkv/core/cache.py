@@ -283,7 +283,7 @@ class PrefixCache(LocalAdopter):
         """End a sequence and free its private blocks. O(path).
 
         With `keep` all that it computed stays cached, until it is evicted. Without, what only this sequence published and
-        nobody else has used goes at once.
+        nobody else has used goes at once; what was cached before it, or was used by others meanwhile, stays.
 
         Raises:
             UnknownSequenceError: no such sequence (it was released before).

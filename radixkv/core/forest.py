@@ -6,6 +6,7 @@ holds it. The number of evictable blocks is kept at every change, so what can be
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -14,7 +15,9 @@ from radixkv.core.blocks import BlockPool
 from radixkv.core.events import NO_BLOCK, EventLog
 from radixkv.core.evicted_branches import EvictedBranches
 from radixkv.core.eviction import PolicyFactory
+from radixkv.core.journal import Journal, Retained
 from radixkv.core.node import Children, Node, RootNode
+from radixkv.core.reports import DEFAULT_PRIORITY
 from radixkv.core.retention import NodeRetention, RetentionTimes
 from radixkv.core.shares import Account, Share
 from radixkv.core.times import BlockTimer
@@ -52,6 +55,7 @@ class Forest:
         self.shares = [Share(num_blocks, self.make_policy)]
         self.policy_name = self.shares[0].policy.name
         self.retentions = RetentionTimes()
+        self.journal = Journal()
         self.accounts: dict[str, Account] = {}
         self.clock = clock
         self.events = events
@@ -131,6 +135,15 @@ class Forest:
             table.extend(blocks)
         del table[num_blocks:]
         return table
+
+    def history(self, node: Node) -> bytes:
+        """The tokens from the root to the end of a node. O(their bytes)."""
+        keys = []
+        above: Node | None = node
+        while above is not None:
+            keys.append(bytes(above.key))
+            above = above.parent
+        return b"".join(reversed(keys))
 
     def nodes(self, root: Node) -> Iterator[Node]:
         """Every node below `root`, parents first."""
@@ -282,6 +295,14 @@ class Forest:
             account.leaves.add(node)
         if retention is not None and not node.lock_ref:
             self.retentions.watch(node)
+        self.note_retention(node)
+
+    def note_retention(self, node: Node) -> None:
+        """Note what the blocks of a node are worth now, where it is or was said."""
+        if self.journal.is_kept:
+            has = node.retention
+            priority, duration_s = (DEFAULT_PRIORITY, math.inf) if has is None else (has.priority, has.duration_s)
+            self.journal.add(Retained(node.blocks[:], priority, duration_s))
 
     def end_retentions(self) -> None:
         """Make ordinary every node at rest whose retention is over. O(ended · log n)."""

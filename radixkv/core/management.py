@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.core import quotas, room, validation
-from radixkv.core.api import DEFAULT_NAMESPACE, NamespaceUsage, PinInfo, Retention
+from radixkv.core.api import DEFAULT_NAMESPACE, ClearOp, NamespaceUsage, PinInfo, Retention, SetQuotaOp
 from radixkv.core.reader import LocalReader
 from radixkv.core.retaining import retain_path
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -104,7 +104,9 @@ class LocalManager(LocalReader):
         self._enter()
         packed = pack_tokens(tokens)
         root = self._forest.roots.get(validation.check_namespace(namespace))
-        return 0 if root is None else room.evict_branch(self._forest, root, packed)
+        num_blocks = 0 if root is None else room.evict_branch(self._forest, root, packed)
+        room.note_dropped(self._forest, namespace, packed)
+        return num_blocks
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
@@ -113,6 +115,7 @@ class LocalManager(LocalReader):
         """
         self._enter()
         root = self._forest.roots.pop(validation.check_namespace(namespace), None)
+        self._forest.journal.add(ClearOp(namespace))
         if root is None:
             return 0
         num_free = self._forest.pool.num_free
@@ -144,4 +147,5 @@ class LocalManager(LocalReader):
         self._enter()
         validation.check_namespace(namespace)
         quotas.set_quota(self._forest, namespace, blocks, sequences)
+        self._forest.journal.add(SetQuotaOp(namespace, blocks, sequences))
         return quotas.usage_of(self._forest, namespace)

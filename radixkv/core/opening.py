@@ -13,7 +13,7 @@ from radixkv.core.node import Node, RootNode
 from radixkv.core.planning import AcquirePlan, stand_node
 from radixkv.core.publishing import publish_for_good, withdraw
 from radixkv.core.retaining import retain_path
-from radixkv.core.room import take
+from radixkv.core.room import note_withdrawn, take
 from radixkv.core.sequences import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 
@@ -83,7 +83,12 @@ def close_sequence(forest: Forest, seq: Sequence, *, keep: bool) -> None:
     forest.no_longer_in_use(account, len(private))
     forest.give_back(account, private)
     account.num_sequences -= 1
-    for node in (*seq.left_tails, seq.node):
+    nodes = (*seq.left_tails, seq.node)
+    is_noted = forest.journal.is_kept and not keep and not seq.root.is_hidden
+    histories = [forest.history(node) for node in nodes] if is_noted else []
+    if is_noted:
+        histories.append(bytes(seq.tokens[: seq.num_computed * TOKEN_BYTES]))
+    for node in nodes:
         if node.writer is seq:
             node.writer = None
         left = forest.unlock(seq.root, node)
@@ -91,3 +96,5 @@ def close_sequence(forest: Forest, seq: Sequence, *, keep: bool) -> None:
             withdraw(forest, seq.root, left)
         surgery.mend(forest, left)
     forest.forget_if_empty(seq.root)
+    for history in histories:
+        note_withdrawn(forest, seq.root.namespace, history)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from radixkv.core import surgery
-from radixkv.core.api import PinInfo
+from radixkv.core.api import PinInfo, PinOp, UnpinOp
 from radixkv.core.errors import PinBudgetError
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node, PinMark, RootNode
@@ -117,6 +117,8 @@ class PinBook:
             node.used_bytes = max(node.used_bytes, walk.matched_bytes)
             pin = Pin(root, node, tokens, num_blocks)
             self._mark(pin)
+        if ttl_s != pin.ttl_s:
+            self._forest.journal.add(PinOp(tokens, ttl_s, root.namespace))
         pin.ttl_s = ttl_s
         pin.cost = pin.num_blocks * ttl_s
         pin.expires_s = self._forest.clock() + ttl_s
@@ -127,6 +129,7 @@ class PinBook:
         """End a pin: its branch is an ordinary one again, as old as its last use. O(path)."""
         forest, root, node = self._forest, pin.root, pin.node
         self._unmark(pin)
+        forest.journal.add(UnpinOp(pin.tokens, root.namespace))
         surgery.merge_down(forest, forest.unlock(root, node, is_use=False))
         forest.forget_if_empty(root)
 

@@ -73,6 +73,7 @@ class LocalReader:
         make_policy = policy_factory(eviction) if isinstance(eviction, str) else eviction
         log = EventLog(event_capacity)
         self._forest = Forest(num_blocks, block_size, make_policy, clock, log)
+        self.journal = self._forest.journal
         self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)
         self._pins = PinBook(self._forest, pin_budget)
         self._sequences: dict[int, Sequence] = {}

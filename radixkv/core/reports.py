@@ -155,7 +155,7 @@ class NamespaceUsage(NamedTuple):
 
 
 class NodeInfo(NamedTuple):
-    """One radix node, parents before children. `parent_id` is 0 for children of a root.
+    """One radix node, parents before children. `node_id` is its name within this dump; `parent_id` is 0 for children of a root.
 
     `last_access_s`, `pinned_until_s`, `retained_until_s`: by the clock of the cache; `pinned_until_s` is 0 where no pin stands
     on the node itself, `retained_until_s` where its `priority` has no end. `num_sequences`: those that stand on the node

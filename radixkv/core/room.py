@@ -7,11 +7,13 @@ from array import array
 from radixkv.core.errors import OutOfBlocksError, QuotaError
 from radixkv.core.explanation import EvictionReason
 from radixkv.core.forest import Forest
+from radixkv.core.journal import Dropped
 from radixkv.core.node import Node, RootNode
 from radixkv.core.shares import Account, Share
 from radixkv.core.surgery import split_off
+from radixkv.core.tokens import TOKEN_BYTES
 
-__all__ = ["evict", "evict_branch", "require", "take"]
+__all__ = ["evict", "evict_branch", "note_dropped", "note_withdrawn", "require", "take"]
 
 
 def require(forest: Forest, namespace: str, account: Account, num_needed: int, num_sequences: int = 0) -> None:
@@ -107,6 +109,26 @@ def evict_branch(forest: Forest, root: RootNode, tokens: bytes) -> int:
     forest.forget_if_empty(root)
     _count(forest, evicted)
     return evicted
+
+
+def note_dropped(forest: Forest, namespace: str, tokens: bytes) -> None:
+    """Note for the journal that what was cached beyond `tokens` was dropped, but for what is there still. O(nodes below)."""
+    if not forest.journal.is_kept or note_withdrawn(forest, namespace, tokens):
+        return
+    root, kept = forest.roots.get(namespace), array("i")
+    for top in [] if root is None else _tops(forest, root, tokens):
+        for node in (top, *forest.nodes(top)):
+            kept += node.blocks
+    forest.journal.add(Dropped(tokens, namespace, kept))
+
+
+def note_withdrawn(forest: Forest, namespace: str, tokens: bytes) -> bool:
+    """Note for the journal that the end of a history was dropped, if it was; whether so. O(path)."""
+    root = forest.roots.get(namespace)
+    num_left = 0 if root is None else forest.walk(root, tokens).matched_bytes
+    if num_left < len(tokens):
+        forest.journal.add(Dropped(tokens[: num_left + TOKEN_BYTES], namespace, array("i")))
+    return num_left < len(tokens)
 
 
 def _tops(forest: Forest, root: RootNode, tokens: bytes) -> list[Node]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
@@ -13,17 +13,22 @@ from radixkv.core.api import (
     AdoptResult,
     AdoptSequenceOp,
     CacheHolder,
+    ClearOp,
+    EvictBranchOp,
+    EvictOp,
     ExtendOp,
     ForkOp,
     InsertOp,
     MatchOp,
     Pending,
     PinOp,
-    PinResult,
     ReleaseOp,
+    RetainOp,
     Retention,
+    SetQuotaOp,
     StepOp,
     StepResult,
+    UnpinOp,
 )
 from radixkv.core.errors import AbortedError, InvalidArgumentError, RadixKVError
 from radixkv.core.tokens import TokensLike
@@ -35,7 +40,12 @@ class Adopter(CacheHolder, Protocol):
     """A `CacheHolder` that takes over what blocks hold."""
 
     def adopt(
-        self, tokens: TokensLike, block_ids: Sequence[int], num_kept: int = 0, namespace: str = DEFAULT_NAMESPACE
+        self,
+        tokens: TokensLike,
+        block_ids: Sequence[int],
+        num_kept: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        retention: Sequence[Retention] = (),
     ) -> int: ...
 
     def adopt_sequence(
@@ -81,50 +91,60 @@ def apply_step(
 
 
 def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
-    match op:
-        case InsertOp():
-            cache.insert(op.seq_id, op.num_computed, op.new_tokens)
-            return None
-        case ExtendOp():
-            return cache.extend(op.seq_id, op.num_tokens)
-        case AcquireOp():
-            return cache.acquire(
-                op.tokens,
-                reserve=op.reserve,
-                namespace=op.namespace,
-                seq_id=op.seq_id,
-                waits=op.waits,
-                shares=op.shares,
-                retention=op.retention,
-            )
-        case MatchOp():
-            return cache.match(op.tokens, namespace=op.namespace)
-        case PinOp():
-            return PinResult(cache.pin(op.tokens, ttl=op.ttl_s, namespace=op.namespace).num_tokens)
-        case ForkOp():
-            return cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids)
-        case ReleaseOp():
-            cache.release(op.seq_id, op.keep)
-            return None
-        case AdoptOp():
-            return AdoptResult(cache.adopt(op.tokens, op.block_ids, op.num_kept, op.namespace))
-        case AdoptSequenceOp():
-            cache.adopt_sequence(
-                op.seq_id,
-                op.tokens,
-                op.block_table,
-                op.num_computed,
-                op.room,
-                op.reserve,
-                op.namespace,
-                op.shares,
-                op.beside,
-                op.retention,
-                op.shares_last,
-            )
-            return None
-        case _:
-            raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork, release or adopt op")
+    call = _CALLS.get(type(op))
+    if call is None:
+        raise InvalidArgumentError("op", op, "one of those that a Step takes, such as an AcquireOp")
+    return call(cache, op)
+
+
+def _acquire(cache: Adopter, op: AcquireOp) -> StepResult:
+    return cache.acquire(
+        op.tokens,
+        reserve=op.reserve,
+        namespace=op.namespace,
+        seq_id=op.seq_id,
+        waits=op.waits,
+        shares=op.shares,
+        retention=op.retention,
+    )
+
+
+def _adopt_sequence(cache: Adopter, op: AdoptSequenceOp) -> StepResult:
+    cache.adopt_sequence(
+        op.seq_id,
+        op.tokens,
+        op.block_table,
+        op.num_computed,
+        op.room,
+        op.reserve,
+        op.namespace,
+        op.shares,
+        op.beside,
+        op.retention,
+        op.shares_last,
+    )
+    return None
+
+
+_CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
+    AcquireOp: _acquire,
+    ExtendOp: lambda cache, op: cache.extend(op.seq_id, op.num_tokens),
+    InsertOp: lambda cache, op: cache.insert(op.seq_id, op.num_computed, op.new_tokens),
+    ForkOp: lambda cache, op: cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids),
+    ReleaseOp: lambda cache, op: cache.release(op.seq_id, op.keep),
+    MatchOp: lambda cache, op: cache.match(op.tokens, namespace=op.namespace),
+    PinOp: lambda cache, op: cache.pin(op.tokens, ttl=op.ttl_s, namespace=op.namespace),
+    UnpinOp: lambda cache, op: cache.unpin(op.tokens, namespace=op.namespace),
+    RetainOp: lambda cache, op: cache.retain(op.tokens, retention=op.retention, namespace=op.namespace),
+    EvictOp: lambda cache, op: cache.evict(op.num_blocks),
+    EvictBranchOp: lambda cache, op: cache.evict_branch(op.tokens, namespace=op.namespace),
+    ClearOp: lambda cache, op: cache.clear(op.namespace),
+    SetQuotaOp: lambda cache, op: cache.set_quota(op.namespace, op.blocks, op.sequences),
+    AdoptOp: lambda cache, op: AdoptResult(
+        cache.adopt(op.tokens, op.block_ids, op.num_kept, op.namespace, op.retention)
+    ),
+    AdoptSequenceOp: _adopt_sequence,
+}
 
 
 def _named_ids(op: StepOp | AdoptionOp) -> list[int]:

@@ -196,6 +196,8 @@ def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) 
     node.blocks = blocks
     node.stored_s = forest.clock()
     forest.record_stored(root, node, node.key, blocks)
+    if node.retention is not None:
+        forest.note_retention(node)
 
 
 def swap_block(forest: Forest, root: RootNode, node: Node, index: int, block_id: int) -> None:
@@ -203,6 +205,8 @@ def swap_block(forest: Forest, root: RootNode, node: Node, index: int, block_id:
     old, node.blocks = node.blocks[index], node.blocks[:]  # what was noted of them stays
     node.blocks[index] = block_id
     forest.record_swapped(root, node, index, old)
+    if node.retention is not None:
+        forest.note_retention(node)
 
 
 def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> None:
@@ -211,7 +215,9 @@ def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> No
     heir.used_bytes = max(heir.used_bytes, node.used_bytes)
     heir.evicted_at = node.evicted_at
     _inherit(heir, node)
-    heir.retention = None if node.retention is None else node.retention.copy()
+    if node.retention is not None:
+        heir.retention = node.retention.copy()
+        forest.note_retention(heir)
     if node.access_number > heir.access_number:
         heir.last_access_s, heir.access_number = node.last_access_s, node.access_number
     forest.remove(root, node)

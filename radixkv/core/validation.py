@@ -51,7 +51,7 @@ def check_int(argument: str, value: object, low: int, high: int | None = None) -
     if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value.__index__():
         raise InvalidArgumentError(argument, value, f"an integer of at least {low}")
     if high is not None and value.__index__() > high:
-        raise InvalidArgumentError(argument, value, f"an integer from {low} to {high}")
+        raise InvalidArgumentError(argument, value, f"an integer from {low} to {high}" if high > low else f"{low}")
 
 
 def check_pool_shape(num_blocks: object, block_size: object) -> None:

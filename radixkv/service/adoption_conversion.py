@@ -21,6 +21,7 @@ def adoption_to_proto(op: AdoptionOp, proto: workers.Op) -> None:
     adopt.block_ids = pack_blocks(op.block_ids)
     if op.namespace != DEFAULT_NAMESPACE:
         adopt.namespace = op.namespace
+    retention_to_proto(op.retention, adopt.retention)
 
 
 def adoption_from_proto(proto: workers.Op) -> AdoptionOp:
@@ -33,7 +34,8 @@ def adoption_from_proto(proto: workers.Op) -> AdoptionOp:
         return _adopted_from_proto(proto.adopt_sequence)
     adopt = proto.adopt
     namespace = adopt.namespace if adopt.HasField("namespace") else DEFAULT_NAMESPACE
-    return AdoptOp(adopt.tokens, unpack_blocks(adopt.block_ids), adopt.num_kept, namespace)
+    retention = retention_from_proto(adopt.retention)
+    return AdoptOp(adopt.tokens, unpack_blocks(adopt.block_ids), adopt.num_kept, namespace, retention)
 
 
 def _write_adopted(op: AdoptSequenceOp, adopted: workers.AdoptSequence) -> None:

@@ -22,13 +22,10 @@ from radixkv.core.api import (
     ExtendResult,
     ForkOp,
     InsertOp,
-    MatchOp,
     MatchResult,
     Notice,
     NoticeKind,
     Pending,
-    PinOp,
-    PinResult,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -36,6 +33,13 @@ from radixkv.core.api import (
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.adoption_conversion import adoption_from_proto, adoption_to_proto
+from radixkv.service.pool_op_conversion import (
+    POOL_OPS,
+    pool_op_from_proto,
+    pool_op_to_proto,
+    pool_result_from_proto,
+    pool_result_to_proto,
+)
 from radixkv.service.status import error_from_proto, error_to_proto
 from radixkv.service.value_conversion import (
     pack_blocks,
@@ -86,19 +90,6 @@ def _write_op(op: StepOp | AdoptionOp, proto: workers.Op) -> None:
     match op:
         case AcquireOp():
             _write_acquire(op, proto.acquire)
-        case MatchOp():
-            match = proto.match
-            match.SetInParent()
-            match.tokens = pack_tokens(op.tokens)
-            if op.namespace != DEFAULT_NAMESPACE:
-                match.namespace = op.namespace
-        case PinOp():
-            pin = proto.pin
-            pin.SetInParent()
-            pin.tokens = pack_tokens(op.tokens)
-            pin.ttl_s = op.ttl_s
-            if op.namespace != DEFAULT_NAMESPACE:
-                pin.namespace = op.namespace
         case ExtendOp():
             extend = proto.extend
             extend.SetInParent()
@@ -127,8 +118,10 @@ def _write_op(op: StepOp | AdoptionOp, proto: workers.Op) -> None:
             release.keep = bool(op.keep)
         case AdoptOp() | AdoptSequenceOp():
             adoption_to_proto(op, proto)
+        case _ if type(op) in POOL_OPS.values():
+            pool_op_to_proto(op, proto)
         case _:
-            raise InvalidArgumentError("op", op, "an acquire, match, pin, extend, insert, fork, release or adopt op")
+            raise InvalidArgumentError("op", op, "one of those that a Step takes, such as an AcquireOp")
 
 
 def _write_acquire(op: AcquireOp, acquire: workers.Acquire) -> None:
@@ -146,14 +139,13 @@ def _write_acquire(op: AcquireOp, acquire: workers.Acquire) -> None:
 
 _OP_MESSAGES: dict[type, Any] = {
     AcquireOp: workers.Acquire,
-    MatchOp: workers.Match,
-    PinOp: workers.Pin,
     ExtendOp: workers.Extend,
     InsertOp: workers.Insert,
     ForkOp: workers.Fork,
     ReleaseOp: workers.Release,
     AdoptOp: workers.Adopt,
     AdoptSequenceOp: workers.AdoptSequence,
+    **{op: getattr(workers, op.__name__.removesuffix("Op")) for op in POOL_OPS.values()},
 }
 
 
@@ -175,13 +167,6 @@ def op_from_proto(proto: workers.Op) -> StepOp | AdoptionOp:
             not acquire.is_unshared,
             retention_from_proto(acquire.retention),
         )
-    if kind == "match":
-        return MatchOp(
-            proto.match.tokens, proto.match.namespace if proto.match.HasField("namespace") else DEFAULT_NAMESPACE
-        )
-    if kind == "pin":
-        pin = proto.pin
-        return PinOp(pin.tokens, pin.ttl_s, pin.namespace if pin.HasField("namespace") else DEFAULT_NAMESPACE)
     if kind == "extend":
         return ExtendOp(proto.extend.seq_id, proto.extend.num_tokens)
     if kind == "insert":
@@ -194,6 +179,9 @@ def op_from_proto(proto: workers.Op) -> StepOp | AdoptionOp:
         return ReleaseOp(proto.release.seq_id, proto.release.keep)
     if kind in ("adopt", "adopt_sequence"):
         return adoption_from_proto(proto)
+    if kind is not None:
+        op: StepOp = pool_op_from_proto(kind, proto)
+        return op
     raise InvalidArgumentError("op", kind, "one of " + ", ".join(field.name for field in workers.Op.DESCRIPTOR.fields))
 
 
@@ -216,9 +204,6 @@ def result_to_proto(op: StepOp | AdoptionOp, result: StepResult, proto: workers.
     elif isinstance(result, MatchResult):
         proto.match.SetInParent()
         proto.match.num_tokens, proto.match.num_device_tokens = result
-    elif isinstance(result, PinResult):
-        proto.pin.SetInParent()
-        proto.pin.num_tokens = result.num_tokens
     elif isinstance(result, AdoptResult):
         proto.adopt.SetInParent()
         proto.adopt.num_tokens = result.num_tokens
@@ -226,8 +211,10 @@ def result_to_proto(op: StepOp | AdoptionOp, result: StepResult, proto: workers.
         proto.insert.SetInParent()
     elif isinstance(op, AdoptSequenceOp):
         proto.adopt_sequence.SetInParent()
-    else:
+    elif isinstance(op, ReleaseOp):
         proto.release.SetInParent()
+    else:
+        pool_result_to_proto(op, result, proto)
 
 
 def _opened_to_proto(opened: AcquireResult, proto: workers.AcquireResult, table: bytes) -> None:
@@ -262,7 +249,7 @@ def _copies_from_proto(protos: Sequence[types.BlockOp]) -> tuple[Copy, ...]:
     return tuple(Copy(proto.copy.src, proto.copy.dst, proto.copy.num_tokens) for proto in protos)
 
 
-def result_from_proto(proto: workers.OpResult) -> StepResult:
+def result_from_proto(op: StepOp | AdoptionOp, proto: workers.OpResult) -> StepResult:
     """The answer to one op from the wire. O(size).
 
     Raises:
@@ -283,8 +270,6 @@ def result_from_proto(proto: workers.OpResult) -> StepResult:
         return Pending(proto.pending.seq_id, proto.pending.num_tokens)
     if kind == "match":
         return MatchResult(proto.match.num_tokens, proto.match.num_device_tokens)
-    if kind == "pin":
-        return PinResult(proto.pin.num_tokens)
     if kind == "error":
         return error_from_proto(proto.error)
     if kind == "fork":
@@ -293,6 +278,8 @@ def result_from_proto(proto: workers.OpResult) -> StepResult:
             table = table if child.is_same_table else child.block_table
             children.append(_opened_from_proto(child, table))
         return children
+    if kind is not None and POOL_OPS.get(kind) is type(op):
+        return pool_result_from_proto(op, kind, proto)
     raise InvalidArgumentError("result", kind, "the answer to an op that was sent")
 
 

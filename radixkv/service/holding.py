@@ -61,8 +61,9 @@ class Holding:
             return
         self._pools.renew(pool, self)
         if kind == "step":
-            self._send(self._apply(pool, request.step))
-            self.send_notices()
+            answer = self._apply(pool, request.step)
+            self.send_notices()  # before it, so that whoever has an answer knows what to tell a restarted service of it
+            self._send(answer)
         elif kind == "heartbeat":
             heartbeat = request.heartbeat
             pool.acknowledge(heartbeat.acknowledged_through, heartbeat.notices_acknowledged_through)
@@ -88,8 +89,7 @@ class Holding:
 
     def send_notices(self) -> None:
         """See `HolderStream`."""
-        notices = self._pool.collect_notices() if self._pool is not None else None
-        if notices is not None:
+        while self._pool is not None and (notices := self._pool.collect_notices()) is not None:
             self._send(notices)
 
     def _attach(self, hello: workers.Hello) -> None:

@@ -8,7 +8,8 @@ A pool lives exactly as long as its lease:
                 └──────────> ended: sequences and tree dropped, incarnation retired
 
 Quotas outlive it: see `quotas`. A service that was restarted knows no pool: a holder that can adopt begins an empty one under
-its old incarnation, at the Step number that it has come to, and tells by its first Steps what the pool holds.
+its old incarnation, at the Step number that it has come to, and tells by its first Steps what the pool holds, and what the
+journal of the cache told him was done to it.
 
 Nothing here knows of gRPC or of time other than the clock it is given. One thread owns a table and all its pools.
 """
@@ -18,9 +19,9 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from radixkv.core.api import AdoptionOp, ForkOp, MatchOp, PoolShape, StepOp
+from radixkv.core.api import AdoptionOp, ForkOp, MatchOp, PoolShape, SetQuotaOp, StepOp
 from radixkv.core.cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -35,11 +36,19 @@ from radixkv.service.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto
 from radixkv.service.hello import check_hello
+from radixkv.service.pool_op_conversion import journal_to_proto
 from radixkv.service.quotas import QuotaBook
 from radixkv.service.stalls import StallWatch
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
+
+
+_Answer = TypeVar("_Answer")
+
+_MAX_JOURNAL_BYTES = 1 << 20  # told by one message, unless one entry is larger
+_MAX_UNTOLD_BYTES = 1 << 28
+_JOURNAL_BYTES = 1024  # that count as one notice
 
 
 class HolderStream(Protocol):
@@ -69,7 +78,6 @@ class Pool:
     """
 
     __slots__ = (
-        "_cleared",
         "answers",
         "cache",
         "config",
@@ -82,16 +90,20 @@ class Pool:
         "notices",
         "num_audits",
         "num_kept_notices",
+        "quotas",
         "shape",
         "stream",
         "stream_number",
     )
 
-    def __init__(self, hello: workers.Hello, shape: PoolShape, config: ServiceConfig, cache: PrefixCache) -> None:
+    def __init__(
+        self, hello: workers.Hello, shape: PoolShape, config: ServiceConfig, cache: PrefixCache, quotas: QuotaBook
+    ) -> None:
         self.shape = shape
         self.incarnation = hello.incarnation
         self.config = config
         self.cache = cache
+        self.quotas = quotas
         self.stream: HolderStream | None = None
         self.stream_number = hello.stream_number
         self.identity: tuple[str, str] | None = None  # whose credential it was attached with
@@ -99,7 +111,6 @@ class Pool:
         self.first_step = self.next_step = hello.acknowledged_through + 1
         self.answers: deque[workers.AttachResponse] = deque()
         self.next_notices = hello.notices_acknowledged_through + 1
-        self._cleared: dict[str, None] = {}
         self.notices: deque[workers.AttachResponse] = deque()
         self.num_kept_notices = 0
         self.num_audits = 0
@@ -118,22 +129,33 @@ class Pool:
         while self.answers and self.next_step - len(self.answers) <= through:
             self.answers.popleft()
         while self.notices and self.next_notices - len(self.notices) <= notices_through:
-            notices = self.notices.popleft().notices
-            self.num_kept_notices -= len(notices.notices) + len(notices.cleared)
+            self.num_kept_notices -= _weight(self.notices.popleft().notices)
 
-    def clear(self, namespace: str) -> int:
-        """Forget a namespace and tell the holder, who must not bring it back; how many blocks were freed. See `PrefixCache`.
+    def change(self, call: Callable[[PrefixCache], _Answer]) -> _Answer:
+        """Change the pool for somebody else than its holder, who is told: he outlives the service.
 
         Raises:
-            LimitError: the holder has taken none of too many that were cleared before.
+            LimitError: the holder has taken none of too much that was done before.
         """
-        if len(self._cleared) >= self.config.max_unacknowledged_notices:
-            raise LimitError(f"the holder was not told of {len(self._cleared)} cleared namespaces yet; try again later")
-        num_blocks = self.cache.clear(namespace)
-        self._cleared[namespace] = None
+        self.require_told()
+        answer = call(self.cache)
+        self.tell()
+        return answer
+
+    def require_told(self) -> None:
+        """Raise `LimitError` where the holder has taken none of too much that was done before."""
+        if self._num_untold >= self.config.max_unacknowledged_notices:
+            raise LimitError("the holder was not told of earlier changes of its pool yet; try again later")
+
+    def tell(self) -> None:
+        """Tell the holder what was done, as soon as may be."""
         if self.stream is not None:
             self.stream.send_notices()
-        return num_blocks
+
+    @property
+    def _num_untold(self) -> int:
+        """Notices that were not acknowledged, and what waits in the journal."""
+        return self.num_kept_notices + self.cache.journal.size_bytes // _JOURNAL_BYTES
 
     def collect_notices(self) -> workers.AttachResponse | None:
         """The notices that have arisen since the last call, as a message kept until it is acknowledged. O(notices).
@@ -142,17 +164,16 @@ class Pool:
         """
         if self.num_kept_notices >= self.config.max_unacknowledged_notices:
             return None
-        taken = self.cache.take_notices()
-        cleared, self._cleared = self._cleared, {}
-        if not taken and not cleared:
+        taken, entries = self.cache.take_notices(), self.cache.journal.take(_MAX_JOURNAL_BYTES)
+        if not taken and not entries:
             return None
         response = workers.AttachResponse()
-        response.notices.cleared.extend(cleared)
+        journal_to_proto(entries, response.notices)
         response.notices.number = self.next_notices
         response.notices.after_step = self.next_step - 1
         notices_to_proto(taken, response.notices)
         self.notices.append(response)
-        self.num_kept_notices += len(taken) + len(cleared)
+        self.num_kept_notices += _weight(response.notices)
         self.next_notices += 1
         return response
 
@@ -164,7 +185,7 @@ class Pool:
 
         Raises:
             InvalidArgumentError: a number left out or acknowledged before.
-            LimitError: too many ops, children or unacknowledged answers. Nothing of the Step was applied.
+            LimitError: too many ops, children, or unacknowledged answers or notices. Nothing of the Step was applied.
         """
         if step.number < self.next_step:
             return self._stored_answer(step.number)
@@ -174,12 +195,15 @@ class Pool:
         ops, refused = self._read_ops(step)
         if caller is not None:
             refused |= _denied(ops, caller)
+        refused |= self._beyond_quotas(ops)
         results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
         answer = response.step_answer
         answer.number = step.number
         for op, result in zip(ops, results, strict=True):
             result_to_proto(op, result, answer.results.add())
+            if isinstance(op, SetQuotaOp) and not isinstance(result, RadixKVError):
+                self.quotas.keep(self.shape.name, op)
         self.answers.append(response)
         self.next_step += 1
         return response
@@ -191,6 +215,8 @@ class Pool:
             raise LimitError(
                 f"{len(self.answers)} answers are unacknowledged, at most {config.max_unacknowledged_steps} are kept"
             )
+        if self.cache.journal.size_bytes > _MAX_UNTOLD_BYTES:
+            raise LimitError(f"more than {_MAX_UNTOLD_BYTES} bytes wait for notices to be acknowledged")
         if len(step.ops) > config.max_ops_per_step:
             raise LimitError(f"a Step of {len(step.ops)} ops; at most {config.max_ops_per_step} are taken")
         ops: list[StepOp | AdoptionOp] = []
@@ -205,11 +231,28 @@ class Pool:
                 raise LimitError(f"a fork of {op.n}; at most {config.max_children_per_fork} children are taken")
         return ops, refused
 
+    def _beyond_quotas(self, ops: list[StepOp | AdoptionOp]) -> dict[int, RadixKVError]:
+        """The ops that would give one namespace too many a quota, by their index."""
+        refused: dict[int, RadixKVError] = {}
+        for index, op in enumerate(ops):
+            if isinstance(op, SetQuotaOp):
+                try:
+                    self.quotas.check_number(self.shape.name, op)
+                except LimitError as error:
+                    refused[index] = error
+        return refused
+
     def _stored_answer(self, number: int) -> workers.AttachResponse:
         first = self.next_step - len(self.answers)
         if number < first:
             raise InvalidArgumentError("step.number", number, f"at least {first}: earlier ones were acknowledged")
         return self.answers[number - first]
+
+
+def _weight(notices: workers.Notices) -> int:
+    """What notices count for where they are bounded: each for one, a large one for more."""
+    num_bytes = notices.ByteSize() if notices.journal else 0
+    return len(notices.notices) + len(notices.cleared) + num_bytes // _JOURNAL_BYTES
 
 
 def _denied(ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
@@ -292,7 +335,7 @@ class PoolTable:
             first_event_number=self._first_event_number(),
         )
         self.quotas.furnish(shape.name, cache)
-        pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache)
+        pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache, self.quotas)
         pool.stream, pool.identity = stream, identity
         self._renew(pool)
         return Attachment(pool, resumed=False)

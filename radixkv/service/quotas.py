@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from radixkv.core import validation
+from radixkv.core.api import SetQuotaOp
 from radixkv.core.errors import InvalidArgumentError, LimitError
 
 if TYPE_CHECKING:
@@ -78,10 +79,11 @@ def check_quotas(quotas: Iterable[Quota]) -> None:
 class QuotaBook:
     """What is wanted of each pool, by its name, beyond the lives of the pools themselves.
 
-    A quota that was set for a pool goes before the one that the service was started with, also where it was set to none. A new
-    life of a pool gets what is wanted of it. If that is more than the pool has, because it is smaller than the one before or
-    than its operator thought, each share is cut in the same proportion: the holder is served, every quota bounds as before or
-    more tightly, and a warning says so. A larger life later gets them whole.
+    A quota that was set for a pool goes before the one that the service was started with, also where it was set to none, and
+    where the holder brings it to a restarted service. A new life of a pool gets what is wanted of it. If that is more than the
+    pool has, because it is smaller than the one before or than its operator thought, each share is cut in the same proportion:
+    the holder is served, every quota bounds as before or more tightly, and a warning says so. A larger life later gets them
+    whole.
 
     Args:
         quotas: those that the service was started with, for every pool.
@@ -96,7 +98,7 @@ class QuotaBook:
         self._set: OrderedDict[str, dict[str, Quota]] = OrderedDict()
 
     def furnish(self, pool_name: str, cache: PrefixCache) -> None:
-        """Give a new life of a pool its quotas. O(quotas)."""
+        """Give a new life of a pool its quotas, and begin its journal with those that were set. O(quotas)."""
         num_blocks = cache.stats().num_blocks
         wanted = self._wanted(pool_name)
         shares = {quota.namespace: quota.blocks_of(num_blocks) for quota in wanted}
@@ -114,6 +116,9 @@ class QuotaBook:
             if blocks is not None and total > num_blocks:
                 blocks = blocks * num_blocks // total
             cache.set_quota(quota.namespace, blocks, quota.sequences)
+        cache.journal.is_kept = True
+        for quota in self._set.get(pool_name, {}).values():  # those that a restarted service is not started with
+            cache.journal.add(SetQuotaOp(quota.namespace, quota.blocks, quota.sequences))
 
     def set(
         self, caches: Mapping[str, PrefixCache], namespace: str, blocks: int | None, sequences: int | None
@@ -127,34 +132,38 @@ class QuotaBook:
         Raises:
             InvalidArgumentError: as there. LimitError: too many namespaces would have a quota in one pool.
         """
-        if blocks is not None or sequences is not None:
-            for pool_name in caches:
-                self._check_number(pool_name, namespace)
+        op = SetQuotaOp(namespace, blocks, sequences)
+        for pool_name in caches:
+            self.check_number(pool_name, op)
         if blocks is not None and len(caches) > 1:
             for pool_name, cache in caches.items():
                 _check_room(pool_name, cache, namespace, blocks)
         usages = {pool_name: cache.set_quota(namespace, blocks, sequences) for pool_name, cache in caches.items()}
-        quota = Quota(namespace, blocks, sequences=sequences)
         for pool_name in caches:
-            self._keep(pool_name, quota, caches)
+            self.keep(pool_name, op, len(caches))
         return usages
 
     def _wanted(self, pool_name: str) -> list[Quota]:
         quotas = self._given | self._set.get(pool_name, {})
         return [quota for quota in quotas.values() if not quota.is_none]
 
-    def _check_number(self, pool_name: str, namespace: str) -> None:
-        names = {quota.namespace for quota in self._wanted(pool_name)} - {namespace}
+    def check_number(self, pool_name: str, op: SetQuotaOp) -> None:
+        """Raise `LimitError` where too many namespaces of a pool would have a quota. O(quotas)."""
+        if op.blocks is None and op.sequences is None:
+            return
+        names = {quota.namespace for quota in self._wanted(pool_name)} - {op.namespace}
         if len(names) >= self._max_quotas:
             raise LimitError(f"{len(names)} namespaces of pool {pool_name!r} have a quota; the service takes no more")
 
-    def _keep(self, pool_name: str, quota: Quota, attached: Collection[str]) -> None:
+    def keep(self, pool_name: str, op: SetQuotaOp, num_attached: int = 1) -> None:
+        """Keep a quota that was set for later lives of its pool. O(1)."""
+        quota = Quota(op.namespace, op.blocks, sequences=op.sequences)
         kept = self._set.setdefault(pool_name, {})
         kept[quota.namespace] = quota
         if quota.is_none and quota.namespace not in self._given:
             del kept[quota.namespace]  # nothing needs to be overruled
         self._set.move_to_end(pool_name)
-        if len(self._set) > max(self._max_pools, len(attached)):
+        if len(self._set) > max(self._max_pools, num_attached):
             self._set.popitem(last=False)
 
 

@@ -100,7 +100,9 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
 
         def evict() -> readers.EvictResponse:
             answers = [
-                readers.PoolEvicted(pool=pool.shape.name, num_blocks=pool.cache.evict(request.num_blocks))
+                readers.PoolEvicted(
+                    pool=pool.shape.name, num_blocks=pool.change(lambda cache: cache.evict(request.num_blocks))
+                )
                 for pool in self._pools.select(request.pool)
             ]
             return readers.EvictResponse(pools=answers)
@@ -115,7 +117,8 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         def evict() -> readers.EvictBranchResponse:
             answers = [
                 readers.PoolEvicted(
-                    pool=pool.shape.name, num_blocks=pool.cache.evict_branch(request.tokens, namespace=namespace)
+                    pool=pool.shape.name,
+                    num_blocks=pool.change(lambda cache: cache.evict_branch(request.tokens, namespace=namespace)),
                 )
                 for pool in self._pools.select(request.pool)
             ]
@@ -130,7 +133,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         def clear() -> readers.ClearResponse:
             answers = []
             for pool in self._pools.select(request.pool):
-                num_blocks = pool.clear(_namespace(request))
+                num_blocks = pool.change(lambda cache: cache.clear(_namespace(request)))
                 answers.append(readers.PoolCleared(pool=pool.shape.name, num_blocks=num_blocks))
             return readers.ClearResponse(pools=answers)
 
@@ -141,8 +144,8 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace, answers = _namespace(request), []
         for pool in self._pools.select(request.pool):
-            pin = pool.cache.pin(request.tokens, ttl=request.ttl_s, namespace=namespace)._replace(tokens=b"")
-            answers.append(readers.PoolPin(pool=pool.shape.name, pin=pin_to_proto(pin)))
+            pin = pool.change(lambda cache: cache.pin(request.tokens, ttl=request.ttl_s, namespace=namespace))
+            answers.append(readers.PoolPin(pool=pool.shape.name, pin=pin_to_proto(pin._replace(tokens=b""))))
         return readers.PinResponse(pools=answers)
 
     @_unary
@@ -150,7 +153,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace, answers = _namespace(request), []
         for pool in self._pools.select(request.pool):
-            was_pinned = pool.cache.unpin(request.tokens, namespace=namespace)
+            was_pinned = pool.change(lambda cache: cache.unpin(request.tokens, namespace=namespace))
             answers.append(readers.PoolUnpinned(pool=pool.shape.name, was_pinned=was_pinned))
         return readers.UnpinResponse(pools=answers)
 
@@ -173,7 +176,9 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
             pools=[
                 readers.PoolRetained(
                     pool=pool.shape.name,
-                    num_tokens=pool.cache.retain(request.tokens, retention=ranges, namespace=namespace),
+                    num_tokens=pool.change(
+                        lambda cache: cache.retain(request.tokens, retention=ranges, namespace=namespace)
+                    ),
                 )
                 for pool in self._pools.select(request.pool)
             ]
@@ -182,12 +187,17 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def SetQuota(self, request: readers.SetQuotaRequest) -> readers.SetQuotaResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
+        pools = self._pools.select(request.pool)
+        for pool in pools:
+            pool.require_told()
         usages = self._pools.quotas.set(
-            {pool.shape.name: pool.cache for pool in self._pools.select(request.pool)},
+            {pool.shape.name: pool.cache for pool in pools},
             _namespace(request),
             request.blocks if request.HasField("blocks") else None,
             request.sequences if request.HasField("sequences") else None,
         )
+        for pool in pools:
+            pool.tell()
         answers = [readers.PoolQuota(pool=name, usage=usage_to_proto(usage)) for name, usage in usages.items()]
         return readers.SetQuotaResponse(pools=answers)
 

@@ -151,8 +151,9 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EvictBranch(self, request, context):
-        """Evicts what is cached beyond a prefix: every radix node whose history begins with it and that nothing locks. Errors:
-        INVALID_ARGUMENT, NOT_FOUND.
+        """Evicts what is cached beyond a prefix: every radix node whose history begins with it and that nothing locks. A restarted
+        service does not get it back. As with every change below, the holders are told of it, for a restarted service. Errors:
+        INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where holders have heard of too few of the changes before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,8 +161,7 @@ class PrefixCacheServicer:
 
     def Clear(self, request, context):
         """Drops everything cached of a namespace; what live sequences stand on goes when they end. What a holder still has to tell a
-        restarted service of it is dropped too. Errors: INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where holders have heard of too
-        few of those that were dropped before.
+        restarted service of it is dropped too. Errors: those of EvictBranch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,8 +200,8 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetQuota(self, request, context):
-        """Sets both bounds of a namespace anew, so that a repeat is harmless, and keeps them for every later life of the pool until the
-        service ends. Of several pools all are changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool
+        """Sets both bounds of a namespace anew, so that a repeat is harmless, and keeps them for every later life of the pool; a service
+        that is restarted gets them back from the holder, and they go before those that it was started with. Of several pools all are changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool
         leave less; NOT_FOUND; RESOURCE_EXHAUSTED where more namespaces would have a quota than the service allows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

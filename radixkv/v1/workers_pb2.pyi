@@ -1,3 +1,4 @@
+from radixkv.v1 import prefix_cache_pb2 as _prefix_cache_pb2
 from radixkv.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -106,7 +107,7 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin", "adopt", "adopt_sequence")
+    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota")
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     INSERT_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +117,12 @@ class Op(_message.Message):
     PIN_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     ADOPT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    EVICT_BRANCH_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    SET_QUOTA_FIELD_NUMBER: _ClassVar[int]
     acquire: Acquire
     extend: Extend
     insert: Insert
@@ -125,7 +132,13 @@ class Op(_message.Message):
     pin: Pin
     adopt: Adopt
     adopt_sequence: AdoptSequence
-    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequence, _Mapping]] = ...) -> None: ...
+    unpin: Unpin
+    retain: Retain
+    evict: Evict
+    evict_branch: EvictBranch
+    clear: Clear
+    set_quota: SetQuota
+    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequence, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., retain: _Optional[_Union[Retain, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictBranch, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
     __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared", "retention")
@@ -162,6 +175,54 @@ class Pin(_message.Message):
     ttl_s: float
     namespace: str
     def __init__(self, tokens: _Optional[bytes] = ..., ttl_s: _Optional[float] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class Unpin(_message.Message):
+    __slots__ = ("tokens", "namespace")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    namespace: str
+    def __init__(self, tokens: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class Retain(_message.Message):
+    __slots__ = ("tokens", "retention", "namespace")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
+    namespace: str
+    def __init__(self, tokens: _Optional[bytes] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class Evict(_message.Message):
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
+
+class EvictBranch(_message.Message):
+    __slots__ = ("tokens", "namespace")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    namespace: str
+    def __init__(self, tokens: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class Clear(_message.Message):
+    __slots__ = ("namespace",)
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    def __init__(self, namespace: _Optional[str] = ...) -> None: ...
+
+class SetQuota(_message.Message):
+    __slots__ = ("namespace", "blocks", "sequences")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    blocks: int
+    sequences: int
+    def __init__(self, namespace: _Optional[str] = ..., blocks: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -210,16 +271,18 @@ class Release(_message.Message):
     def __init__(self, seq_id: _Optional[int] = ..., keep: _Optional[bool] = ...) -> None: ...
 
 class Adopt(_message.Message):
-    __slots__ = ("tokens", "num_kept", "block_ids", "namespace")
+    __slots__ = ("tokens", "num_kept", "block_ids", "namespace", "retention")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     num_kept: int
     block_ids: bytes
     namespace: str
-    def __init__(self, tokens: _Optional[bytes] = ..., num_kept: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
+    retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
+    def __init__(self, tokens: _Optional[bytes] = ..., num_kept: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ...) -> None: ...
 
 class AdoptSequence(_message.Message):
     __slots__ = ("seq_id", "tokens", "block_table", "num_computed", "room", "reserve", "namespace", "is_unshared", "beside_seq_id", "retention", "shares_last_block")
@@ -256,16 +319,52 @@ class StepAnswer(_message.Message):
     def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ...) -> None: ...
 
 class Notices(_message.Message):
-    __slots__ = ("number", "after_step", "notices", "cleared")
+    __slots__ = ("number", "after_step", "notices", "cleared", "journal")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     number: int
     after_step: int
     notices: _containers.RepeatedCompositeFieldContainer[Notice]
     cleared: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, number: _Optional[int] = ..., after_step: _Optional[int] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ..., cleared: _Optional[_Iterable[str]] = ...) -> None: ...
+    journal: _containers.RepeatedCompositeFieldContainer[JournalEntry]
+    def __init__(self, number: _Optional[int] = ..., after_step: _Optional[int] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ..., cleared: _Optional[_Iterable[str]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ...) -> None: ...
+
+class JournalEntry(_message.Message):
+    __slots__ = ("pin", "unpin", "set_quota", "retained", "dropped")
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    SET_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    pin: Pin
+    unpin: Unpin
+    set_quota: SetQuota
+    retained: Retained
+    dropped: Dropped
+    def __init__(self, pin: _Optional[_Union[Pin, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ..., retained: _Optional[_Union[Retained, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
+
+class Retained(_message.Message):
+    __slots__ = ("block_ids", "priority", "duration_s")
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    block_ids: bytes
+    priority: int
+    duration_s: float
+    def __init__(self, block_ids: _Optional[bytes] = ..., priority: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
+class Dropped(_message.Message):
+    __slots__ = ("tokens", "namespace", "kept_block_ids")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    namespace: str
+    kept_block_ids: bytes
+    def __init__(self, tokens: _Optional[bytes] = ..., namespace: _Optional[str] = ..., kept_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "seq_id", "num_tokens")
@@ -278,7 +377,7 @@ class Notice(_message.Message):
     def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., seq_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class OpResult(_message.Message):
-    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin", "adopt", "adopt_sequence")
+    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +389,12 @@ class OpResult(_message.Message):
     PIN_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     ADOPT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    EVICT_BRANCH_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    SET_QUOTA_FIELD_NUMBER: _ClassVar[int]
     error: _types_pb2.Error
     acquire: AcquireResult
     extend: ExtendResult
@@ -301,7 +406,13 @@ class OpResult(_message.Message):
     pin: PinResult
     adopt: AdoptResult
     adopt_sequence: AdoptSequenceResult
-    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResult, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequenceResult, _Mapping]] = ...) -> None: ...
+    unpin: UnpinResult
+    retain: RetainResult
+    evict: EvictResult
+    evict_branch: EvictResult
+    clear: EvictResult
+    set_quota: _prefix_cache_pb2.NamespaceUsage
+    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResult, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequenceResult, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResult, _Mapping]] = ..., retain: _Optional[_Union[RetainResult, _Mapping]] = ..., evict: _Optional[_Union[EvictResult, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictResult, _Mapping]] = ..., clear: _Optional[_Union[EvictResult, _Mapping]] = ..., set_quota: _Optional[_Union[_prefix_cache_pb2.NamespaceUsage, _Mapping]] = ...) -> None: ...
 
 class Pending(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -320,10 +431,34 @@ class MatchResult(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ...) -> None: ...
 
 class PinResult(_message.Message):
+    __slots__ = ("num_tokens", "num_blocks", "ttl_s", "remaining_s")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_blocks: int
+    ttl_s: float
+    remaining_s: float
+    def __init__(self, num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., remaining_s: _Optional[float] = ...) -> None: ...
+
+class UnpinResult(_message.Message):
+    __slots__ = ("was_pinned",)
+    WAS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    was_pinned: bool
+    def __init__(self, was_pinned: _Optional[bool] = ...) -> None: ...
+
+class RetainResult(_message.Message):
     __slots__ = ("num_tokens",)
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     def __init__(self, num_tokens: _Optional[int] = ...) -> None: ...
+
+class EvictResult(_message.Message):
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
 
 class AcquireResult(_message.Message):
     __slots__ = ("seq_id", "num_cached_tokens", "num_stored_tokens", "block_table", "ops", "is_same_table")

@@ -38,7 +38,6 @@ from radixkv.core.api import (
     MatchResult,
     Notice,
     Pending,
-    PinOp,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -155,15 +154,15 @@ class Arena:
     # -- what is said
 
     def _say(self, op: StepOp, step: _Step) -> Callable[[_Results], StepResult]:
-        if isinstance(op, PinOp):  # of what stands in blocks
-            return _answer_at(step.send(op))
-        if not isinstance(op, (AcquireOp, MatchOp)) and op.seq_id in step.waiting:
-            error = AbortedError("an earlier op of this Step waits")
-            return lambda _: error
         if isinstance(op, AcquireOp):
             return self._acquire(op, step)
         if isinstance(op, MatchOp):
             return self._match(op, step)
+        if not isinstance(op, (ExtendOp, InsertOp, ForkOp, ReleaseOp)):  # of what stands in blocks
+            return _answer_at(step.send(op))
+        if op.seq_id in step.waiting:
+            error = AbortedError("an earlier op of this Step waits")
+            return lambda _: error
         line = self._running.get(op.seq_id)
         if line is None:
             if isinstance(op, ReleaseOp):

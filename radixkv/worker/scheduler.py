@@ -44,8 +44,8 @@ from radixkv.core.api import (
     MatchResult,
     Notice,
     Pending,
+    PinInfo,
     PinOp,
-    PinResult,
     ReleaseOp,
     StepOp,
     StepResult,
@@ -232,7 +232,7 @@ class Scheduler:
                     self._extended(entry, result)
                 case MatchResult():
                     self._matched(entry, result)
-                case PinResult():
+                case PinInfo():
                     entry.branches[0].generation.pinning.answered(result.num_tokens)
                 case list():
                     for child in result:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from radixkv.core.api import ClearOp
 from radixkv.service.pools import Pool
 
 from .branches import Branch
@@ -23,7 +24,8 @@ __all__ = ["Clears", "unheard"]
 
 def unheard(pool: Pool) -> Counter[str]:
     """Namespaces that were cleared, as far as it is not sure that the holder knows it, and how often it is to be told."""
-    return Counter([*pool._cleared, *(name for kept in pool.notices for name in kept.notices.cleared)])
+    waiting = (entry.namespace for entry in pool.cache.journal._entries if isinstance(entry, ClearOp))
+    return Counter([*waiting, *(name for kept in pool.notices for name in kept.notices.cleared)])
 
 
 class Clears:

@@ -20,8 +20,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a missed unlock: the tail left behind stays locked",
         "core/opening.py",
-        "for node in (*seq.left_tails, seq.node):",
-        "for node in (seq.node,):",
+        "nodes = (*seq.left_tails, seq.node)",
+        "nodes = (seq.node,)",
     ),
     PlantedBug(
         "blocks freed while others still read them",
@@ -196,8 +196,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a block told behind one that was written anew",
         "client/ledger.py",
-        "serials[above] == above_serial and filled[above] == full",
-        "filled[above] == full",
+        "blake2b(self._before[block_id] + tokens",
+        "blake2b(block_id.to_bytes(4)",
     ),
     PlantedBug(
         "a holder that tells nothing where its first Hello was answered in vain",
@@ -250,8 +250,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "what a holder heard to be cleared is told to the next service",
         "client/ledger.py",
-        "        self._trees.pop(namespace, None)\n",
-        "        pass\n",
+        "                self._trees.pop(entry.namespace, None)\n",
+        "                pass\n",
     ),
     PlantedBug(
         "what was cleared is matched until it is evicted",

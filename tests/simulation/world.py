@@ -94,6 +94,7 @@ class _World:
         ]
         self._faults = Faults(simulator, network, self._service, everyone, self._reader)
         self._num_checked = 0
+        self._drops_quotas = True
         self._plan(everyone)
 
     def _plan(self, workers: list[SimulatedWorker]) -> None:
@@ -125,12 +126,16 @@ class _World:
             raise ViolationError(
                 f"requests {sorted(self._client.open_requests)} are not answered, long after the last fault"
             )
+        self._drops_quotas = False  # so that the holder is told of the last time
         self.simulator.run(self.simulator.now_s + 2 * TTL_S, self._check)
+        self.simulator.run(self.simulator.now_s + 2 * TTL_S, self._check, self._are_told)
         self._check_end()
 
     def _drop_quotas(self) -> None:
         """Again and again: a quota that was set for a pool goes over to its next life."""
         pools = {name: pool.cache for name, pool in self._service.table().items()}
+        if not self._drops_quotas:
+            return
         self._service.pools.quotas.set(pools, "other", None, None)
         self.simulator.after(TTL_S, None, None, self._drop_quotas)
 
@@ -140,6 +145,10 @@ class _World:
         is_attached = all(worker.holder is not None and worker.holder.session.is_attached for worker in self._workers)
         is_told = all(router.is_following for router in self._routers)
         return not self._client.num_open and not has_jobs and is_rival_gone and is_attached and is_told
+
+    def _are_told(self) -> bool:
+        """Pins and retention end at rest, too, and holders are told of it."""
+        return not any(pool.notices or pool.cache.journal.size_bytes for pool in self._service.table().values())
 
     # -- after every event
 

@@ -20,8 +20,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a missed unlock: the tail left behind stays locked",
         "opening.py",
-        "for node in (*seq.left_tails, seq.node):",
-        "for node in (seq.node,):",
+        "nodes = (*seq.left_tails, seq.node)",
+        "nodes = (seq.node,)",
     ),
     PlantedBug(
         "a missed unlock: whoever gets a copy keeps its lock on the source",

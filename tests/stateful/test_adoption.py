@@ -80,7 +80,7 @@ class Drive:
                 self.wire.act()
                 if self.random.random() < 0.7:
                     self.wire.hear()
-                self.wire.pool.clear(self.random.choice(NAMESPACES))
+                self.wire.clear(self.random.choice(NAMESPACES))
         elif fate < 0.10:
             self.counts["answers lost"] += 1
             self.wire.act()
@@ -90,7 +90,7 @@ class Drive:
                 self.wire.reconnect()
         elif fate < 0.13 and self.clears:
             self.wire.carry()
-            self.wire.pool.clear(self.random.choice(NAMESPACES))
+            self.wire.clear(self.random.choice(NAMESPACES))
         self.wire.carry()
         for notice in self.wire.notices.take():
             if notice.kind == "lost":

@@ -58,8 +58,8 @@ def test_what_was_cleared_does_not_come_back() -> None:
     wire.submit([AcquireOp(pack_tokens(range(10)), seq_id=1), InsertOp(1, 10), ReleaseOp(1)])
     wire.submit([AcquireOp(pack_tokens(range(10)), 0, "other", 2), InsertOp(2, 10)])
     wire.carry()
-    wire.pool.clear("default")
-    wire.pool.clear("other")
+    wire.clear("default")
+    wire.clear("other")
     wire.carry()
     wire.restart()
     wire.carry()
@@ -77,7 +77,7 @@ def test_what_is_cleared_while_a_restarted_service_is_told_of_it_does_not_come_b
     wire.restart()
     wire.act()
     wire.hear()  # attached, and what it held is on the way
-    wire.pool.clear("default")
+    wire.clear("default")
     wire.carry()
     assert_forgotten(wire)
     assert_only_the_new_is_told(wire)
@@ -86,7 +86,7 @@ def test_what_is_cleared_while_a_restarted_service_is_told_of_it_does_not_come_b
 def test_what_is_cleared_before_a_restarted_service_is_told_of_it_does_not_come_back(wire: Wire) -> None:
     wire.restart()
     wire.act()  # it has taken the holder, who has not heard of it
-    wire.pool.clear("default")
+    wire.clear("default")
     wire.carry()
     assert_forgotten(wire)
     assert_only_the_new_is_told(wire)
@@ -99,7 +99,7 @@ def test_what_was_heard_to_be_cleared_before_the_answer_that_it_stands_behind_do
     """Where that answer was lost, the clear is told first on the next stream, and the service may be gone before the answer."""
     wire.submit([ExtendOp(1, 11)])
     wire.act()
-    wire.pool.clear("default")
+    wire.clear("default")
     for _ in range(num_breaks):
         wire.reconnect()
         wire.act()

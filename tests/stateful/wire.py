@@ -21,21 +21,41 @@ NUM_BLOCKS, BLOCK_SIZE = 24, 4
 class Wire:
     """A holder and a service; messages arrive when they are carried, or never.
 
+    Args:
+        num_blocks: of the pool.
+        config: of every service.
+
     Attributes:
+        now_s: what the service's clock shows.
         spoils: asked of each sequence that a restarted service is told of: whether it is to refuse it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int = NUM_BLOCKS, config: ServiceConfig | None = None) -> None:
+        self.now_s = 0.0
+        self._shape, self._config = PoolShape(num_blocks, BLOCK_SIZE), config or ServiceConfig()
+        self._num_lives = 0
         self.spoils: Callable[[], bool] = lambda: False
+        self._begin_service()
+        self.renew_holder()
+
+    def _begin_service(self) -> None:
+        self.pools = PoolTable(self._config, lambda: self.now_s)
+        self.holding = Holding(self.pools, self._to_holder, self._ended)
+
+    def renew_holder(self) -> None:
+        """A holder whose memory holds nothing yet takes the place of the one before."""
+        if self._num_lives:
+            self.session.say_goodbye()
+            self.act()
+        self._num_lives += 1
         self.notices = NoticeBox(None)
-        self.session = HolderSession(PoolShape(NUM_BLOCKS, BLOCK_SIZE), 7, self.notices)
+        self.session = HolderSession(self._shape, self._num_lives, self.notices)
         self.submit = self.session.submit
-        self.restart()
+        self.reconnect()
 
     def restart(self) -> None:
         """A service that knows nothing takes the place of the one before, and the holder attaches to it."""
-        self.pools = PoolTable(ServiceConfig(), lambda: 0.0)
-        self.holding = Holding(self.pools, self._to_holder, self._ended)
+        self._begin_service()
         self.reconnect()
 
     def reconnect(self) -> None:
@@ -66,6 +86,10 @@ class Wire:
         while self._to_service or self._answers:
             self.act()
             self.hear()
+
+    def clear(self, namespace: str) -> int:
+        """Somebody clears a namespace."""
+        return self.pool.change(lambda cache: cache.clear(namespace))
 
     def _to_holder(self, response: workers.AttachResponse) -> None:
         self._answers.append(response.SerializeToString())

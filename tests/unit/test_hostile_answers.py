@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from radixkv import unpack_tokens
+from radixkv import MatchOp, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service import conversion, reader_conversion
+from radixkv.service import conversion, pool_op_conversion, reader_conversion
 from radixkv.v1 import generation_pb2, prefix_cache_pb2, workers_pb2
 from radixkv.worker import wire
 
 CUT = b"\x01\x02\x03"
 CASES: dict[str, tuple[Callable[[Any], object], Any]] = {
     "a block table": (
-        conversion.result_from_proto,
+        partial(conversion.result_from_proto, MatchOp(b"")),
         workers_pb2.OpResult(acquire=workers_pb2.AcquireResult(block_table=CUT)),
+    ),
+    "the blocks of a retained history": (
+        pool_op_conversion.journal_from_proto,
+        workers_pb2.Notices(journal=[workers_pb2.JournalEntry(retained=workers_pb2.Retained(block_ids=CUT))]),
     ),
     "the blocks of a node": (reader_conversion.node_from_proto, prefix_cache_pb2.Node(block_ids=CUT)),
     "the blocks of an event": (

@@ -12,7 +12,6 @@ from radixkv import (
     PinBudgetError,
     PinInfo,
     PinOp,
-    PinResult,
     PrefixCache,
     ReleaseOp,
     pack_tokens,
@@ -68,7 +67,8 @@ def test_a_step_pins_what_it_has_published_before_it_ends_the_sequence() -> None
             ReleaseOp(1),
         ]
     )
-    assert [result for result in results if isinstance(result, PinResult)] == [PinResult(0), PinResult(8)]
+    assert results[1] == PinInfo("default", b"", 0, 0, 300.0, 0.0)
+    assert results[3] == PinInfo("default", tokens, 8, 2, 300.0, 300.0)
     assert isinstance(results[4], PinBudgetError)
     assert results[5] is None
     assert bench.left_s(SYSTEM) == 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 import pytest
@@ -15,10 +16,13 @@ from radixkv.core.api import (
     CacheEvent,
     CacheEventKind,
     CacheStats,
+    ClearOp,
     Copy,
     EventStats,
+    EvictBranchOp,
     EvictedTokens,
     EvictionReason,
+    EvictOp,
     Explanation,
     ExtendOp,
     ExtendResult,
@@ -28,21 +32,26 @@ from radixkv.core.api import (
     MatchResult,
     MissCause,
     NamespaceMatch,
+    NamespaceUsage,
     NodeInfo,
     Notice,
     Pending,
     PinInfo,
     PinOp,
-    PinResult,
     PoolShape,
     ReleaseOp,
+    RetainOp,
     Retention,
+    SetQuotaOp,
     StepOp,
     StepResult,
     Tier,
     TimeHistogram,
+    UnpinOp,
 )
 from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError
+from radixkv.core.journal import Dropped, JournalEntry, Retained
+from radixkv.core.tokens import pack_tokens
 from radixkv.service.conversion import (
     notices_from_proto,
     notices_to_proto,
@@ -51,6 +60,7 @@ from radixkv.service.conversion import (
     result_from_proto,
     result_to_proto,
 )
+from radixkv.service.pool_op_conversion import journal_from_proto, journal_to_proto
 from radixkv.service.reader_conversion import (
     block_times_from_proto,
     event_from_proto,
@@ -86,6 +96,10 @@ retentions = st.builds(
     st.integers(-(2**31), 2**31 - 1),
     st.none() | st.floats(allow_nan=False),
 )
+whole_tokens = tokens.filter(lambda packed: len(packed) % 4 == 0)
+pins = st.builds(PinOp, whole_tokens, st.floats(allow_nan=False), st.text())
+unpins = st.builds(UnpinOp, whole_tokens, st.text())
+quotas = st.builds(SetQuotaOp, st.text(), st.none() | integers, st.none() | integers)
 ops = st.one_of(
     st.builds(
         AcquireOp,
@@ -97,8 +111,14 @@ ops = st.one_of(
         st.booleans(),
         st.lists(retentions, max_size=3).map(tuple),
     ),
-    st.builds(MatchOp, tokens.filter(lambda t: len(t) % 4 == 0), st.text()),
-    st.builds(PinOp, tokens.filter(lambda t: len(t) % 4 == 0), st.floats(allow_nan=False), st.text()),
+    st.builds(MatchOp, whole_tokens, st.text()),
+    pins,
+    unpins,
+    st.builds(RetainOp, whole_tokens, st.lists(retentions, max_size=3).map(tuple), st.text()),
+    st.builds(EvictOp, integers),
+    st.builds(EvictBranchOp, whole_tokens, st.text()),
+    st.builds(ClearOp, st.text()),
+    quotas,
     st.builds(ExtendOp, integers, integers),
     st.builds(InsertOp, integers, integers, tokens.filter(lambda t: len(t) % 4 == 0)),
     st.builds(ForkOp, integers, integers, integers, integers, st.none() | st.lists(integers, max_size=3).map(tuple)),
@@ -115,7 +135,7 @@ def send_op(op: StepOp) -> StepOp:
 def send_result(op: StepOp, result: StepResult) -> StepResult:
     proto = workers.OpResult()
     result_to_proto(op, result, proto)
-    return result_from_proto(workers.OpResult.FromString(proto.SerializeToString()))
+    return result_from_proto(op, workers.OpResult.FromString(proto.SerializeToString()))
 
 
 @given(ops)
@@ -142,7 +162,46 @@ def test_children_come_back_as_they_were(children: list[AcquireResult]) -> None:
 def test_a_pending_acquire_a_match_and_a_pin_come_back_as_they_were(first: int, second: int) -> None:
     assert send_result(AcquireOp(b"", waits=True), Pending(first, second)) == Pending(first, second)
     assert send_result(MatchOp(b""), MatchResult(first, second)) == MatchResult(first, second)
-    assert send_result(PinOp(b"", 1.0), PinResult(first)) == PinResult(first)
+    pinned = PinInfo("a", pack_tokens([7, 8]), 2, first, 1.5, 0.5)
+    assert send_result(PinOp(pack_tokens([7, 8, 9]), 1.5, "a"), pinned) == pinned
+
+
+@pytest.mark.parametrize(
+    ("op", "result"),
+    [
+        (UnpinOp(b""), True),
+        (UnpinOp(b""), False),
+        (RetainOp(b"", ()), 17),
+        (EvictOp(3), 3),
+        (EvictBranchOp(b""), 0),
+        (ClearOp(), 5),
+        (SetQuotaOp("a", 4), NamespaceUsage("a", 1, 2, 3, 4, None)),
+    ],
+)
+def test_what_a_change_of_the_pool_answers_comes_back_as_it_was(op: StepOp, result: StepResult) -> None:
+    came_back = send_result(op, result)
+    assert (came_back, type(came_back)) == (result, type(result))
+
+
+@given(
+    st.lists(
+        pins
+        | unpins
+        | quotas
+        | st.builds(Retained, block_ids, st.integers(0, 100), st.floats(0, 1e9) | st.just(math.inf))
+        | st.builds(Dropped, whole_tokens, st.text(), block_ids),
+        max_size=4,
+    )
+)
+def test_a_journal_comes_back_as_it_was(entries: list[JournalEntry]) -> None:
+    proto = workers.Notices()
+    journal_to_proto([ClearOp("first"), *entries], proto)
+    assert journal_from_proto(workers.Notices.FromString(proto.SerializeToString())) == [ClearOp("first"), *entries]
+
+
+def test_an_answer_to_another_op_than_was_sent_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="an op that was sent"):
+        result_from_proto(ExtendOp(1, 1), workers.OpResult(evict=workers.EvictResult(num_blocks=1)))
 
 
 @given(st.lists(st.builds(Notice, st.sampled_from(("published", "gone")), integers, integers), max_size=4))
@@ -158,7 +217,7 @@ def test_a_thousand_children_of_one_table_cost_one_table() -> None:
     proto = workers.OpResult()
     result_to_proto(ForkOp(1, 1, 1000), children, proto)
     assert proto.ByteSize() < 100_000
-    assert result_from_proto(proto) == children
+    assert result_from_proto(ForkOp(1, 1, 1000), proto) == children
 
 
 def test_answers_without_a_value_keep_their_kind() -> None:
@@ -166,7 +225,7 @@ def test_answers_without_a_value_keep_their_kind() -> None:
         proto = workers.OpResult()
         result_to_proto(op, None, proto)
         assert proto.WhichOneof("result") == kind
-        assert result_from_proto(proto) is None
+        assert result_from_proto(op, proto) is None
 
 
 def test_a_failed_op_comes_back_as_its_error() -> None:
@@ -188,6 +247,12 @@ def test_a_failed_op_comes_back_as_its_error() -> None:
         (AcquireOp(b"", retention=(Retention(duration_s="5m"),)), "retention[0].duration_s"),  # type: ignore[arg-type]  # the same
         (AcquireOp(b"", retention=((0, 9),)), "retention[0]"),  # type: ignore[arg-type]  # the same
         (PinOp(b"", "5m"), "ttl_s"),  # type: ignore[arg-type]  # the wrong type is the case
+        (UnpinOp(b"abc"), "tokens"),
+        (RetainOp(b"", (Retention(2**63),)), "retention[0].start"),
+        (EvictOp(2**63), "num_blocks"),
+        (EvictBranchOp(b"", "\ud800"), "namespace"),
+        (ClearOp(3), "namespace"),  # type: ignore[arg-type]  # the wrong type is the case
+        (SetQuotaOp("a", 2.5), "blocks"),  # type: ignore[arg-type]  # the wrong type is the case
         (ExtendOp("1", 5), "seq_id"),  # type: ignore[arg-type]  # the wrong type is the case
         (ExtendOp(1, 5.5), "num_tokens"),  # type: ignore[arg-type]  # the wrong type is the case
         (InsertOp(1, -(2**63) - 1), "num_computed"),
@@ -206,7 +271,7 @@ def test_an_op_or_answer_of_a_later_version_is_refused() -> None:
     with pytest.raises(InvalidArgumentError):
         op_from_proto(workers.Op())
     with pytest.raises(InvalidArgumentError):
-        result_from_proto(workers.OpResult())
+        result_from_proto(ReleaseOp(1), workers.OpResult())
     with pytest.raises(InvalidArgumentError, match="published or gone"):
         notices_from_proto(workers.Notices(notices=[workers.Notice(kind=77)]))  # type: ignore[arg-type]  # of the future
     future = readers.EvictedTokens(reason=77)  # type: ignore[arg-type]  # of the future
