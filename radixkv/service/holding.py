@@ -61,9 +61,8 @@ class Holding:
             return
         self._pools.renew(pool, self)
         if kind == "step":
-            answer = self._apply(pool, request.step)
-            self.send_notices()  # before it, so that whoever has an answer knows what to tell a restarted service of it
-            self._send(answer)
+            self._send(self._apply(pool, request.step))
+            self.send_notices()
         elif kind == "heartbeat":
             heartbeat = request.heartbeat
             pool.acknowledge(heartbeat.acknowledged_through, heartbeat.notices_acknowledged_through)
