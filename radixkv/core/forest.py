@@ -332,13 +332,15 @@ class Forest:
         parent.children.discard(node)
         if not parent.children:
             parent.children = None
-        if node.used_bytes > node.start_bytes:
+        if node.used_bytes > parent.end_bytes:
             parent.used_bytes = parent.end_bytes
         if node.queue_entry is not None:
             root.account.leaves.remove(node)
         if not node.lock_ref:
             self.num_evictable -= len(node.blocks)
-        node.parent = node.writer = None
+        node.parent = None
+        if node.extras is not None:
+            node.writer = None
         self.num_nodes -= 1
         self.num_cached -= len(node.blocks)
         return parent

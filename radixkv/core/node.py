@@ -32,6 +32,7 @@ Places = tuple[tuple[int, int], ...]
 """Positions in bytes with the numbers of their places, rising; see `evicted_branches`."""
 
 FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
+MOST_STALE = 128
 
 
 class PinMark:
@@ -217,21 +218,23 @@ class Children(dict[bytes, Node]):
     """Children and tails of one node by their heads, with the heads kept sorted once there are many.
 
     The longest common prefix of a probe with any head is found at one of the probe's two neighbours in sorted order, so it
-    costs O(log children) also among thousands of few-shot siblings.
+    costs O(log children) also among thousands of few-shot siblings. Of those that went up to `MOST_STALE` still stand in that
+    order until somebody looks: most parents whose children are evicted are looked at no more.
     """
 
-    __slots__ = ("_sorted_heads",)
+    __slots__ = ("_sorted_heads", "_stale_heads")
 
     def __init__(self) -> None:
         super().__init__()
         self._sorted_heads: SortedList | None = None
+        self._stale_heads: list[bytes] | None = None
 
     def add(self, node: Node) -> None:
         """O(1) while few, O(log n) among many."""
         assert node.head not in self, "two siblings with one head"
         self[node.head] = node
         if self._sorted_heads is not None:
-            self._sorted_heads.add(node.head)
+            self._in_order().add(node.head)
         elif len(self) > FEW_CHILDREN:
             self._sorted_heads = SortedList(self)
 
@@ -239,7 +242,11 @@ class Children(dict[bytes, Node]):
         """O(1) while few, O(log n) among many."""
         del self[node.head]
         if self._sorted_heads is not None:
-            self._sorted_heads.remove(node.head)
+            if self._stale_heads is None:
+                self._stale_heads = []
+            self._stale_heads.append(node.head)
+            if len(self._stale_heads) > MOST_STALE:
+                self._in_order()
 
     def nearest(self, probe: bytes) -> tuple[Node | None, int]:
         """The child that shares most with `probe` (at most one block), and how many bytes, in whole tokens.
@@ -265,7 +272,7 @@ class Children(dict[bytes, Node]):
         """The children whose heads begin with all of `prefix`. O(log n) to begin; O(children) while few or without a prefix."""
         if self._sorted_heads is None or not prefix:
             return (node for head, node in self.items() if head.startswith(prefix))
-        heads = takewhile(lambda head: head.startswith(prefix), self._sorted_heads.irange(prefix))
+        heads = takewhile(lambda head: head.startswith(prefix), self._in_order().irange(prefix))
         return (self[head] for head in heads)
 
     def following(self, head: bytes) -> Iterator[Node]:
@@ -274,16 +281,27 @@ class Children(dict[bytes, Node]):
         if self._sorted_heads is None:
             heads = sorted(other for other in self if other > head)
         else:
-            heads = self._sorted_heads.irange(head, inclusive=(False, True))
+            heads = self._in_order().irange(head, inclusive=(False, True))
         return (self[other] for other in heads)
 
     def sorted_heads(self) -> list[bytes] | None:
         """The sorted index, for checks; None while a scan is used."""
-        return None if self._sorted_heads is None else list(self._sorted_heads)
+        return None if self._sorted_heads is None else list(self._in_order())
+
+    def _in_order(self) -> SortedList:
+        """The heads in order, where they are kept in it, without those that went. O(log n) for each that did."""
+        heads = self._sorted_heads
+        assert heads is not None, "few children are not kept in order"
+        if self._stale_heads:
+            for head in self._stale_heads:
+                heads.remove(head)
+            self._stale_heads = None
+        return heads
 
     def _candidates(self, probe: bytes) -> list[bytes]:
         if self._sorted_heads is None:
             first_token = probe[:TOKEN_BYTES]
             return [head for head in self if head.startswith(first_token)]
-        index = self._sorted_heads.bisect_left(probe)
-        return list(self._sorted_heads[max(index - 1, 0) : index + 1])
+        heads = self._in_order()
+        index = heads.bisect_left(probe)
+        return list(heads[max(index - 1, 0) : index + 1])

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from radixkv.core.node import Node
 from radixkv.core.recent import Recent
 
 __all__ = ["Ghost", "Ghosts"]
 
 
-class Ghost(NamedTuple):
-    """The history of an evicted node: see the fields of `Node`."""
-
-    num_uses: int
-    reuse_class: int
-    access_number: int
-    num_blocks: int
+Ghost = tuple[int, int, int, int]
+"""The history of an evicted node: its `num_uses`, `reuse_class` and `access_number`, see `Node`, and how many blocks it had."""
 
 
 class Ghosts:
@@ -35,8 +28,8 @@ class Ghosts:
 
     def remember(self, node: Node, namespace: str) -> None:
         """O(1)."""
-        ghost = Ghost(node.num_uses, node.reuse_class, node.access_number, len(node.blocks))
-        self._recent.put(_name(node, namespace), ghost)
+        name = hash((namespace, node.end_bytes - len(node.key), node.head))
+        self._recent.put(name, (node.num_uses, node.reuse_class, node.access_number, len(node.blocks)))
 
     def recall(self, node: Node, namespace: str) -> list[Ghost]:
         """The histories of the nodes that were evicted where this one now lies, from its start on as far as one follows the
@@ -49,10 +42,10 @@ class Ghosts:
             if ghost is None:
                 break
             ghosts.append(ghost)
-            offset += ghost.num_blocks * block_bytes
+            offset += ghost[-1] * block_bytes
         return ghosts
 
 
-def _name(node: Node, namespace: str, offset: int = 0) -> int:
+def _name(node: Node, namespace: str, offset: int) -> int:
     start = node.end_bytes - len(node.key) + offset
     return hash((namespace, start, bytes(node.key[offset : offset + len(node.head)])))

@@ -15,12 +15,10 @@ class and age is used again is learned while the cache runs, also from nodes tha
 from __future__ import annotations
 
 import math
-import operator
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
+from heapq import heappop, heappush
 from itertools import chain
 from typing import ClassVar
-
-from sortedcontainers import SortedKeyList
 
 from radixkv.core.eviction.ghosts import Ghosts
 from radixkv.core.eviction.policy import EvictionPolicy
@@ -59,8 +57,8 @@ MIN_BLOCKS_PER_TICK = 8
 MAX_USES = 255
 """Uses are counted up to here."""
 
-
-_access_number = operator.attrgetter("access_number")
+_MOST_GONE = 64
+"""Entries of leaves that are gone, beyond as many as there are leaves."""
 
 
 class _Ranking:
@@ -68,7 +66,7 @@ class _Ranking:
 
     Attributes:
         cells: the least dense first, and `densities` theirs; `density_of`: that of each cell.
-        runs: of each age the access numbers given out then: the first, and the first behind them.
+        runs: of each age its ticks: the first, and the first behind them.
         times: of rests and finds.
     """
 
@@ -100,19 +98,19 @@ class _Ranking:
     def found(self, reuse_class: int, access_number: int, num_blocks: int, found_at: int | None = None) -> None:
         """Blocks that came to rest with that access number were found again, at `found_at` or now."""
         found_tick = self.times.now_tick if found_at is None else found_at // self._blocks_per_tick
-        self.times.found(reuse_class, self._tick_of(access_number), found_tick, num_blocks)
+        self.times.found(reuse_class, self.tick_of(access_number), found_tick, num_blocks)
 
     def density(self, node: Node) -> float:
         """The hit density of a node at rest."""
         return self.density_of[node.reuse_class * NUM_AGES + self._age(node.access_number)]
 
-    def _tick_of(self, access_number: int) -> int:
+    def tick_of(self, access_number: int) -> int:
         """The tick in which a node with that access number came to rest, or that of the horizon where it lies further back."""
         return self._first_tick + bisect_right(self._first_numbers, access_number) - 1
 
     def _age(self, access_number: int) -> int:
         """The bucket of age of a node with that access number."""
-        return bisect_right(AGE_EDGES, min(self.times.now_tick - self._tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
+        return bisect_right(AGE_EDGES, min(self.times.now_tick - self.tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
 
     def advance(self, now: int) -> None:
         """Let the ticks pass that have."""
@@ -132,30 +130,29 @@ class _Ranking:
         self.density_of = density_of
         self.cells = sorted(CELLS_OLD_FIRST, key=density_of.__getitem__)
         self.densities = [density_of[cell] for cell in self.cells]
-        firsts = [self._first_number(edge - 1) for edge in AGE_EDGES[:-1]]
-        self.runs = list(zip([*firsts[1:], 0], firsts, strict=True))
+        behind = [self.times.now_tick - edge + 1 for edge in AGE_EDGES[:-1]]
+        self.runs = list(zip([*behind[1:], -math.inf], behind, strict=True))
 
-    def _first_number(self, age: int) -> float:
-        """The first access number given out `age` ticks ago; above all that were where `age` is -1."""
-        if age < 0:
-            return math.inf
-        return self._first_numbers[max(0, self.times.now_tick - age - self._first_tick)]
+
+_Entry = tuple[int, int, Node]
+"""A leaf under its access number, and the number of the entry."""
 
 
 class _Leaves(EvictionPolicy):
     """Leaves in the order of a ranking.
 
-    Those of a class lie in the order in which they came to rest, so those of one age are a run of them: from the lowest cell
-    that holds a leaf the oldest goes. O(log n) for each leaf, and O(classes * ages) once per tick.
+    Those of a class lie by the tick in which they came to rest, so those of one age are a run of ticks: from the lowest cell
+    that holds a leaf the oldest goes. An entry whose leaf is gone stays until its turn comes, or until most are such. O(log n)
+    for each leaf, amortised, and O(classes * ages) once per tick.
     """
 
-    __slots__ = ("_by_class", "_cursor", "_num_leaves", "_ranked", "_ranking")
+    __slots__ = ("_by_class", "_cursor", "_num_added", "_num_entries", "_num_leaves", "_ranked", "_ranking")
     name: ClassVar[str] = "hit-density"
 
     def __init__(self, ranking: _Ranking) -> None:
         self._ranking = ranking
-        self._by_class: dict[int, SortedKeyList] = {}
-        self._num_leaves = 0
+        self._by_class: dict[int, _ByTick] = {}
+        self._num_added = self._num_entries = self._num_leaves = 0
         self._cursor = 0  # no cell before it holds a leaf
         self._ranked = ranking.cells  # the order that it is a place in
 
@@ -165,36 +162,45 @@ class _Leaves(EvictionPolicy):
             self._cursor = 0
 
     def add(self, node: Node) -> None:
-        leaves = self._by_class.get(node.reuse_class)
-        if leaves is None:
-            leaves = self._by_class[node.reuse_class] = SortedKeyList(key=_access_number)
-        leaves.add(node)
-        node.queue_entry = leaves
+        self._num_added += 1
+        entry = node.queue_entry = (node.access_number, self._num_added, node)
         self._num_leaves += 1
+        self._file(entry)
+        if self._num_entries > 2 * self._num_leaves + _MOST_GONE:
+            entries, self._by_class, self._num_entries = self._entries(), {}, 0
+            for kept in entries:
+                self._file(kept)
         self._keep_up()
         density = self._ranking.density(node)
         if density <= self._ranking.densities[self._cursor]:
             self._cursor = bisect_left(self._ranking.densities, density)
 
+    def _file(self, entry: _Entry) -> None:
+        node = entry[2]
+        by_tick = self._by_class.get(node.reuse_class)
+        if by_tick is None:
+            by_tick = self._by_class[node.reuse_class] = _ByTick()
+        by_tick.add(self._ranking.tick_of(entry[0]), entry)
+        self._num_entries += 1
+
     def remove(self, node: Node) -> None:
-        node.queue_entry.remove(node)
         node.queue_entry = None
         self._num_leaves -= 1
 
     def take(self, now: int) -> Node:
-        self._ranking.advance(now)
+        ranking = self._ranking
+        ranking.advance(now)
         self._keep_up()
         while True:
             reuse_class, age = divmod(self._ranked[self._cursor], NUM_AGES)
-            leaves = self._by_class.get(reuse_class)
-            if leaves:
-                first, end = self._ranking.runs[age]
-                index = leaves.bisect_key_left(first)
-                if index < len(leaves) and leaves[index].access_number < end:
-                    node: Node = leaves.pop(index)
-                    node.queue_entry = None
+            by_tick = self._by_class.get(reuse_class)
+            if by_tick is not None and by_tick.ticks:
+                entry, num_gone = by_tick.take(*ranking.runs[age])
+                self._num_entries -= num_gone
+                if entry is not None:
                     self._num_leaves -= 1
-                    return node
+                    entry[2].queue_entry = None
+                    return entry[2]
             self._cursor += 1
 
     def beside(self) -> EvictionPolicy:
@@ -205,7 +211,43 @@ class _Leaves(EvictionPolicy):
 
     def nodes(self) -> list[Node]:
         """All evictable leaves, class by class."""
-        return [node for leaves in self._by_class.values() for node in leaves]
+        return [node for _, _, node in self._entries()]
+
+    def _entries(self) -> list[_Entry]:
+        heaps = chain.from_iterable(by_tick.heaps.values() for by_tick in self._by_class.values())
+        return [entry for heap in heaps for entry in heap if entry[2].queue_entry is entry]
+
+
+class _ByTick:
+    """Entries of one class: `ticks`, sorted, are those of which there is a heap among `heaps`."""
+
+    __slots__ = ("heaps", "ticks")
+
+    def __init__(self) -> None:
+        self.heaps: dict[int, list[_Entry]] = {}
+        self.ticks: list[int] = []
+
+    def add(self, tick: int, entry: _Entry) -> None:
+        heap = self.heaps.get(tick)
+        if heap is None:
+            self.heaps[tick] = [entry]
+            insort(self.ticks, tick)
+        else:
+            heappush(heap, entry)
+
+    def take(self, first: float, end: float) -> tuple[_Entry | None, int]:
+        """The oldest leaf of ticks in [first, end), and how many entries were taken to find it."""
+        ticks, num_taken = self.ticks, 0
+        index = bisect_left(ticks, first)
+        while index < len(ticks) and ticks[index] < end:
+            heap = self.heaps[ticks[index]]
+            while heap:
+                entry = heappop(heap)
+                num_taken += 1
+                if entry[2].queue_entry is entry:
+                    return entry, num_taken
+            del self.heaps[ticks.pop(index)]
+        return None, num_taken
 
 
 class HitDensityPolicy(_Leaves):
@@ -224,10 +266,10 @@ class HitDensityPolicy(_Leaves):
         if rested_before:
             ranking.found(node.reuse_class, rested_before, node.rested_blocks, node.found_at)
         else:
-            for ghost in self._ghosts.recall(node, namespace):
-                node.num_uses = max(node.num_uses, ghost.num_uses)
-                node.rested_blocks = min(node.rested_blocks + ghost.num_blocks, len(node.blocks))
-                ranking.found(ghost.reuse_class, ghost.access_number, ghost.num_blocks)
+            for num_uses, reuse_class, access_number, num_blocks in self._ghosts.recall(node, namespace):
+                node.num_uses = max(node.num_uses, num_uses)
+                node.rested_blocks = min(node.rested_blocks + num_blocks, len(node.blocks))
+                ranking.found(reuse_class, access_number, num_blocks)
         node.reuse_class = self._next_class(node)
         node.rested_blocks = len(node.blocks)
         ranking.times.rests(node.reuse_class, node.rested_blocks)
