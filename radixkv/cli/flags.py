@@ -15,8 +15,10 @@ __all__ = [
     "DEFAULT_WORKER_ADDRESS",
     "add_cache_flags",
     "add_command",
+    "add_metrics_flag",
     "add_service_flag",
     "cache_settings",
+    "describe_metrics",
     "read_blocks",
     "say",
 ]
@@ -41,6 +43,21 @@ def add_service_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--service", metavar="ADDRESS", default=DEFAULT_SERVICE_ADDRESS, help="the cache service (default %(default)s)"
     )
+
+
+def add_metrics_flag(command: argparse.ArgumentParser) -> None:
+    """`--metrics ADDRESS`."""
+    command.add_argument(
+        "--metrics",
+        metavar="ADDRESS",
+        help="answer Prometheus at http://host:port/metrics, without a key: whoever reaches it sees the load, and of a cache "
+        "service the names of namespaces (default: nowhere)",
+    )
+
+
+def describe_metrics(options: argparse.Namespace) -> str:
+    """Where that is, to be said below the addresses."""
+    return f"\n  metrics        http://{options.metrics}/metrics" if options.metrics else ""
 
 
 def add_cache_flags(command: argparse.ArgumentParser) -> None:

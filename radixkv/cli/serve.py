@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, add_cache_flags, add_command, cache_settings, say
+from radixkv.cli.flags import (
+    DEFAULT_SERVICE_ADDRESS,
+    add_cache_flags,
+    add_command,
+    add_metrics_flag,
+    cache_settings,
+    describe_metrics,
+    say,
+)
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.security_flags import add_server_flags, security_of
 from radixkv.service.heaps import keep_heaps_small
@@ -41,6 +49,7 @@ def add(commands: Any) -> None:
         help="how long calls may go on once it is told to stop by SIGTERM or Ctrl-C; a second signal ends it at once "
         "(default %(default)s)",
     )
+    add_metrics_flag(serve)
     add_cache_flags(serve)
     add_kv_event_flags(serve)
 
@@ -55,12 +64,13 @@ def _run(options: argparse.Namespace) -> int:
         max_message_bytes=int(options.max_message_mib * 2**20),
         security=security_of(options),
         drain_s=options.drain,
+        metrics_address=options.metrics,
         **cache_settings(options),
         **kv_event_settings(options),
     )
 
     def on_ready(addresses: tuple[str, ...]) -> None:
-        where = " and ".join(addresses) + describe_kv_events(options)
+        where = " and ".join(addresses) + describe_kv_events(options) + describe_metrics(options)
         say(f"radixkv cache service on {where}; Ctrl-C stops it")
 
     run_service(config, on_ready)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
+from radixkv.cli.flags import (
+    DEFAULT_WORKER_ADDRESS,
+    add_command,
+    add_metrics_flag,
+    add_service_flag,
+    describe_metrics,
+    say,
+)
 from radixkv.cli.gateway import Front, add_gateway_flags
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
 from radixkv.service.heaps import keep_heaps_small
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from radixkv.worker.run import Worker
 
 __all__ = ["add", "describe_addresses"]
@@ -32,6 +44,7 @@ def add(commands: Any) -> None:
         "--http", metavar="ADDRESS", help="serve the OpenAI and Anthropic APIs over HTTP too, at host:port"
     )
     add_gateway_flags(worker)
+    add_metrics_flag(worker)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -42,14 +55,29 @@ def _run(options: argparse.Namespace) -> int:
         security=security_of(options),
         credentials=credentials,
     )
+    from radixkv.service.metrics import free_address, serve_metrics
+    from radixkv.worker.metrics import latency_metrics, worker_metrics
     from radixkv.worker.run import run_worker
+
+    if options.metrics:
+        free_address(options.metrics)  # before the long work of loading a model
+
+    @contextmanager
+    def beside(worker: Worker) -> Iterator[None]:
+        def collect() -> Iterator[Metric]:
+            stats = worker.engine.stats()
+            return chain(worker_metrics(stats), latency_metrics(stats.engine))
+
+        with serve_metrics(options.metrics, collect), front.beside(worker):
+            yield
 
     front = Front(options, options.service, credentials)
 
     def on_ready(worker: Worker) -> None:
-        say(f"{describe_addresses(worker, options.service)}{front.line}\nCtrl-C stops it.")
+        where = describe_addresses(worker, options.service)
+        say(f"{where}{front.line}{describe_metrics(options)}\nCtrl-C stops it.")
 
-    run_worker(config, on_ready, front.beside)
+    run_worker(config, on_ready, beside)
     return 0
 
 

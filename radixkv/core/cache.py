@@ -160,7 +160,7 @@ class PrefixCache(LocalAdopter):
             self._pins.used(seq, walk.matched_bytes, walk.child)
         ops = self._copy_ops(plan.source, seq.table, plan.num_kept, walk.matched_bytes)
         num_cached = min(seq.num_stored, length - 1)
-        self._counters.count_query(length, num_cached)
+        self._counters.count_query(root.account, length, num_cached)
         return AcquireResult(seq.seq_id, num_cached, seq.num_stored, seq.table[:], ops)
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult:

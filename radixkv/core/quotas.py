@@ -49,6 +49,8 @@ def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
         account.num_sequences,
         account.share.num_blocks if account.has_quota else None,
         account.max_sequences,
+        account.num_query_tokens,
+        account.num_hit_tokens,
     )
 
 

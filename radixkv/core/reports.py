@@ -152,6 +152,8 @@ class NamespaceUsage(NamedTuple):
     num_sequences: int
     block_quota: int | None
     sequence_quota: int | None
+    num_query_tokens: int = 0
+    num_hit_tokens: int = 0
 
 
 class NodeInfo(NamedTuple):

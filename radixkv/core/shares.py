@@ -70,9 +70,20 @@ class Account:
         max_sequences: how many sequences may be open in it; None: as many as fit.
         num_held, num_in_use: as in `Share`.
         num_sequences: open ones.
+        num_query_tokens, num_hit_tokens: of prompts acquired since it held nothing, and of these found.
     """
 
-    __slots__ = ("has_quota", "leaves", "max_sequences", "num_held", "num_in_use", "num_sequences", "share")
+    __slots__ = (
+        "has_quota",
+        "leaves",
+        "max_sequences",
+        "num_held",
+        "num_hit_tokens",
+        "num_in_use",
+        "num_query_tokens",
+        "num_sequences",
+        "share",
+    )
 
     def __init__(self, share: Share) -> None:
         self.share = share
@@ -82,6 +93,8 @@ class Account:
         self.num_held = 0
         self.num_in_use = 0
         self.num_sequences = 0
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
 
     @property
     def has_priorities(self) -> bool:

@@ -6,6 +6,7 @@ from radixkv.core.api import CacheStats
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
 from radixkv.core.pins import PinBook
+from radixkv.core.shares import Account
 
 __all__ = ["Counters"]
 
@@ -36,11 +37,13 @@ class Counters:
         self.num_forks = 0
         self.num_copied_tokens = 0
 
-    def count_query(self, num_tokens: int, num_hit_tokens: int) -> None:
+    def count_query(self, account: Account, num_tokens: int, num_hit_tokens: int) -> None:
         """One acquire of `num_tokens`, of which `num_hit_tokens` need not be computed."""
         self.num_queries += 1
         self.num_query_tokens += num_tokens
         self.num_hit_tokens += num_hit_tokens
+        account.num_query_tokens += num_tokens
+        account.num_hit_tokens += num_hit_tokens
 
     def snapshot(self, forest: Forest, num_sequences: int, intents: Intents, pins: PinBook) -> CacheStats:
         """The counters with the gauges of now. O(1)."""

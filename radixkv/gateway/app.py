@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -163,5 +163,9 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _metrics_text(state: State) -> bytes:
-    text: bytes = state.metrics.text(await state.backend.stats())
+    stats, name = await state.backend.stats(), ""
+    if stats is not None:
+        with suppress(RadixKVError):
+            name = models.public_name(state.config, await state.backend.model())
+    text: bytes = state.metrics.text(stats, name)
     return text

@@ -1,15 +1,17 @@
-"""What Prometheus reads at `/metrics`: counts and times of the gateway, gauges of the worker. It names no tenant."""
+"""What Prometheus reads at `/metrics`: counts and times of the gateway, gauges of the worker. It names no tenant.
+
+Those that vLLM has too are told under its names as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from radixkv.core.api import BlockTimes, CacheStats
+from radixkv.worker.metrics import worker_metrics
 from radixkv.worker.stats import WorkerStats
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -18,26 +20,19 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-_GAUGES: tuple[tuple[str, str, str], ...] = (
-    ("num_requests_running", "num_running_branches", "Branches that hold a sequence in the pool"),
-    ("num_requests_waiting", "num_queued_branches", "Branches that wait for their turn"),
-    ("num_requests_pending", "num_pending_branches", "Branches that wait for a prefix that another one is computing"),
-    ("num_requests_swapped", "num_parked_branches", "Branches whose blocks are in host memory"),
-    ("num_lines", "num_lines", "Histories that lie in spans of their own, outside of the pool's blocks"),
-)
-_COUNTERS: tuple[tuple[str, str, str], ...] = (
-    ("num_preemptions", "num_preemptions", "Times that a branch had to give up its blocks"),
-    ("saved_blocks", "num_saved_blocks", "Blocks moved to host memory"),
-    ("loaded_blocks", "num_loaded_blocks", "Blocks moved back from host memory"),
-    ("moved_lines", "num_moved_lines", "Times that a line was moved into blocks"),
-    ("model_forwards", "num_forwards", "Passes over the weights"),
-    ("computed_tokens", "num_computed_tokens", "Positions run through the model, recomputed ones again"),
-    ("prefix_cache_queries", "num_prompt_tokens", "Prompt tokens looked up in the prefix cache"),
-    ("prefix_cache_hits", "num_cached_tokens", "Prompt tokens found in the prefix cache"),
-    ("requests_cancelled", "num_cancelled", "Generations given up by their caller"),
-    ("requests_failed", "num_failed", "Generations that ended with an error"),
-)
-"""Name here, name in `EngineStats`, and what it says."""
+VLLM_NAMES = {
+    "radixkv:num_requests_running": "vllm:num_requests_running",
+    "radixkv:num_requests_waiting": "vllm:num_requests_waiting",
+    "radixkv:kv_cache_usage_perc": "vllm:kv_cache_usage_perc",
+    "radixkv:num_preemptions": "vllm:num_preemptions",
+    "radixkv:prefix_cache_queries": "vllm:prefix_cache_queries",
+    "radixkv:prefix_cache_hits": "vllm:prefix_cache_hits",
+    "radixkv:prompt_tokens": "vllm:prompt_tokens",
+    "radixkv:generation_tokens": "vllm:generation_tokens",
+    "radixkv:time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "radixkv:inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+}
+"""What of ours means the same as a metric of vLLM's, for boards that know those."""
 
 
 class Metrics:
@@ -47,6 +42,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._worker = _WorkerCollector()
         self.registry.register(self._worker)
+        self._vllm = _VllmNames(self.registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"radixkv:{name}", text, labels, registry=self.registry)
@@ -89,10 +85,10 @@ class Metrics:
         """A request has further tokens."""
         self._next_token.observe(seconds)
 
-    def text(self, stats: WorkerStats | None) -> bytes:
+    def text(self, stats: WorkerStats | None, model_name: str) -> bytes:
         """All of them in the text format. `stats`: the worker's, now; None where it tells none."""
-        self._worker.stats = stats
-        return generate_latest(self.registry)
+        self._worker.stats, self._vllm.model_name = stats, model_name
+        return generate_latest(self.registry) + generate_latest(self._vllm)
 
 
 class _WorkerCollector(Collector):
@@ -101,54 +97,23 @@ class _WorkerCollector(Collector):
     def __init__(self) -> None:
         self.stats: WorkerStats | None = None
 
+    def collect(self) -> Iterable[Metric]:
+        return () if self.stats is None else worker_metrics(self.stats)
+
+
+class _VllmNames(Collector):
+    """The same under vLLM's names, with the model's name as the label that its boards choose by."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.model_name = ""
+        self._ours = registry
+
     def collect(self) -> Iterator[Metric]:
-        if self.stats is None:
-            return
-        for name, field, text in _GAUGES:
-            yield GaugeMetricFamily(f"radixkv:{name}", text, getattr(self.stats.engine, field))
-        for name, field, text in _COUNTERS:
-            yield CounterMetricFamily(f"radixkv:{name}", text, getattr(self.stats.engine, field))
-        if self.stats.cache is not None:
-            yield from _of_cache(self.stats.cache)
-        if self.stats.block_times is not None:
-            yield from _of_times(self.stats.block_times)
-
-
-_TIMES = {
-    "kv_block_lifetime_seconds": "From when a block was published to its eviction",
-    "kv_block_idle_before_evict_seconds": "From a block's last use to its eviction",
-    "kv_block_reuse_gap_seconds": "From a block's last use to the request that found it, of blocks that nobody held in between",
-}
-
-
-def _of_times(times: BlockTimes) -> Iterator[Metric]:
-    for name, text in _TIMES.items():
-        histogram = getattr(times, name)
-        counts = list(accumulate(histogram.counts))
-        bounds = [*map(str, histogram.bounds_s), "+Inf"]
-        buckets = list(zip(bounds, counts, strict=False))  # both empty where the cache tells none
-        yield HistogramMetricFamily(f"radixkv:{name}", text, buckets=buckets, sum_value=histogram.sum_s)
-
-
-def _of_cache(cache: CacheStats) -> Iterator[Metric]:
-    blocks = GaugeMetricFamily("radixkv:kv_blocks", "Blocks of the pool", labels=["state"])
-    for state in ("free", "cached", "private"):
-        blocks.add_metric([state], getattr(cache, f"num_{state}_blocks"))
-    yield blocks
-    missed = CounterMetricFamily(
-        "radixkv:prefix_cache_missed_tokens",
-        "Tokens of whole blocks of prompts that were not found: nothing went on there, others did, or they had been evicted",
-        labels=["cause"],
-    )
-    for cause in ("new", "parted", "evicted"):
-        missed.add_metric([cause], getattr(cache, f"num_missed_{cause}_tokens"))
-    yield missed
-    yield CounterMetricFamily("radixkv:kv_evicted_blocks", "Blocks freed by eviction", cache.num_evicted_blocks)
-    yield GaugeMetricFamily("radixkv:kv_pins", "Pins that hold", cache.num_pins)
-    yield GaugeMetricFamily(
-        "radixkv:kv_pinned_blocks", "Blocks that pins protect, each counted once", cache.num_pinned_blocks
-    )
-    used = 1 - (cache.num_free_blocks + cache.num_evictable_blocks) / max(1, cache.num_blocks)
-    yield GaugeMetricFamily(
-        "radixkv:kv_cache_usage_perc", "Share of the blocks that running requests hold, 0 to 1", used
-    )
+        for ours in self._ours.collect():
+            name = VLLM_NAMES.get(ours.name)
+            if name is not None:
+                theirs = Metric(name, ours.documentation, ours.type)
+                for sample in ours.samples:
+                    labels = {**sample.labels, "model_name": self.model_name, "engine": "0"}
+                    theirs.add_sample(name + sample.name.removeprefix(ours.name), labels, sample.value)
+                yield theirs

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from radixkv.gateway.answers import AnthropicModel, AnthropicModelList, Model, ModelList
 from radixkv.gateway.anthropic_errors import speaks_anthropic
 from radixkv.gateway.auth import CurrentTenant
+from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.errors import ApiError
 from radixkv.worker.request import ModelInfo
 
@@ -41,7 +42,7 @@ async def served_model(request: Request, asked: str | None = None) -> ServedMode
     """
     state = request.app.state
     info = await state.backend.model()
-    name = state.config.model_name or _public_name(info.name)
+    name = public_name(state.config, info)
     names = (name, name.rpartition("/")[2], info.name)
     if asked is None or asked in names:
         return _served(name, info, "")
@@ -58,8 +59,11 @@ def _served(name: str, info: ModelInfo, adapter: str) -> ServedModel:
     return ServedModel(name, info, f"fp_{digest[:10]}", adapter)
 
 
-def _public_name(name: str) -> str:
-    """A model's name; of a folder the last part, since where it lies is nobody's business."""
+def public_name(config: GatewayConfig, info: ModelInfo) -> str:
+    """The model's name; of a folder the last part, since where it lies is nobody's business."""
+    if config.model_name:
+        return config.model_name
+    name = info.name
     return Path(name).name if Path(name).is_absolute() or name.startswith(".") else name or "default"
 
 

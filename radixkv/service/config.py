@@ -56,6 +56,8 @@ class ServiceConfig:
         audit_s: how long it rests between two passes over the books of all pools, which are verified a millisecond at a time;
             0: it makes none.
         drain_s: how long a stopping service waits for calls in progress.
+        metrics_address: where Prometheus reads the metrics of all pools over HTTP, ``host:port``; None: nowhere. Whoever
+            reaches it sees the load and the names of namespaces.
     """
 
     addresses: tuple[str, ...] = (DEFAULT_ADDRESS,)
@@ -85,6 +87,7 @@ class ServiceConfig:
     max_calls: int = MAX_CALLS
     audit_s: float = 10.0
     drain_s: float = 2.0
+    metrics_address: str | None = None
 
     def __post_init__(self) -> None:
         if not self.addresses:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -37,6 +37,8 @@ from radixkv.service.stopping import STOP_SIGNALS, let_the_next_kill
 from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from radixkv.service.zmq_events import ZmqPublisher
 
 __all__ = ["CacheService", "ServiceThread", "run_service"]
@@ -46,6 +48,8 @@ SERVICE_NAMES = (
     prefix_cache_pb2.DESCRIPTOR.services_by_name["PrefixCache"].full_name,
 )
 _LONGEST_END_OF_CALLS_S = 1.0
+_MOST_BUSY_S = 10.0
+"""Who asks for metrics waits for so long for a turn of the loop."""
 
 _STREAMS_PER_CONNECTION = 100
 """Calls in flight, beside those who follow events; a client keeps further ones back by itself. gRPC drops calls at random
@@ -83,6 +87,8 @@ class CacheService:
         self._paths: list[str] = []
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._metrics = contextlib.ExitStack()
+        self.metrics_address = ""
 
     async def start(self) -> None:
         """Listen. `addresses` then tells where, with the ports that were taken for port 0.
@@ -117,6 +123,7 @@ class CacheService:
         try:
             self.addresses = tuple(self._listen(server, parse_address(text)) for text in self.config.addresses)
             self._publisher = self._open_publisher()
+            self.metrics_address = self._open_metrics()
         except (RadixKVError, ImportError):
             await server.stop(None)
             self._unlink_paths()
@@ -136,6 +143,22 @@ class CacheService:
         from radixkv.service.zmq_events import ZmqPublisher  # needs packages that are not always there
 
         return ZmqPublisher(self.config, self._pools, self._followers)
+
+    def _open_metrics(self) -> str:
+        if self.config.metrics_address is None:
+            return ""
+        from radixkv.service.metrics import PoolFigures, pool_metrics, serve_metrics
+
+        loop = asyncio.get_running_loop()
+
+        async def figures() -> list[PoolFigures]:
+            named = ((pool.shape.name, pool.cache) for pool in self._pools.select(""))
+            return [PoolFigures(cache.stats(), cache.block_times(), cache.usage(), name) for name, cache in named]
+
+        def collect() -> Iterator[Metric]:
+            return pool_metrics(asyncio.run_coroutine_threadsafe(figures(), loop).result(_MOST_BUSY_S))
+
+        return self._metrics.enter_context(serve_metrics(self.config.metrics_address, collect))
 
     def _listen(self, server: grpc.aio.Server, address: Address) -> str:
         try:
@@ -162,6 +185,7 @@ class CacheService:
         server, self._server = self._server, None
         if server is None:
             return
+        await asyncio.to_thread(self._metrics.close)
         self._health.refuse()
         self._workers.stop()
         self._followers.stop()

@@ -385,20 +385,24 @@ class PoolUsage(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., usages: _Optional[_Iterable[_Union[NamespaceUsage, _Mapping]]] = ...) -> None: ...
 
 class NamespaceUsage(_message.Message):
-    __slots__ = ("namespace", "num_blocks", "num_blocks_in_use", "num_sequences", "block_quota", "sequence_quota")
+    __slots__ = ("namespace", "num_blocks", "num_blocks_in_use", "num_sequences", "block_quota", "sequence_quota", "num_query_tokens", "num_hit_tokens")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_IN_USE_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_QUOTA_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     num_blocks: int
     num_blocks_in_use: int
     num_sequences: int
     block_quota: int
     sequence_quota: int
-    def __init__(self, namespace: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_blocks_in_use: _Optional[int] = ..., num_sequences: _Optional[int] = ..., block_quota: _Optional[int] = ..., sequence_quota: _Optional[int] = ...) -> None: ...
+    num_query_tokens: int
+    num_hit_tokens: int
+    def __init__(self, namespace: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_blocks_in_use: _Optional[int] = ..., num_sequences: _Optional[int] = ..., block_quota: _Optional[int] = ..., sequence_quota: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("pool",)

@@ -1,4 +1,4 @@
-"""The board for Grafana: what it asks Prometheus for is what a running gateway tells, and all of that."""
+"""The board for Grafana and the alert rules: what they ask Prometheus for is what a running gateway tells."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from chat_stack import chat_stack
 from prometheus_client.parser import text_string_to_metric_families
+
+from radixkv.gateway.metrics import VLLM_NAMES
 
 ASKED = re.compile(r"radixkv:[a-z0-9_]+")
 WIDTH = 24
@@ -24,14 +27,19 @@ def board() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told(default_model: str) -> dict[str, set[str]]:
-    """The series of a gateway that has answered a request, by their name, and the labels that they bear."""
+def told_text(default_model: str) -> str:
+    """What a gateway tells that has answered a request."""
     with chat_stack(default_model) as stack:
         asked = {"model": "gibberish", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         httpx.post(f"{stack.server.url}/chat/completions", json=asked).raise_for_status()
-        text = httpx.get(f"http://{stack.server.address}/metrics").raise_for_status().text
+        return httpx.get(f"http://{stack.server.address}/metrics").raise_for_status().text
+
+
+@pytest.fixture(scope="module")
+def told(told_text: str) -> dict[str, set[str]]:
+    """The series by their name, and the labels that they bear."""
     series: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(told_text):
         for sample in family.samples:
             series.setdefault(sample.name, set()).update(sample.labels)
     return series
@@ -70,6 +78,31 @@ def test_every_metric_of_ours_stands_on_a_panel(board: dict[str, Any], told: dic
     ours = {family_of(name) for name in told if name.startswith("radixkv:")}
     assert len(ours) > 25
     assert ours <= shown, ours - shown
+
+
+def test_the_alert_rules_ask_for_what_is_told(told: dict[str, set[str]]) -> None:
+    text = (files("radixkv.gateway") / "grafana" / "alerts.yaml").read_text(encoding="utf-8")
+    (group,) = yaml.safe_load(text)["groups"]
+    for rule in group["rules"]:
+        asked = set(ASKED.findall(rule["expr"]))
+        assert asked, rule
+        assert asked <= set(told), asked - set(told)
+        assert rule["for"], rule
+        assert set(rule["annotations"]) == {"summary", "description"}, rule
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) > 4
+
+
+def test_vllms_names_say_what_ours_do(told_text: str) -> None:
+    families = {family.name: family for family in text_string_to_metric_families(told_text)}
+    for ours, theirs in VLLM_NAMES.items():
+        values = {
+            name: [(sample.name.removeprefix(name), sample.value) for sample in families[name].samples]
+            for name in (ours, theirs)
+        }
+        assert values[ours] == values[theirs] != [], theirs
+        for sample in families[theirs].samples:
+            assert {"model_name", "engine"} <= set(sample.labels) <= {"model_name", "engine", "le"}
+            assert sample.labels["model_name"], "boards choose by it"
 
 
 def test_grafana_can_import_it(board: dict[str, Any]) -> None:

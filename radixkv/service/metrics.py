@@ -1,0 +1,170 @@
+"""What Prometheus reads of pools, and the listener that it is read from beside the service or a worker.
+
+Whoever reaches the listener reads all that it tells, which is load, and the names of namespaces: it asks for no key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from radixkv.core.api import BlockTimes, CacheStats, NamespaceUsage
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.service.addresses import Address, parse_address
+
+__all__ = ["MAX_NAMESPACES", "PoolFigures", "free_address", "pool_metrics", "serve_metrics"]
+
+MAX_NAMESPACES = 100
+"""Of each pool, those told apart; the others are one."""
+
+OTHERS = "(others)"
+PREFIX = "radixkv:"
+
+
+class PoolFigures(NamedTuple):
+    """What one pool tells. `pool`: its name; None where it is the only one, which bears no label."""
+
+    cache: CacheStats
+    times: BlockTimes | None = None
+    usages: Sequence[NamespaceUsage] = ()
+    pool: str | None = None
+
+
+def free_address(address: str) -> Address:
+    """An address to serve metrics at, at which nobody serves.
+
+    Raises:
+        InvalidArgumentError: it is not ``host:port``, or none of this machine's. UnavailableError: it is in use.
+    """
+    where = parse_address(address)
+    if where.path:
+        raise InvalidArgumentError("metrics", address, "host:port")
+    where.require_free()
+    return where
+
+
+@contextlib.contextmanager
+def serve_metrics(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[str]:
+    """Answer `GET /metrics` at an address (``host:port``) with what `collect` gives; where it listens. None: nowhere.
+
+    `collect` is called on threads of the listener.
+
+    Raises:
+        InvalidArgumentError, UnavailableError: see `free_address`.
+    """
+    if address is None:
+        yield ""
+        return
+    where = free_address(address)
+    registry = CollectorRegistry()
+    registry.register(_Collected(collect))
+    server, thread = start_http_server(where.port, where.host.strip("[]"), registry)
+    try:
+        yield str(where._replace(port=server.server_port))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Collected(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+_GAUGES: dict[str, tuple[str, Callable[[CacheStats], float]]] = {
+    "kv_pins": ("Pins that hold", lambda cache: cache.num_pins),
+    "kv_pinned_blocks": ("Blocks that pins protect, each counted once", lambda cache: cache.num_pinned_blocks),
+    "kv_cache_usage_perc": (
+        "Share of the blocks that running requests hold, 0 to 1",
+        lambda cache: 1 - (cache.num_free_blocks + cache.num_evictable_blocks) / max(1, cache.num_blocks),
+    ),
+    "kv_sequences": ("Open sequences", lambda cache: cache.num_sequences),
+}
+_COUNTERS: dict[str, tuple[str, Callable[[CacheStats], float]]] = {
+    "kv_evicted_blocks": ("Blocks freed by eviction", lambda cache: cache.num_evicted_blocks),
+    "kv_query_tokens": ("Tokens of prompts that sequences were opened on", lambda cache: cache.num_query_tokens),
+    "kv_hit_tokens": ("Of these, found in the cache and not computed", lambda cache: cache.num_hit_tokens),
+}
+_MISSED = (
+    "Tokens of whole blocks of prompts that were not found: nothing went on there, others did, or they had been evicted"
+)
+_TIMES = {
+    "kv_block_lifetime_seconds": "From when a block was published to its eviction",
+    "kv_block_idle_before_evict_seconds": "From a block's last use to its eviction",
+    "kv_block_reuse_gap_seconds": "From a block's last use to the request that found it, of blocks that nobody held in between",
+}
+
+
+def pool_metrics(pools: Sequence[PoolFigures]) -> Iterator[Metric]:
+    """The metrics of these pools, which bear a label `pool` where they have a name."""
+    labels = ["pool"] if any(figures.pool is not None for figures in pools) else []
+    blocks = GaugeMetricFamily(f"{PREFIX}kv_blocks", "Blocks of the pool", labels=[*labels, "state"])
+    missed = CounterMetricFamily(f"{PREFIX}prefix_cache_missed_tokens", _MISSED, labels=[*labels, "cause"])
+    for figures in pools:
+        own = [] if figures.pool is None else [figures.pool]
+        for state in ("free", "cached", "private"):
+            blocks.add_metric([*own, state], getattr(figures.cache, f"num_{state}_blocks"))
+        for cause in ("new", "parted", "evicted"):
+            missed.add_metric([*own, cause], getattr(figures.cache, f"num_missed_{cause}_tokens"))
+    yield blocks
+    yield missed
+    for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, (text, value) in table.items():
+            family = kind(f"{PREFIX}{name}", text, labels=labels)
+            for figures in pools:
+                family.add_metric([] if figures.pool is None else [figures.pool], value(figures.cache))
+            yield family
+    yield _hit_rates(pools, labels)
+    for name, text in _TIMES.items():
+        histograms = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=labels)
+        for figures in pools:
+            if figures.times is not None:
+                told = getattr(figures.times, name)
+                bounds = [*map(str, told.bounds_s), "+Inf"]
+                buckets = list(
+                    zip(bounds, accumulate(told.counts), strict=False)
+                )  # both empty where the cache tells none
+                histograms.add_metric([] if figures.pool is None else [figures.pool], buckets, told.sum_s)
+        yield histograms
+
+
+def _hit_rates(pools: Sequence[PoolFigures], labels: list[str]) -> Metric:
+    """Of each namespace of its own where they are told, of at most `MAX_NAMESPACES` with the most tokens; and of the others."""
+    text = (
+        "Share of the tokens of prompts that was found in the cache, 0 to 1, since the pool or namespace was empty last"
+    )
+    has_names = any(figures.usages for figures in pools)
+    family = GaugeMetricFamily(
+        f"{PREFIX}prefix_cache_hit_rate", text, labels=[*labels, *(["namespace"] if has_names else [])]
+    )
+    for figures in pools:
+        own = [] if figures.pool is None else [figures.pool]
+        if not has_names:
+            family.add_metric(own, _share(figures.cache.num_hit_tokens, figures.cache.num_query_tokens))
+            continue
+        ranked = sorted(figures.usages, key=lambda usage: usage.num_query_tokens, reverse=True)
+        for usage in ranked[:MAX_NAMESPACES]:
+            family.add_metric([*own, usage.namespace], _share(usage.num_hit_tokens, usage.num_query_tokens))
+        if others := ranked[MAX_NAMESPACES:]:
+            num_hit, num_query = (
+                sum(getattr(use, name) for use in others) for name in ("num_hit_tokens", "num_query_tokens")
+            )
+            family.add_metric([*own, OTHERS], _share(num_hit, num_query))
+    return family
+
+
+def _share(num_hit: int, num_query: int) -> float:
+    return num_hit / num_query if num_query else 0.0
