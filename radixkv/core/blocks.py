@@ -94,5 +94,5 @@ class BlockPool:
     def free_block_ids(self) -> list[int]:
         """A copy of the free list, for checks."""
         if self._unclaimed is not None:
-            return [block_id for block_id, is_free in enumerate(self._unclaimed) if is_free]
+            return [block_id for block_id, is_free in enumerate(bytes(self._unclaimed)) if is_free]
         return self._free.tolist()

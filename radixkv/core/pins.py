@@ -90,8 +90,9 @@ class PinBook:
         num_new = self._num_unpinned(walk, num_blocks) if same is None else 0
         share = self._share_with(root)
         if self.num_blocks + num_new > self.max_blocks and root.num_pinned + num_new > share:
-            left = max(self.max_blocks - self.num_blocks, share - root.num_pinned)
-            raise PinBudgetError("blocks of the pool", num_new, left, root.num_pinned + left, self._costliest(root))
+            num_left = max(self.max_blocks - self.num_blocks, share - root.num_pinned)
+            told = self._costliest(root)
+            raise PinBudgetError("blocks of the pool", num_new, num_left, root.num_pinned + num_left, told)
 
     def lock_cost(self, root: RootNode, tokens: bytes, walk: Walk) -> int:
         """Evictable blocks that a pin of `tokens`, of which `walk` is all, takes from the pool. O(unlocked path)."""

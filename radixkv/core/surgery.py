@@ -215,8 +215,9 @@ def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> No
     heir.used_bytes = max(heir.used_bytes, node.used_bytes)
     heir.evicted_at = node.evicted_at
     _inherit(heir, node)
-    if node.retention is not None:
-        heir.retention = node.retention.copy()
+    is_said = heir.retention is not None or node.retention is not None
+    heir.retention = None if node.retention is None else node.retention.copy()
+    if is_said:
         forest.note_retention(heir)
     if node.access_number > heir.access_number:
         heir.last_access_s, heir.access_number = node.last_access_s, node.access_number

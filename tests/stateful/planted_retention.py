@@ -119,7 +119,7 @@ PLANTED_RETENTION = (
     PlantedBug(
         "a tail that takes another's place and not its priority",
         "surgery.py",
-        "        heir.retention = node.retention.copy()\n",
+        "    heir.retention = None if node.retention is None else node.retention.copy()\n",
         "",
     ),
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, count
 from typing import ClassVar
 
 from radixkv.core.eviction.ghosts import Ghosts
@@ -135,7 +135,10 @@ class _Ranking:
 
 
 _Entry = tuple[int, int, Node]
-"""A leaf under its access number, and the number of the entry."""
+"""A leaf under its access number, and the number of the entry, which is the leaf's `queue_entry` while it is there."""
+
+_entry_numbers = count(1)
+"""One for all queues, so that no entry that a leaf left behind in one is taken for its entry in another."""
 
 
 class _Leaves(EvictionPolicy):
@@ -146,13 +149,13 @@ class _Leaves(EvictionPolicy):
     for each leaf, amortised, and O(classes * ages) once per tick.
     """
 
-    __slots__ = ("_by_class", "_cursor", "_num_added", "_num_entries", "_num_leaves", "_ranked", "_ranking")
+    __slots__ = ("_by_class", "_cursor", "_num_entries", "_num_leaves", "_ranked", "_ranking")
     name: ClassVar[str] = "hit-density"
 
     def __init__(self, ranking: _Ranking) -> None:
         self._ranking = ranking
         self._by_class: dict[int, _ByTick] = {}
-        self._num_added = self._num_entries = self._num_leaves = 0
+        self._num_entries = self._num_leaves = 0
         self._cursor = 0  # no cell before it holds a leaf
         self._ranked = ranking.cells  # the order that it is a place in
 
@@ -162,10 +165,9 @@ class _Leaves(EvictionPolicy):
             self._cursor = 0
 
     def add(self, node: Node) -> None:
-        self._num_added += 1
-        entry = node.queue_entry = (node.access_number, self._num_added, node)
+        node.queue_entry = next(_entry_numbers)
         self._num_leaves += 1
-        self._file(entry)
+        self._file((node.access_number, node.queue_entry, node))
         if self._num_entries > 2 * self._num_leaves + _MOST_GONE:
             entries, self._by_class, self._num_entries = self._entries(), {}, 0
             for kept in entries:
@@ -215,7 +217,7 @@ class _Leaves(EvictionPolicy):
 
     def _entries(self) -> list[_Entry]:
         heaps = chain.from_iterable(by_tick.heaps.values() for by_tick in self._by_class.values())
-        return [entry for heap in heaps for entry in heap if entry[2].queue_entry is entry]
+        return [entry for heap in heaps for entry in heap if entry[2].queue_entry == entry[1]]
 
 
 class _ByTick:
@@ -244,7 +246,7 @@ class _ByTick:
             while heap:
                 entry = heappop(heap)
                 num_taken += 1
-                if entry[2].queue_entry is entry:
+                if entry[2].queue_entry == entry[1]:
                     return entry, num_taken
             del self.heaps[ticks.pop(index)]
         return None, num_taken
