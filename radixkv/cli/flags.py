@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +23,12 @@ __all__ = [
     "describe_metrics",
     "read_blocks",
     "say",
+    "say_stage",
 ]
 
 DEFAULT_SERVICE_ADDRESS = "127.0.0.1:50051"
 DEFAULT_WORKER_ADDRESS = "127.0.0.1:50052"
+_STARTED_S = time.monotonic()
 
 
 def add_command(
@@ -126,3 +130,9 @@ def _read_quota(text: str) -> Quota:
 def say(text: str) -> None:
     """A line on standard output, at once."""
     print(text, flush=True)
+
+
+def say_stage(stage: str) -> None:
+    """What a start does from now on, and after how many seconds, for a person at a terminal: a line on standard error."""
+    if sys.stderr.isatty():
+        print(f"{time.monotonic() - _STARTED_S:5.1f} s  {stage}", file=sys.stderr, flush=True)

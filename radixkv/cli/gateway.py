@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
+from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say, say_stage
 from radixkv.cli.security_flags import (
     add_client_flags,
     add_server_flags,
@@ -185,6 +185,7 @@ class Front:
             say("No OpenAI API over HTTP: that needs pip install 'radixkv[gateway]'.")
             self._is_served = False
         if self._is_served:
+            say_stage("code of the gateway")
             import radixkv.gateway.server  # noqa: F401  # so that a missing package is told at once
             from radixkv.service.addresses import parse_address
 

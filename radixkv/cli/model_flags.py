@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from radixkv.cli.flags import say_stage
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.planner.dtypes import KV_DTYPES
 from radixkv.planner.fit import BLOCK_SIZES
@@ -218,6 +219,7 @@ def worker_config(
     from radixkv.worker.threads import configure_threads
 
     configure_threads()
+    say_stage("code of the worker")
     from radixkv.worker.run import WorkerConfig
     from radixkv.worker.sampling import SamplingDefaults, SamplingParams
 
@@ -247,6 +249,7 @@ def worker_config(
         limits=_limits(options),
         share_prefixes=not options.no_prefix_sharing,
         unshared_namespaces=frozenset(options.no_prefix_sharing_for),
+        on_stage=say_stage,
     )
 
 

@@ -84,6 +84,7 @@ class WorkerConfig:
             one is lost.
         drain_s: how long generations over gRPC may go on once `run_worker` is told to stop.
         show_progress: whether fetching a model shows a bar.
+        on_stage: told what the start does from now on, on any thread.
     """
 
     model: str | None = None
@@ -115,6 +116,7 @@ class WorkerConfig:
     reattach_s: float = 60.0
     drain_s: float = 30.0
     show_progress: bool = True
+    on_stage: Callable[[str], None] = lambda _stage: None
 
 
 class Worker:
@@ -179,10 +181,13 @@ class Worker:
             config.security.check_address(address)
             address.require_free()
         model = str(resolve_model(config.model, progress=config.show_progress))
+        config.on_stage("weights")
         self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
         _LOG.info("%s: %s", model, self.plan)
         plan = self.plan
+        config.on_stage("tokenizer")
         text = _load_text(model)
+        config.on_stage("cache and servers")
         is_default = config.model in (None, DEFAULT_MODEL)
         lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
@@ -277,7 +282,9 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         cuda_graphs=config.cuda_graphs,
         progress=config.show_progress,
     )
+    config.on_stage("memory that a step takes")
     plan = plan_pool(runner, wish, config.limits)
+    config.on_stage("KV pool")
     num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks
     runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks)
     runner.prepare(config.limits.max_running)
