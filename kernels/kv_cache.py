@@ -27,6 +27,7 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import KERNEL_DTYPES
+from radixkv.kernels.huge_pages import zeros
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.native_build import native_library
 
@@ -169,10 +170,10 @@ def allocate_kv(
         raise InvalidArgumentError("layout", layout.value, f"one for blocks of {block_size} x {head_dim} {dtype}")
     shapes = _shapes(layout, per_word, sizes, format)
     element = dtype if format is None else format.data_dtype
-    k, v = (torch.zeros(shape, dtype=element, device=device) for shape in shapes[:2])
+    k, v = (zeros(shape, element, device) for shape in shapes[:2])
     k_scales = v_scales = None
     if format is not None:
-        k_scales, v_scales = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for shape in shapes[2:])
+        k_scales, v_scales = (zeros(shape, torch.bfloat16, device) for shape in shapes[2:])
     return KVCache(k, v, k_scales, v_scales, layout, format, False, dtype, **sizes)
 
 
@@ -212,7 +213,7 @@ def allocate_latents(
         layout = Layout.TOKEN_MAJOR if torch.device(device).type == "cpu" else Layout.HEAD_MAJOR
     if layout is Layout.TRANSPOSED:
         raise InvalidArgumentError("layout", layout.value, "one in which V can be a part of K")
-    rows = torch.zeros(_shapes(layout, 1, sizes, None)[0], dtype=dtype, device=device)
+    rows = zeros(_shapes(layout, 1, sizes, None)[0], dtype, device)
     return KVCache(rows, rows[..., :v_head_dim], None, None, layout, None, True, dtype, **sizes)
 
 

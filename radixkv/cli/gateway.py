@@ -6,9 +6,11 @@ import argparse
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_HTTP_ADDRESS", "Front", "add", "add_gateway_flags", "make_gateway"]
 
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
+_PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
+"""Without one of them there is no gateway, which is told before a model is loaded."""
 
 
 def add(commands: Any) -> None:
@@ -180,18 +184,26 @@ class Front:
         self._credentials = credentials
         self._service = service
         self._server: GatewayServer | None = None
+        self._importing: threading.Thread | None = None
         self._is_served = bool(options.http)
         if self._is_served and is_optional and find_spec("fastapi") is None:
             say("No OpenAI API over HTTP: that needs pip install 'radixkv[gateway]'.")
             self._is_served = False
         if self._is_served:
-            say_stage("code of the gateway")
-            import radixkv.gateway.server  # noqa: F401  # so that a missing package is told at once
+            for package in _PACKAGES:
+                if find_spec(package) is None:
+                    raise ModuleNotFoundError(name=package)
             from radixkv.service.addresses import parse_address
 
             address = parse_address(options.http)
             replace(security_of(options), tls=server_tls(options)).check_address(address)
             address.require_free()
+
+    def import_code(self) -> None:
+        """Begin to import what it needs, on a thread beside the work of loading a model."""
+        if self._is_served:
+            self._importing = threading.Thread(target=import_module, args=("radixkv.gateway.server",))
+            self._importing.start()
 
     @contextmanager
     def beside(self, worker: Worker) -> Iterator[None]:
@@ -199,6 +211,9 @@ class Front:
         if not self._is_served:
             yield
             return
+        say_stage("gateway")
+        if self._importing is not None:
+            self._importing.join()
         with make_gateway(worker.engine, self._options, self._service, self._credentials, worker.limiter) as server:
             self._server = server
             yield

@@ -25,7 +25,7 @@ from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, k
 from radixkv.cli.model_flags import add_model_flags, worker_config
 from radixkv.cli.security_flags import add_server_flags, security_of
 from radixkv.cli.worker import describe_addresses
-from radixkv.service.heaps import keep_heaps_small
+from radixkv.service.heaps import collector_at_rest, keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
     from radixkv.worker.run import Worker, WorkerConfig
@@ -73,6 +73,7 @@ def _run(options: argparse.Namespace) -> int:
     credentials = Credentials(token=own_key) if options.keys is not None else None
     security = security_of(options)
     with ExitStack() as stack:
+        stack.enter_context(collector_at_rest())
         settings = ServiceConfig(
             addresses=(options.service_listen, *_way_in(options, stack)),
             security=replace(security, own_key=own_key),
@@ -82,6 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         service = stack.enter_context(ServiceThread(settings))
         front = Front(options, service.addresses[-1], credentials, is_optional=True)
         config = worker_config(options, service.addresses[-1], options.listen, options.drain)
+        front.import_code()
         _serve(replace(config, security=security, credentials=credentials), front, service.addresses[0], options)
     return 0
 
@@ -111,5 +113,6 @@ def _serve(config: WorkerConfig, front: Front, service_address: str, options: ar
     else:
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
         with Worker(config) as worker, front.beside(worker):
+            set_heap_aside()
             say(describe(worker))
             run_chat(worker.engine, options)

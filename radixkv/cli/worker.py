@@ -20,7 +20,7 @@ from radixkv.cli.flags import (
 from radixkv.cli.gateway import Front, add_gateway_flags
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
-from radixkv.service.heaps import keep_heaps_small
+from radixkv.service.heaps import collector_at_rest, keep_heaps_small
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -72,12 +72,14 @@ def _run(options: argparse.Namespace) -> int:
             yield
 
     front = Front(options, options.service, credentials)
+    front.import_code()
 
     def on_ready(worker: Worker) -> None:
         where = describe_addresses(worker, options.service)
         say(f"{where}{front.line}{describe_metrics(options)}\nCtrl-C stops it.")
 
-    run_worker(config, on_ready, beside)
+    with collector_at_rest():
+        run_worker(config, on_ready, beside)
     return 0
 
 

@@ -123,10 +123,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """What is stored is opened when the application starts and closed, complete, when it ends."""
     try:
         await asyncio.to_thread(_warm, app)
+        describing = asyncio.create_task(
+            asyncio.to_thread(app.openapi)
+        )  # a fifth of a second, which no other request awaits
         async with kept_state(app):
             if app.state.cache_observer is not None:
                 app.state.cache_observer.start()
             yield
+            await describing
     except RadixKVError as error:
         app.state.failure = error  # the server only learns that we did not start
         raise
@@ -140,7 +144,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _warm(app: FastAPI) -> None:
     """Make now what is otherwise made by the first request that needs it, while all others wait."""
     pages.assets()
-    app.openapi()
     for route in app.routes:
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
 

@@ -12,9 +12,10 @@ import gc
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-__all__ = ["keep_heaps_small", "set_heap_aside", "trim_heaps"]
+__all__ = ["collector_at_rest", "keep_heaps_small", "set_heap_aside", "trim_heaps"]
 
 NUM_HEAPS = 2
 MAX_FREE_BYTES = 64 << 20
@@ -54,6 +55,16 @@ def keep_heaps_small(look_s: float = LOOK_S) -> None:
     threading.Thread(target=_watch, args=(look_s,), name="heaps", daemon=True).start()
 
 
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Within, until `set_heap_aside`, Python's collector does not run: an eighth of the time that imports take is its."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def set_heap_aside() -> None:
     """Have Python's collector never look again at what has been made so far, modules above all.
 
@@ -62,6 +73,7 @@ def set_heap_aside() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _watch(look_s: float) -> None:

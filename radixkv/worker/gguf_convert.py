@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["convert_gguf", "quiet_transformers"]
 
 _NUM_STEPS = 3
+_TURN = threading.RLock()
 
 
 def convert_gguf(file: GGUFFile, folder: Path, bars: Progress, kept_as: str | None = None) -> None:
@@ -118,7 +120,12 @@ def _split_digits(tokenizer: Any) -> None:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no advice from transformers within: errors only."""
+    """No progress bars and no advice from transformers within: errors only. One thread at a time: its imports are circular."""
+    with _TURN:
+        yield from _quiet()
+
+
+def _quiet() -> Iterator[None]:
     from transformers import utils
 
     logging: Any = utils.logging  # its functions have no types

@@ -31,7 +31,16 @@ from radixkv.worker.gguf_file import GGUFFile, StoredTensor
 from radixkv.worker.model_store import progress_bars
 from radixkv.worker.packed_linear import RoundedLinear
 
-__all__ = ["WeightIndex", "empty_model", "has_index", "load_gguf"]
+__all__ = [
+    "WeightIndex",
+    "empty_model",
+    "fill_weights",
+    "has_index",
+    "layout_of",
+    "load_gguf",
+    "moves_heads",
+    "only_moves_rows",
+]
 
 _INDEX = "gguf.json"
 _SLICE_ELEMENTS = 1 << 21
@@ -146,12 +155,36 @@ def load_gguf(folder: Path, dtype: torch.dtype, quantization: str, *, progress: 
     index = WeightIndex.load(folder)
     model = empty_model(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype)
     model.generation_config = GenerationConfig.from_pretrained(folder)
+    layout = layout_of(index.architecture, model.config)
+    fill_weights(model, index, folder, quantization, layout, only_moves_rows(layout), progress=progress)
+    return model
+
+
+def fill_weights(
+    model: Any,
+    index: WeightIndex,
+    folder: Path,
+    quantization: str,
+    layout: Any,
+    moves_rows: bool = True,
+    *,
+    progress: bool,
+) -> None:
+    """Put the weights of an index in `folder` into a model that takes no memory yet.
+
+    Args:
+        quantization, progress: as of `load_gguf`.
+        layout: undoes that of the file. moves_rows: whether it can be undone before values are known.
+
+    Raises:
+        ModelError: as `load_gguf`.
+    """
     name = Path(index.path).name
     head = _tied_head(model, index) if quantization != "none" else []
     body = sorted(index.tensors, key=lambda item: len(item[1].shape))  # biases before the matrices that take them along
     num_bytes = sum(tensor.num_bytes for _, tensor in (*body, *head))
     with progress_bars(progress) as bars, ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        filling = _Filling(model, index, index.open(folder), quantization, threads)
+        filling = _Filling(model, index, index.open(folder), quantization, threads, layout, moves_rows)
         task = bars.add_task(f"Loading {name}", total=num_bytes)
         for tensors in (body, head):
             for target, tensor in tensors:
@@ -162,7 +195,6 @@ def load_gguf(folder: Path, dtype: torch.dtype, quantization: str, *, progress: 
                     raise ModelError(f"{name} cannot be loaded: its {tensor.name}: {error}") from error
             if tensors is body:
                 model.tie_weights()  # before a tied head is rounded
-    return model
 
 
 def _tied_head(model: Any, index: WeightIndex) -> list[tuple[str, StoredTensor]]:
@@ -180,11 +212,11 @@ def _names_in(model: Any, architecture: str) -> dict[str, str]:
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
     whole = SimpleNamespace(config=model.config, state_dict=model.state_dict, named_children=list)
-    names: dict[str, str] = get_gguf_hf_weights_map(whole, _layout(architecture, model.config))
+    names: dict[str, str] = get_gguf_hf_weights_map(whole, layout_of(architecture, model.config))
     return names
 
 
-def _layout(architecture: str, config: Any) -> Any:
+def layout_of(architecture: str, config: Any) -> Any:
     """What undoes the layout of a family's files; by transformers."""
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
@@ -192,11 +224,18 @@ def _layout(architecture: str, config: Any) -> Any:
     return make(config=config.to_dict())
 
 
-def _only_moves_rows(layout: Any) -> bool:
+def only_moves_rows(layout: Any) -> bool:
     """Whether a layout can be undone before values are known."""
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, TensorProcessor
 
     return type(layout) in (TensorProcessor, LlamaTensorProcessor)
+
+
+def moves_heads(layout: Any) -> bool:
+    """Whether the rows of queries and keys are among those that it moves."""
+    from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
+
+    return type(layout) is LlamaTensorProcessor
 
 
 def _blocks(data: _Bytes, tensor: StoredTensor) -> _Bytes:
@@ -220,14 +259,21 @@ class _Filling:
     """One model's weights on their way from a file."""
 
     def __init__(
-        self, model: Any, index: WeightIndex, data: _Bytes, quantization: str, threads: ThreadPoolExecutor
+        self,
+        model: Any,
+        index: WeightIndex,
+        data: _Bytes,
+        quantization: str,
+        threads: ThreadPoolExecutor,
+        layout: Any,
+        moves_rows: bool,
     ) -> None:
         self._model = model
         self._data = data
         self._quantization = quantization
         self._threads = threads
-        self._layout = _layout(index.architecture, model.config)
-        self._moves_rows = _only_moves_rows(self._layout)
+        self._layout = layout
+        self._moves_rows = moves_rows
         self._names = {tensor.name.removesuffix(end): name for name, tensor in index.tensors for end in ("", ".weight")}
         self._parts: dict[str, Tensor] = {}  # of what is made of several tensors
         self._num_left = Counter[str]()  # numbers that are still to come

@@ -12,11 +12,15 @@ from torch import Tensor
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents, copy_blocks
+from radixkv.kernels.huge_pages import take_soon
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.worker.errors import ModelError
 from radixkv.worker.verification import BlockDifference
 
 __all__ = ["KVPool", "LayerShape", "conflict_free_batches", "pool_token_bytes"]
+
+_LARGE_BYTES = 64 << 20
+"""A pool of more is taken from the system on a thread of its own; one of less, as it is written."""
 
 
 class LayerShape(NamedTuple):
@@ -70,12 +74,14 @@ class KVPool:
         try:
             with torch.inference_mode(False):  # a tensor born in inference mode cannot be written outside it
                 self.caches = [_allocate(layer, num_blocks, block_size, dtype, device, kv_format) for layer in layers]
-        except RuntimeError as error:  # torch's out-of-memory errors, of either device
+        except (RuntimeError, MemoryError) as error:  # of either device
             needed = pool_token_bytes(layers, dtype, kv_format) * block_size * num_blocks
             raise ModelError(
                 f"a pool of {num_blocks} blocks needs {needed / 1e6:,.0f} MB, which cannot be had on {device}; "
                 "ask for fewer blocks"
             ) from error
+        if device.type == "cpu" and self.size_bytes > _LARGE_BYTES:
+            take_soon([tensor for cache in self.caches for tensor in cache.tensors])
         # One copy kernel serves caches of one layout, with the same number of heads.
         alike: dict[Hashable, list[KVCache]] = {}
         for cache in self.caches:

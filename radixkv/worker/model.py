@@ -6,30 +6,37 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from radixkv.core.api import Copy
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, Scratch, plan_attention
 from radixkv.kernels.kv_cache import Layout
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.upload import upload
 from radixkv.worker.adapters import load_adapters
-from radixkv.worker.attention import AttentionSite, ShapeProbe, StepAttention, register_attention
+from radixkv.worker.attention import AttentionSite, ShapeProbe, StepAttention
 from radixkv.worker.decode_steps import DecodeRow, DecodeSteps, is_decode
 from radixkv.worker.errors import ModelError
 from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
+from radixkv.worker.gguf_weights import has_index
+from radixkv.worker.known_model import KnownModel, find_known, keep_known, load_known
 from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
 from radixkv.worker.latent_attention import absorb_latents
+from radixkv.worker.model_facts import (
+    eos_token_ids_of,
+    max_model_len_of,
+    sampling_defaults_of,
+    shortened,
+    widest_output_of,
+)
 from radixkv.worker.model_loading import load_model, one_line
-from radixkv.worker.native_model import find_native_model
+from radixkv.worker.native_model import NativeModel, find_native_model, make_native_model
 from radixkv.worker.packed_linear import RoundedLinear, pack_linears
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.steady_code import (
     CHECK_BLOCK_SIZE,
     CHECK_BLOCKS,
@@ -44,9 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["ForwardRow", "ModelRunner"]
 
 _LOG = logging.getLogger(__name__)
-
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-_MAX_LEN_WITHOUT_CONFIG = 2048
 
 
 class ModelRunner:
@@ -113,32 +117,29 @@ class ModelRunner:
         kv_format = choose_kv_format(kv_dtype, self.dtype)
         rounds = wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         self._adapters = load_adapters(adapters or {})
-        register_attention()
-        self._model = load_model(model, self.dtype, self.device, quantization if rounds else "none", progress)
-        self._adapters.check(self._model)
-        if not self._adapters.changes("kv_b_proj"):  # what is absorbed does not run, and cannot be added to
-            absorb_latents(self._model)
-        config = self._model.config.get_text_config()
-        head = self._model.get_output_embeddings()
-        self.vocab_size = int(head.out_features if isinstance(head, RoundedLinear) else head.weight.shape[0])
-        self.max_model_len = _shortened(_max_model_len(config), max_model_len)
-        self.eos_token_ids = _eos_token_ids(self._model)
-        self.sampling_defaults = _sampling_defaults(self._model)
-        widest_output = _widest_output(self._model, self.vocab_size)
-        self.quantization = self._pack_weights(rounds, is_asked_for=quantization == "int8")
-        self._adapters.attach(self._model, self.dtype, self.device, is_steady=deterministic)
-        tensors = (*self._model.parameters(), *self._model.buffers())
-        self.weight_bytes = sum(tensor.nbytes for tensor in tensors) + self._adapters.nbytes
         self._scratch = Scratch()
         self._steady: SteadyCode | None = None
-        probe = self._probe()
-        self.widest_output = max(widest_output, probe.widest_query)
-        self._layers = probe.layer_shapes(int(config.num_hidden_layers))
-        self.kv_format = self._take_kv_format(kv_format)
-        self._native = None
-        if self.quantization != "none":
-            specs = [probe.specs[layer] for layer in range(len(self._layers))]
-            self._native = find_native_model(self._model, self._layers, specs, self._run, self.kv_format)
+        self._native: NativeModel | None = None
+        folder, known = None, None
+        if isinstance(model, str) and rounds and not self._adapters.names and has_index(Path(model)):
+            folder = Path(model)
+            known = find_known(folder, self.dtype, quantization)
+        if folder is not None and known is not None:
+            self._take_known(known, folder, quantization, kv_format, max_model_len, progress)
+        else:
+            self._take(
+                model,
+                quantization,
+                kv_format,
+                max_model_len,
+                rounds=rounds,
+                is_steady=deterministic,
+                progress=progress,
+            )
+            if folder is not None and self._native is not None:
+                keep_known(self, self._model, self._layers, self._specs, folder, quantization)
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        self.weight_bytes = sum(tensor.nbytes for tensor in tensors) + self._adapters.nbytes
         self._shares_reads = not deterministic
         self._uses_steps = cuda_graphs and not deterministic
         self._steps: DecodeSteps | None = None
@@ -147,6 +148,58 @@ class ModelRunner:
             self._tile_sizes = self._find_tile_sizes()
         if num_blocks is not None:
             self.allocate_pool(num_blocks, block_size)
+
+    def _take(
+        self,
+        model: str | PreTrainedModel,
+        quantization: str,
+        kv_format: KVFormat | None,
+        max_model_len: int | None,
+        *,
+        rounds: bool,
+        is_steady: bool,
+        progress: bool,
+    ) -> None:
+        """The model with its own code, and the native decoder where that computes the same."""
+        self._model = load_model(model, self.dtype, self.device, quantization if rounds else "none", progress)
+        self._adapters.check(self._model)
+        if not self._adapters.changes("kv_b_proj"):  # what is absorbed does not run, and cannot be added to
+            absorb_latents(self._model)
+        config = self._model.config.get_text_config()
+        head = self._model.get_output_embeddings()
+        self.vocab_size = int(head.out_features if isinstance(head, RoundedLinear) else head.weight.shape[0])
+        self.max_model_len = shortened(max_model_len_of(config), max_model_len)
+        self.eos_token_ids = eos_token_ids_of(self._model)
+        self.sampling_defaults = sampling_defaults_of(self._model)
+        widest_output = widest_output_of(self._model, self.vocab_size)
+        self.quantization = self._pack_weights(rounds, is_asked_for=quantization == "int8")
+        self._adapters.attach(self._model, self.dtype, self.device, is_steady=is_steady)
+        probe = self._probe()
+        self.widest_output = max(widest_output, probe.widest_query)
+        self._layers = probe.layer_shapes(int(config.num_hidden_layers))
+        self.kv_format = self._take_kv_format(kv_format)
+        self._specs = [probe.specs[layer] for layer in range(len(self._layers))]
+        if self.quantization != "none":
+            self._native = find_native_model(self._model, self._layers, self._specs, self._run, self.kv_format)
+
+    def _take_known(
+        self,
+        known: KnownModel,
+        folder: Path,
+        quantization: str,
+        kv_format: KVFormat | None,
+        max_model_len: int | None,
+        progress: bool,
+    ) -> None:
+        """Its weights and the native decoder alone; what else there is to know was found by an earlier start."""
+        self._model = load_known(known, folder, self.dtype, quantization, progress=progress)
+        self.vocab_size, self.widest_output = known.vocab_size, known.widest_output
+        self.max_model_len = shortened(known.max_model_len, max_model_len)
+        self.eos_token_ids, self.sampling_defaults = frozenset(known.eos_token_ids), known.sampling
+        self.quantization = self._pack_weights(False, is_asked_for=False)
+        self._layers = known.layers
+        self.kv_format = self._take_kv_format(kv_format)
+        self._native = make_native_model(self._model, known.layers, known.specs, self.kv_format)
 
     @property
     def num_layers(self) -> int:
@@ -341,49 +394,3 @@ class ModelRunner:
         if logits.shape != (1, self.vocab_size):
             raise ModelError("the model does not answer logits for chosen positions alone, so it cannot be served")
         return probe
-
-
-def _widest_output(model: Any, vocab_size: int) -> int:
-    matrices = (matrix for matrix in model.parameters() if matrix.dim() > 1 and vocab_size not in matrix.shape)
-    rounded = (layer.out_features for layer in model.modules() if isinstance(layer, RoundedLinear))
-    return max(*(int(matrix.shape[-2]) for matrix in matrices), *(width for width in rounded if width != vocab_size))
-
-
-def _max_model_len(config: Any) -> int:
-    """Positions the model was made for. Where its rotary frequencies would change with the length, those before they
-    do: one KV cache cannot hold keys of two frequencies.
-    """
-    longest = int(getattr(config, "max_position_embeddings", None) or _MAX_LEN_WITHOUT_CONFIG)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        return min(longest, int(original or longest))
-    return longest
-
-
-def _shortened(longest: int, max_model_len: int | None) -> int:
-    if max_model_len is None:
-        return longest
-    if not 1 <= max_model_len <= longest:
-        raise InvalidArgumentError("max_model_len", max_model_len, f"from 1 to {longest}, which the model allows")
-    return max_model_len
-
-
-def _sampling_defaults(model: Any) -> SamplingDefaults:
-    said = model.generation_config.to_diff_dict() if model.generation_config is not None else {}
-    try:
-        SamplingParams(**SamplingDefaults(*map(said.get, SamplingDefaults._fields)).fill(None, None, None, None))
-    except (InvalidArgumentError, TypeError):
-        return NO_DEFAULTS
-    return SamplingDefaults(*map(said.get, SamplingDefaults._fields))
-
-
-def _eos_token_ids(model: Any) -> frozenset[int]:
-    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if eos is None:
-        eos = model.config.get_text_config().eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)

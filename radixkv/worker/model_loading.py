@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from radixkv.worker.attention import ATTENTION_NAME
+from radixkv.worker.attention import ATTENTION_NAME, register_attention
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.gguf_weights import has_index, load_gguf
@@ -34,12 +34,14 @@ def load_model(
         ModelError: it cannot be loaded, or has an encoder.
     """
     if not isinstance(model, str):
+        register_attention()
         given: Any = model
         given.set_attn_implementation(ATTENTION_NAME)
         return given.eval().requires_grad_(False).to(device)
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     with quiet_transformers():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        register_attention()
         try:
             config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
             if config.is_encoder_decoder:

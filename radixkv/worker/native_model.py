@@ -28,7 +28,7 @@ from radixkv.worker.attention import StepAttention
 from radixkv.worker.kv_pool import KVPool, LayerShape
 from radixkv.worker.packed_linear import RoundedLinear
 
-__all__ = ["NativeModel", "find_native_model"]
+__all__ = ["NativeModel", "find_native_model", "make_native_model"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,9 +104,7 @@ def find_native_model(
     if type(model).__name__ not in _FAMILY or model.config.hidden_act not in _ACTIVATIONS:
         return None
     try:
-        decoder = NativeDecoder(_weights(model, layers, specs))
-        decoder.check_caches(KVPool(layers, 1, _NUM_COMPARED, decoder.dtype, _CPU, kv_format=kv_format).caches)
-        native = NativeModel(model, decoder)
+        native = make_native_model(model, layers, specs, kv_format)
     except (_NotRoundedError, InvalidArgumentError) as reason:
         _LOG.debug("the model runs by its own code: %s", reason)
         return None
@@ -115,6 +113,19 @@ def find_native_model(
         _LOG.warning("the model runs by its own code, more slowly: the native decoder's logits are %.2g off", apart)
         return None
     return native
+
+
+def make_native_model(
+    model: Any, layers: Sequence[LayerShape], specs: Sequence[AttentionSpec], kv_format: KVFormat | None
+) -> NativeModel:
+    """As `find_native_model`, of a model of which it is known that it can be.
+
+    Raises:
+        InvalidArgumentError, _NotRoundedError: it cannot be.
+    """
+    decoder = NativeDecoder(_weights(model, layers, specs))
+    decoder.check_caches(KVPool(layers, 1, _NUM_COMPARED, decoder.dtype, _CPU, kv_format=kv_format).caches)
+    return NativeModel(model, decoder)
 
 
 class _NotRoundedError(Exception):
@@ -127,7 +138,7 @@ def _weights(model: Any, layers: Sequence[LayerShape], specs: Sequence[Attention
     pages = _pages_for(model)
     return DecoderWeights(
         embeddings=model.get_input_embeddings().weight.detach().contiguous(),
-        layers=[_layer(layer, spec, pages) for layer, spec in zip(model.model.layers, specs, strict=True)],
+        layers=[_layer(layer, spec, pages) for layer, spec in zip(model.model.layers.children(), specs, strict=True)],
         head=_linear(model.lm_head, pages),
         last_norm=model.model.norm.weight.detach().float(),
         num_heads=config.num_attention_heads,

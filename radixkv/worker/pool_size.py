@@ -253,7 +253,7 @@ def _measure_activations(runner: ModelRunner, block_size: int, limits: Scheduler
     """Bytes that a forward takes at its peak: one of prompts with `max_batch_tokens` positions, and one of as many decodes as
     run at once. The rows stand on a pool of one block, which every entry of their tables names, and write nothing.
     """
-    if runner.device.type == "cpu" and runner.weight_bytes > _PROFILED_ON_CPU_BYTES:
+    if runner.device.type == "cpu" and (runner.is_native or runner.weight_bytes > _PROFILED_ON_CPU_BYTES):
         return _estimate_activations(runner, limits)
     runner.allocate_pool(1, block_size)
     try:

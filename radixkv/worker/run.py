@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -181,12 +182,12 @@ class Worker:
             config.security.check_address(address)
             address.require_free()
         model = str(resolve_model(config.model, progress=config.show_progress))
-        config.on_stage("weights")
-        self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
+        config.on_stage("weights and tokenizer")
+        with ThreadPoolExecutor(1, thread_name_prefix="radixkv-text") as beside:
+            reading = beside.submit(_load_text, model)
+            self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
         _LOG.info("%s: %s", model, self.plan)
         plan = self.plan
-        config.on_stage("tokenizer")
-        text = _load_text(model)
         config.on_stage("cache and servers")
         is_default = config.model in (None, DEFAULT_MODEL)
         lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
@@ -195,7 +196,7 @@ class Worker:
         self.engine = Engine(
             self.runner,
             lease.attach_first() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
-            text=text,
+            text=reading.result(),
             model_name=SMOLLM2_135M.name if is_default else str(config.model),
             adapters=self.runner.adapter_names,
             sampling=config.sampling.over(SMOLLM2_135M.sampling if is_default else self.runner.sampling_defaults),
@@ -210,7 +211,7 @@ class Worker:
         lease.wake = self.engine.wake
         stack.callback(self.engine.close)
         stack.callback(lease.give_up)
-        self.engine.start_grammars()
+        threading.Thread(target=self.engine.start_grammars, name="radixkv-grammars", daemon=True).start()
         self.address = ""
         if config.listen:
             server = GenerationServer(self.engine, config.listen, security=config.security, limiter=self.limiter)

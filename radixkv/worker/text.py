@@ -16,15 +16,18 @@ plain text is encoded as it stands, special tokens and all.
 from __future__ import annotations
 
 import copy
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from radixkv.worker.control_tokens import ControlTokens, Rendered
 from radixkv.worker.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
+from radixkv.worker.gguf_weights import has_index
 from radixkv.worker.spelling import TokenSpeller
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 from radixkv.worker.veil import join_pieces, strings_of
@@ -79,11 +82,9 @@ class ChatText:
         Raises:
             ModelError: it has none that can be loaded.
         """
-        from transformers import AutoTokenizer
-
         with quiet_transformers():
             try:
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+                self._tokenizer: Any = _kind_for(model).from_pretrained(model, trust_remote_code=False)
             except (OSError, ValueError, KeyError, ImportError) as error:
                 raise ModelError(
                     f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())}"
@@ -279,6 +280,21 @@ class ChatText:
     def stream_decoder(self) -> StreamDecoder:
         """A decoder for one reply."""
         return StreamDecoder(self)
+
+
+def _kind_for(model: str) -> Any:
+    """What reads a model's tokenizer. To choose, transformers imports the code of models too, so that is done only where there
+    is a choice: a folder that was made of a GGUF file says that it needs none.
+    """
+    from transformers import PreTrainedTokenizerFast as Plain
+
+    if has_index(Path(model)):
+        said = json.loads((Path(model) / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if said.get("tokenizer_class") == Plain.__name__:
+            return Plain
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _plain_decode(tokenizer: Any) -> Callable[..., str]:

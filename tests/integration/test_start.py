@@ -17,7 +17,7 @@ def test_a_start_at_a_terminal_says_what_it_does_and_since_when(tmp_path: Path) 
     addresses = ["--listen", f"unix:{tmp_path}/worker", "--service-listen", f"unix:{tmp_path}/service", "--no-http"]
     terminal = Terminal([RADIXKV, "up", "--num-blocks", "64", "--no-chat", *addresses])
     try:
-        for stage in ("code of the worker", "weights", "KV pool", "cache and servers"):
+        for stage in ("code of the worker", "weights and tokenizer", "KV pool", "cache and servers"):
             terminal.wait_for(rf"\d\.\d s  {stage}\r\n")
         terminal.wait_for("Ctrl-C stops it")
         terminal.process.send_signal(signal.SIGINT)
