@@ -106,3 +106,4 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")

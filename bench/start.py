@@ -112,9 +112,9 @@ def _read_stages(terminal: int, begun_s: float, stages: list[tuple[str, float]])
 
 
 def _wait_for_answer(address: str, process: subprocess.Popen[bytes], begun_s: float) -> float:
-    body = json.dumps({"model": NAME, "prompt": "Hello", "max_tokens": 1}).encode()
+    body = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     request = urllib.request.Request(
-        f"http://{address}/v1/completions", body, headers={"Content-Type": "application/json"}
+        f"http://{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     while time.monotonic() - begun_s < PATIENCE_S:
         try:

@@ -68,10 +68,9 @@ def collector_at_rest() -> Iterator[None]:
 def set_heap_aside() -> None:
     """Have Python's collector never look again at what has been made so far, modules above all.
 
-    To be called once, when a process begins to serve. O(objects); with torch and transformers in it a process has some 400,000,
-    and stopped for 0.16 s each time the collector looked at them all.
+    To be called once, when a process begins to serve. With torch in it a process has some 400,000 objects, and stops for 0.2 s
+    each time the collector looks at them all; what it would find is 2% of them.
     """
-    gc.collect()
     gc.freeze()
     gc.enable()
 

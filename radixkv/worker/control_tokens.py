@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from radixkv.worker.veil import Veil, strings_of
@@ -72,7 +73,12 @@ class ControlTokens:
         # An unknown character gives the unknown token, whoever wrote it.
         self._counted = frozenset(self._ids.values()) - {tokenizer.unk_token_id}
         self._secrets = {content: f"#{secrets.token_hex(_NUM_SECRET_BYTES)}-{n};" for n, content in enumerate(tokens)}
-        self._guarded = None if backend is None else _guarded(backend, self._secrets, self._ids)
+        self._backend = backend
+
+    @cached_property
+    def _guarded(self) -> Any | None:
+        """Made for the first text that spells a control token: few do, and it takes a third of a second."""
+        return None if self._backend is None else _guarded(self._backend, self._secrets, self._ids)
 
     def veil_for(self, *values: Any) -> Veil | None:
         """A veil for values of callers; None where nothing in them could become a part of a control token."""

@@ -75,7 +75,7 @@ def find_known(folder: Path, dtype: torch.dtype, quantization: str) -> KnownMode
         layers = [LayerShape(*layer) for layer in said.pop("layers")]
         sampling = SamplingDefaults(*said.pop("sampling"))
         return KnownModel(**said, layers=layers, specs=specs, sampling=sampling)
-    except (OSError, ValueError, TypeError, KeyError):  # none, or damaged
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or damaged
         return None
 
 
@@ -154,7 +154,8 @@ class _Holder(torch.nn.Module):
             shapes[f"{_HEAD}.weight"] = shapes[f"{_EMBEDDINGS}.weight"]
         for name, shape in sorted(shapes.items(), key=_place):
             path, _, leaf = name.rpartition(".")
-            owner = self._module(path, shape if len(shape) == 2 and path != _EMBEDDINGS else None)
+            matrix = shapes.get(f"{path}.weight", ())
+            owner = self._module(path, matrix if len(matrix) == 2 and path != _EMBEDDINGS else None)
             owner.register_parameter(leaf, torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), False))
         self.tie_weights()
         self.get_submodule("model").rotary_emb = _Rotation(known)  # type: ignore[assignment]  # no module

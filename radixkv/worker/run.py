@@ -50,6 +50,8 @@ DEFAULT_ADDRESS = "127.0.0.1:50052"
 LAYOUTS = ("paged", "arena", "auto")
 UTILISATION_WITH_LINES = 0.85
 _WATCH_S = 0.5
+_GRAMMARS_AFTER_S = 2.0
+"""What grammars need is made once the first answers may be under way, or for the first request that brings one."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -211,7 +213,10 @@ class Worker:
         lease.wake = self.engine.wake
         stack.callback(self.engine.close)
         stack.callback(lease.give_up)
-        threading.Thread(target=self.engine.start_grammars, name="radixkv-grammars", daemon=True).start()
+        starting = threading.Timer(_GRAMMARS_AFTER_S, self.engine.start_grammars)
+        starting.daemon = True
+        starting.start()
+        stack.callback(starting.cancel)
         self.address = ""
         if config.listen:
             server = GenerationServer(self.engine, config.listen, security=config.security, limiter=self.limiter)

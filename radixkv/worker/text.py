@@ -27,7 +27,6 @@ from radixkv.worker.control_tokens import ControlTokens, Rendered
 from radixkv.worker.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
-from radixkv.worker.gguf_weights import has_index
 from radixkv.worker.spelling import TokenSpeller
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 from radixkv.worker.veil import join_pieces, strings_of
@@ -84,7 +83,7 @@ class ChatText:
         """
         with quiet_transformers():
             try:
-                self._tokenizer: Any = _kind_for(model).from_pretrained(model, trust_remote_code=False)
+                self._tokenizer: Any = _read_tokenizer(model)
             except (OSError, ValueError, KeyError, ImportError) as error:
                 raise ModelError(
                     f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())}"
@@ -282,19 +281,21 @@ class ChatText:
         return StreamDecoder(self)
 
 
-def _kind_for(model: str) -> Any:
-    """What reads a model's tokenizer. To choose, transformers imports the code of models too, so that is done only where there
-    is a choice: a folder that was made of a GGUF file says that it needs none.
+def _read_tokenizer(model: str) -> Any:
+    """A model's tokenizer. To choose its class, transformers imports the code of models too; a folder that was made of a GGUF
+    file names the one that needs none.
     """
     from transformers import PreTrainedTokenizerFast as Plain
+
+    from radixkv.worker.gguf_weights import has_index
 
     if has_index(Path(model)):
         said = json.loads((Path(model) / "tokenizer_config.json").read_text(encoding="utf-8"))
         if said.get("tokenizer_class") == Plain.__name__:
-            return Plain
+            return Plain.from_pretrained(model, trust_remote_code=False)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer
+    return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
 
 
 def _plain_decode(tokenizer: Any) -> Callable[..., str]:
