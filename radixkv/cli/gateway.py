@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import sys
@@ -139,8 +140,8 @@ def make_gateway(
     service: str | None,
     credentials: Credentials | None,
     limiter: Limiter | None = None,
-) -> GatewayServer:
-    """The gateway that the flags ask for, to be entered.
+) -> tuple[GatewayServer, str]:
+    """The gateway that the flags ask for, to be entered; and, where it keeps nothing that it should, a line of why.
 
     Args:
         service: address of the cache service, where it is known. credentials: what is shown to it.
@@ -157,7 +158,8 @@ def make_gateway(
         log = logging.getLogger("radixkv.gateway")
         log.addHandler(handler)
         log.setLevel(logging.INFO)
-    return GatewayServer(generator, _gateway_config(options, service, credentials), limiter)
+    state_file, notice = _state_file(options.state)
+    return GatewayServer(generator, _gateway_config(options, state_file, service, credentials), limiter), notice
 
 
 class Front:
@@ -184,6 +186,7 @@ class Front:
         self._credentials = credentials
         self._service = service
         self._server: GatewayServer | None = None
+        self._notice = ""
         self._importing: threading.Thread | None = None
         self._is_served = bool(options.http)
         if self._is_served and is_optional and find_spec("fastapi") is None:
@@ -214,7 +217,9 @@ class Front:
         say_stage("gateway")
         if self._importing is not None:
             self._importing.join()
-        with make_gateway(worker.engine, self._options, self._service, self._credentials, worker.limiter) as server:
+        asked = (self._options, self._service, self._credentials, worker.limiter)
+        server, self._notice = make_gateway(worker.engine, *asked)
+        with server:
             self._server = server
             yield
 
@@ -224,13 +229,13 @@ class Front:
         if self._server is None:
             return ""
         url, page = self._server.url, self._server.page_url
-        return f"\n  OpenAI API     {url}\n  chat page      {page}\n  tree page      {page}tree"
+        return f"\n  OpenAI API     {url}\n  chat page      {page}\n  tree page      {page}tree{self._notice}"
 
 
-def _state_file(chosen: str | None) -> Path | None:
-    """The file that was asked for, or the user's own; None where that one serves another gateway already."""
+def _state_file(chosen: str | None) -> tuple[Path | None, str]:
+    """The file that was asked for, or the user's own; None and a line of why where that one cannot be used."""
     if chosen is not None:
-        return None if chosen == "none" else Path(chosen)
+        return (None if chosen == "none" else Path(chosen)), ""
     import platformdirs
 
     from radixkv.gateway.database import is_in_use
@@ -240,16 +245,18 @@ def _state_file(chosen: str | None) -> Path | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_in_use(path):
-            return path
-        reason = "it serves another gateway"
+            return path, ""
+        reason = "is held by another gateway"
+        others = (folder / f"gateway-{number}.sqlite" for number in itertools.count(2))
+        other = str(next(each for each in others if not is_in_use(each)))
     except OSError as error:
-        reason = str(error.strerror)
-    lost = "Stored responses and conversations end with this process"
-    say(f"{lost}: {path} cannot be used, {reason}. Another file: --state FILE")
-    return None
+        reason, other = f"cannot be used, {error.strerror}", "FILE"
+    return None, f"\nResponses and conversations are not kept: {path} {reason}. To keep them: --state {other}"
 
 
-def _gateway_config(options: argparse.Namespace, service: str | None, credentials: Credentials | None) -> GatewayConfig:
+def _gateway_config(
+    options: argparse.Namespace, state_file: Path | None, service: str | None, credentials: Credentials | None
+) -> GatewayConfig:
     from radixkv.gateway.config import GatewayConfig
 
     return GatewayConfig(
@@ -268,7 +275,7 @@ def _gateway_config(options: argparse.Namespace, service: str | None, credential
         drain_s=options.drain,
         worker_wait_s=getattr(options, "worker_wait", 0.0),  # beside a worker of this process there is none
         log_requests=options.log_requests,
-        state_file=_state_file(options.state),
+        state_file=state_file,
         service=service,
         service_credentials=credentials,
         pool_name=options.pool,
@@ -283,10 +290,11 @@ def _run(options: argparse.Namespace) -> int:
     credentials = client_credentials(options)
     with StopSignals() as signals, GenerationClient(options.worker, retries=False, credentials=credentials) as client:
         model = client.model()  # before anything listens: without a worker there is nothing to serve
-        with make_gateway(client, options, options.service, credentials) as server:
+        server, notice = make_gateway(client, options, options.service, credentials)
+        with server:
             set_heap_aside()
             signals.listen()
             say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
-            say(f"Chat page on {server.page_url}")
+            say(f"Chat page on {server.page_url}{notice}")
             signals.wait()
     return 0
