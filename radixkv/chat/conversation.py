@@ -4,6 +4,9 @@
              │              └─ Good day.      branch 2, regenerated
              └─ you: hallo ─── Guten Tag!     branch 3, message 1 edited
 
+A branch keeps its number for as long as the conversation lasts: a reply behind its end goes on with it, every other one begins
+a branch of the next number.
+
 Each turn keeps the exact token ids of the history up to its end, so a reply is never tokenised again and what follows it
 reuses all that is cached.
 """
@@ -35,9 +38,10 @@ class Turn:
         history: packed token ids of the conversation up to this turn's end; of a user's turn, up to where the reply
             begins (empty until the reply's stream has told).
         usage: of a reply: what it cost.
+        branch: of a reply: the number of the branch that ends here; None where it goes on, or another kind of turn.
     """
 
-    __slots__ = ("children", "history", "parent", "role", "text", "usage")
+    __slots__ = ("branch", "children", "history", "parent", "role", "text", "usage")
 
     def __init__(self, role: str, text: str, parent: Turn | None, history: bytes = b"") -> None:
         self.role = role
@@ -45,6 +49,7 @@ class Turn:
         self.parent = parent
         self.history = history
         self.usage: Usage | None = None
+        self.branch: int | None = None
         self.children: list[Turn] = []
         if parent is not None:
             parent.children.append(self)
@@ -64,6 +69,7 @@ class Conversation:
 
     def __init__(self, system_prompt: str | None = None) -> None:
         self.system_prompt = system_prompt
+        self.num_branches = 0  # so many numbers were given
         self.start = Turn("start", "", None)
         self.current = self.start
 
@@ -78,8 +84,27 @@ class Conversation:
         message.history = prompt
         turn = Turn("assistant", text, message, prompt + pack_tokens(token_ids))
         turn.usage = usage
+        before = message.parent
+        if before is not None and before.branch is not None:
+            turn.branch, before.branch = before.branch, None
+        else:
+            self.num_branches += 1
+            turn.branch = self.num_branches
         self.current = turn
         return turn
+
+    def begun(self, message: Turn, text: str) -> tuple[Turn, str]:
+        """The reply to `message` on the current branch, and its text up to the end of the first `text` in it.
+
+        Raises:
+            ChatError: it says no such thing.
+        """
+        path = self.current.path()
+        reply = path[path.index(message) + 1]
+        index = reply.text.find(text)
+        if index < 0:
+            raise ChatError(f"that reply does not say {text!r}; name a part of it, word for word")
+        return reply, reply.text[: index + len(text)]
 
     def withdraw(self, message: Turn) -> None:
         """Take back a message that never got a reply."""
@@ -142,21 +167,25 @@ class Conversation:
         return self.current
 
     def branches(self) -> list[Turn]:
-        """The ends of all branches, in the order of the tree."""
-        return [turn for turn, _ in self._walk() if not turn.children and turn.role == "assistant"]
+        """The ends of all branches, in the order of their numbers."""
+        ends = ((turn.branch, turn) for turn, _ in self._walk() if turn.branch is not None)
+        return [turn for _, turn in sorted(ends, key=lambda end: end[0])]
+
+    def turns(self) -> list[Turn]:
+        """Every turn behind the start, each behind the one that it follows, siblings in their order."""
+        return [turn for turn, _ in self._walk()]
 
     def switch(self, number: int) -> Turn:
-        """Stand at the end of branch `number` (from 1, as `branches` lists them).
+        """Stand at the end of branch `number`.
 
         Raises:
             ChatError: there is no such branch.
         """
-        branches = self.branches()
-        if not 1 <= number <= len(branches):
-            raise ChatError(
-                f"there are branches 1 to {len(branches)}, not {number}" if branches else "there are no branches yet"
-            )
-        self.current = branches[number - 1]
+        end = next((turn for turn in self.branches() if turn.branch == number), None)
+        if end is None:
+            last = self.num_branches
+            raise ChatError(f"there are branches 1 to {last}, not {number}" if last else "there are no branches yet")
+        self.current = end
         return self.current
 
     # -- showing ------------------------------------------------------------------------------------------------------
@@ -164,16 +193,15 @@ class Conversation:
     def branch_lines(self) -> list[str]:
         """One line per branch: its number, its length, its last reply; `*` where the user stands."""
         return [
-            f"{'*' if turn is self.current else ' '} {number:>2}  {(len(turn.path()) + 1) // 2} turns  {_short(turn)}"
-            for number, turn in enumerate(self.branches(), 1)
+            f"{'*' if turn is self.current else ' '} {turn.branch:>2}  {(len(turn.path()) + 1) // 2} turns  {_short(turn)}"
+            for turn in self.branches()
         ]
 
     def tree_lines(self) -> list[str]:
         """The whole tree; `*` where the user stands, numbers where branches end."""
-        numbers = {id(turn): number for number, turn in enumerate(self.branches(), 1)}
         lines = [f"(start){' *' if self.current is self.start else ''}"]
         for turn, prefix in self._walk():
-            number = f"  [{numbers[id(turn)]}]" if id(turn) in numbers else ""
+            number = f"  [{turn.branch}]" if turn.branch is not None else ""
             lines.append(f"{prefix}{_short(turn)}{number}{' *' if turn is self.current else ''}")
         return lines
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol, TextIO
 
 from radixkv.chat.conversation import ChatError, Conversation, Turn
+from radixkv.chat.saving import SavedChat, chats_folder, saved_names
 from radixkv.core.errors import RadixKVError
+from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.worker.request import GenerateParams, Generator
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
@@ -21,8 +25,11 @@ Write a message and press Enter. The conversation is a tree; nothing you do over
   /regenerate [K]   answer the last message again, or K times at once (drafts)
   /edit N [TEXT]    change your message N and go on from there; without TEXT you are asked for it
   /fork [N]         stand behind the reply to message N (0: the start); your next message opens a branch there
+  /fork N TEXT      let that reply go on anew from behind TEXT, a part of it
   /branches         list all branches        /switch K   go to the end of branch K
   /tree             draw the whole tree      /show       print the current branch
+  /save NAME        keep the chat under a name, from now on after every reply
+  /resume [NAME]    go on with a chat that was kept; without NAME list them
   /help             this text                /quit       leave (so does Ctrl-D; Ctrl-C stops a reply)"""
 
 MAX_DRAFTS = 64
@@ -46,12 +53,21 @@ class LineReader(Protocol):
 class Terminal:
     """Reads lines, runs commands, prints replies."""
 
-    def __init__(self, generator: Generator, options: ChatOptions, read_line: LineReader, output: TextIO) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        options: ChatOptions,
+        read_line: LineReader,
+        output: TextIO,
+        folder: Path | None = None,
+    ) -> None:
         self._generator = generator
         self._options = options
         self._read_line = read_line
         self._output = output
         self._conversation = Conversation(options.system_prompt)
+        self._folder = chats_folder() if folder is None else folder
+        self._saved: SavedChat | None = None
         self._commands: dict[str, Callable[[str], bool]] = {
             "/regenerate": self._regenerate,
             "/edit": self._edit,
@@ -60,6 +76,8 @@ class Terminal:
             "/switch": self._switch,
             "/tree": self._tree,
             "/show": self._show,
+            "/save": self._save,
+            "/resume": self._resume,
             "/help": self._help,
             "/quit": self._quit,
         }
@@ -115,10 +133,46 @@ class Terminal:
         return True
 
     def _fork(self, argument: str) -> bool:
+        number, _, text = argument.partition(" ")
+        if text.strip():
+            return self._fork_inside(self._conversation.message(_number(number, "N", 1, None)), text.strip())
         turn = self._conversation.fork(_number(argument, "N", 0, None) if argument else None)
         where = "at the start" if turn.role == "start" else f"behind “{' '.join(turn.text.split())[:40]}”"
         self._print(f"You stand {where}; your next message opens a branch here.")
         return True
+
+    def _fork_inside(self, message: Turn, text: str) -> bool:
+        """Answer a message anew with the beginning of its reply, whose tokens are the same."""
+        reply, begun = self._conversation.begun(message, text)
+        token_ids = unpack_tokens(reply.history[len(message.history) :])
+        end = bisect_left(
+            range(len(token_ids)), len(begun), key=lambda n: len(self._generator.detokenize(token_ids[:n]))
+        )
+        kept = token_ids[:end]
+        self._answer(message, 1, _Draft(kept, self._generator.detokenize(kept)))
+        return True
+
+    def _save(self, argument: str) -> bool:
+        if not argument:
+            raise ChatError("name it: /save NAME")
+        self._saved = SavedChat(self._folder, argument, self._generator.model().name)
+        self._keep()
+        self._print(f"Kept as {self._saved.name!r}, and again after every reply.")
+        return True
+
+    def _resume(self, argument: str) -> bool:
+        if not argument:
+            self._print("\n".join(saved_names(self._folder)) or "No chat is kept yet; /save NAME keeps this one.")
+            return True
+        if self._saved is None and self._conversation.start.children:
+            raise ChatError("this chat is not kept and would be lost: /save NAME first")
+        saved = SavedChat(self._folder, argument, self._generator.model().name)
+        self._conversation, self._saved = saved.read(), saved
+        return self._show("")
+
+    def _keep(self) -> None:
+        if self._saved is not None and self._saved.write(self._conversation):
+            self._print(f"Another chat is kept there; this one is kept as {self._saved.name!r}.")
 
     def _branches(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
         self._print("\n".join(self._conversation.branch_lines()) or "There are no branches yet.")
@@ -146,11 +200,14 @@ class Terminal:
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, message: Turn, num_drafts: int) -> None:
-        """Generate and print `num_drafts` replies to a message; on Ctrl-C what has come so far is kept."""
+    def _answer(self, message: Turn, num_drafts: int, begun: _Draft | None = None) -> None:
+        """Generate and print `num_drafts` replies to a message, or one that is `begun`; on Ctrl-C what has come is kept."""
         try:
             params = self._params(message, num_drafts)
             drafts = [_Draft() for _ in range(num_drafts)]
+            if begun is not None:
+                drafts, told = [begun], message.history + pack_tokens(begun.token_ids)
+                params = GenerateParams(token_ids=told, sampling=params.sampling, namespace=params.namespace)
             prompt, usage = self._stream(params, drafts)
         except BaseException:
             self._conversation.withdraw(message)
@@ -159,10 +216,12 @@ class Terminal:
         if not kept:
             self._conversation.withdraw(message)
             return
+        prompt = message.history or prompt
         replies = [self._conversation.reply(message, prompt, draft.token_ids, draft.text, usage) for draft in kept]
         self._conversation.current = replies[0]
         if usage is not None:
             self._print(_cost_line(usage))
+        self._keep()
 
     def _params(self, message: Turn, num_drafts: int) -> GenerateParams:
         sampling = replace(self._options.sampling, n=num_drafts)
@@ -183,7 +242,11 @@ class Terminal:
             for event in stream:
                 if isinstance(event, Started):
                     prompt = event.prompt
-                    self._write("bot> " if shows else f"({len(drafts)} drafts; each is shown when it is done)\n")
+                    self._write(
+                        f"bot> {drafts[0].text}"
+                        if shows
+                        else f"({len(drafts)} drafts; each is shown when it is done)\n"
+                    )
                 elif isinstance(event, Delta):
                     drafts[event.branch].take(event)
                     if shows:
@@ -216,9 +279,9 @@ class _Draft:
 
     __slots__ = ("is_done", "text", "token_ids")
 
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.text = ""
+    def __init__(self, token_ids: Sequence[int] = (), text: str = "") -> None:
+        self.token_ids = list(token_ids)
+        self.text = text
         self.is_done = False
 
     def take(self, delta: Delta) -> None:

@@ -68,7 +68,7 @@ def test_a_fork_stands_behind_the_chosen_reply_without_losing_anything() -> None
     conversation.fork(1)
     assert conversation.current.text == "Hi!"
     answered(conversation, conversation.say("a joke?"), "no")
-    assert [turn.text for turn in conversation.branches()] == ["sunny", "no", "Good day."]
+    assert [turn.text for turn in conversation.branches()] == ["sunny", "Good day.", "no"]
     conversation.fork(0)
     assert conversation.current is conversation.start
 
