@@ -15,7 +15,7 @@ from radixkv.worker.gguf_convert import convert_gguf
 from radixkv.worker.gguf_file import GGUFFile
 from radixkv.worker.model_store import StoredModel, progress_bars, store_once
 
-__all__ = ["find_gguf", "resolve_gguf"]
+__all__ = ["find_gguf", "gguf_folder_name", "resolve_gguf"]
 
 _MAGIC = b"GGUF"
 _DISK_BYTES = 50_000_000
@@ -43,15 +43,24 @@ def _begins_as_gguf(path: Path) -> bool:
         raise ModelError(f"the file {path} cannot be read: {error}") from error
 
 
+def gguf_folder_name(path: Path) -> str:
+    """Of the model of a file as it is now.
+
+    Raises:
+        OSError: it is not there.
+    """
+    state = path.stat()
+    digest = hashlib.sha256(f"index\n{path}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
+    return f"{path.stem}-{digest[:12]}"
+
+
 def resolve_gguf(path: Path, cache: Path, *, progress: bool = True) -> Path:
     """The folder of the GGUF file's model in `cache`, made if it is not there yet.
 
     Raises:
         ModelError: the file is damaged, or of a kind that cannot be served; or the model does not fit on the disk.
     """
-    state = path.stat()
-    digest = hashlib.sha256(f"index\n{path}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
-    folder_name = f"{path.stem}-{digest[:12]}"
+    folder_name = gguf_folder_name(path)
     kept = cache / "models" / folder_name
     if kept.is_dir():
         return kept

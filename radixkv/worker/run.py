@@ -23,6 +23,7 @@ from radixkv.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from radixkv.core.folders import cache_folder
 from radixkv.planner.plan import DEFAULT_UTILISATION
 from radixkv.service.addresses import parse_address
 from radixkv.service.heaps import set_heap_aside
@@ -35,6 +36,7 @@ from radixkv.worker.engine import Engine
 from radixkv.worker.errors import ModelError
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
+from radixkv.worker.model_clearing import clear_models
 from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
 from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
 from radixkv.worker.server import GenerationServer
@@ -184,6 +186,7 @@ class Worker:
             config.security.check_address(address)
             address.require_free()
         model = str(resolve_model(config.model, progress=config.show_progress))
+        clear_models(Path(model), cache_folder())
         config.on_stage("weights and tokenizer")
         with ThreadPoolExecutor(1, thread_name_prefix="radixkv-text") as beside:
             reading = beside.submit(_load_text, model)

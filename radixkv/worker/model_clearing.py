@@ -1,0 +1,59 @@
+"""Removes from the cache folder the models that no start can take any more.
+
+    CACHE/models/NAME    made by a version that kept models otherwise; or of a default model, or of a state of a GGUF file, that
+                         is no more
+
+Each start takes its folder anew, so one that nobody took for `UNUSED_S` is in use by no process, of no version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from radixkv.worker.default_model import SMOLLM2_135M
+from radixkv.worker.gguf_model import gguf_folder_name
+
+__all__ = ["clear_models"]
+
+_INDEX = "gguf.json"
+UNUSED_S = 7 * 24 * 3600.0
+
+
+def clear_models(taken: Path, cache: Path) -> None:
+    """Note that a start takes the folder `taken`, where it is in `cache`, and remove what no start can take."""
+    models = cache / "models"
+    if taken.parent != models:
+        return
+    with suppress(OSError):  # a cache that others made
+        os.utime(taken)
+        for folder in models.iterdir():
+            is_made = folder.is_dir() and not folder.name.startswith(".")
+            if is_made and not _can_be_taken(folder) and time.time() - _last_use_s(folder) > UNUSED_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _can_be_taken(folder: Path) -> bool:
+    """By a start of this version."""
+    if folder.name == SMOLLM2_135M.folder_name:
+        return True
+    try:
+        path = folder / json.loads((folder / _INDEX).read_text(encoding="utf-8"))["path"]
+        return gguf_folder_name(path) == folder.name
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def _last_use_s(folder: Path) -> float:
+    """When a start took the folder or, of versions that note nothing, read a file of it."""
+    used_s = [folder.stat().st_mtime]
+    for path in folder.iterdir():
+        state = path.stat()
+        used_s += (
+            [state.st_mtime] if path.name == _INDEX else [state.st_mtime, state.st_atime]
+        )  # the index is read here too
+    return max(used_s)
