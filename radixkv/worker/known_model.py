@@ -23,9 +23,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from radixkv.core.folders import cache_folder
 from radixkv.kernels.native_build import native_library
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.worker.gguf_weights import WeightIndex, fill_weights, layout_of, moves_heads, only_moves_rows
+from radixkv.worker.gguf_weights import WeightIndex, fill_weights, has_index, layout_of, moves_heads, only_moves_rows
 from radixkv.worker.kv_pool import LayerShape
 from radixkv.worker.model_facts import LENGTH_DEPENDENT_ROPE, max_model_len_of
 from radixkv.worker.sampling import SamplingDefaults
@@ -33,7 +34,7 @@ from radixkv.worker.sampling import SamplingDefaults
 if TYPE_CHECKING:
     from radixkv.worker.model import ModelRunner
 
-__all__ = ["KnownModel", "find_known", "keep_known", "load_known"]
+__all__ = ["KnownModel", "can_be_known", "find_known", "keep_known", "load_known"]
 
 _PACKAGES = ("radixkv", "torch", "transformers")
 _EMBEDDINGS, _HEAD = "model.embed_tokens", "lm_head"
@@ -63,6 +64,11 @@ class KnownModel:
     frequencies: Sequence[float]
     attention_scaling: float
     num_moved_heads: tuple[int, int] | None
+
+
+def can_be_known(folder: Path) -> bool:
+    """Whether it is of a GGUF file and in the cache folder; a file that lies elsewhere may be a stranger's."""
+    return folder.parent == cache_folder() / "models" and has_index(folder)
 
 
 def find_known(folder: Path, dtype: torch.dtype, quantization: str) -> KnownModel | None:

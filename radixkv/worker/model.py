@@ -21,8 +21,7 @@ from radixkv.worker.attention import AttentionSite, ShapeProbe, StepAttention
 from radixkv.worker.decode_steps import DecodeRow, DecodeSteps, is_decode
 from radixkv.worker.errors import ModelError
 from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
-from radixkv.worker.gguf_weights import has_index
-from radixkv.worker.known_model import KnownModel, find_known, keep_known, load_known
+from radixkv.worker.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
 from radixkv.worker.latent_attention import absorb_latents
@@ -121,7 +120,7 @@ class ModelRunner:
         self._steady: SteadyCode | None = None
         self._native: NativeModel | None = None
         folder, known = None, None
-        if isinstance(model, str) and rounds and not self._adapters.names and has_index(Path(model)):
+        if isinstance(model, str) and rounds and not self._adapters.names and can_be_known(Path(model)):
             folder = Path(model)
             known = find_known(folder, self.dtype, quantization)
         if folder is not None and known is not None:

@@ -30,6 +30,11 @@ WIDE = {
 ROWS = [ForwardRow(list(range(3, 43)), 0, array("i", [6, 1, 4, 3, 2, 5]), 0, True)]
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+
+
 def converted(family: str, tmp_path: Path) -> Path:
     write_gguf(
         tiny_model(family, **WIDE),
@@ -37,7 +42,7 @@ def converted(family: str, tmp_path: Path) -> Path:
         tmp_path / "tiny.gguf",
         kinds=lambda name: Kind.Q8_0 if "embed" in name else Kind.Q4_0,
     )
-    return Path(resolve_model(str(tmp_path / "tiny.gguf"), cache=tmp_path / "cache", progress=False))
+    return Path(resolve_model(str(tmp_path / "tiny.gguf"), progress=False))
 
 
 def load(folder: Path, **arguments: Any) -> ModelRunner:
@@ -124,10 +129,19 @@ def test_a_folder_that_cannot_be_written_is_served_all_the_same(
     assert not list(folder.glob("known-*"))
 
 
+def test_what_a_folder_brings_along_is_not_believed(tmp_path: Path) -> None:
+    folder = converted("llama", tmp_path)
+    expected = load(folder).forward(ROWS)
+    elsewhere = folder.rename(tmp_path / "downloaded")
+    (kept,) = elsewhere.glob("known-*.json")
+    kept.write_text(kept.read_text().replace('"vocab_size": ', '"vocab_size": 9'))
+    assert torch.equal(load(elsewhere).forward(ROWS), expected)
+
+
 def test_a_model_that_the_native_decoder_does_not_run_is_not_kept(tmp_path: Path) -> None:
     assert "gemma2" in ARCHITECTURES
     write_gguf(tiny_model("gemma2"), "gemma2", tmp_path / "tiny.gguf")
-    folder = Path(resolve_model(str(tmp_path / "tiny.gguf"), cache=tmp_path / "cache", progress=False))
+    folder = Path(resolve_model(str(tmp_path / "tiny.gguf"), progress=False))
     runner = ModelRunner(str(folder), num_blocks=8, block_size=8, dtype="float32", device="cpu")
     assert not runner.is_native
     assert not list(folder.glob("known-*"))
