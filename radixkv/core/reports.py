@@ -144,6 +144,7 @@ class NamespaceUsage(NamedTuple):
 
     `num_blocks`: blocks that it owns, cached or private. `num_blocks_in_use`: those of them that cannot be evicted, being
     locked or private, and those promised to its sequences. `block_quota`, `sequence_quota`: see `PrefixCache.set_quota`.
+    `num_query_tokens`, `num_hit_tokens`: tokens of its prompts, and those of them that were found, since it last held nothing.
     """
 
     namespace: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -39,6 +40,9 @@ from radixkv.service.limits import Limiter
 from radixkv.worker.request import Generator
 
 __all__ = ["create_app"]
+
+_SCHEMAS = threading.Lock()
+"""Held by the application that makes its schemas: meanwhile FastAPI hides a warning of pydantic's from the whole process."""
 
 
 def create_app(generator: Generator, config: GatewayConfig | None = None, limiter: Limiter | None = None) -> FastAPI:
@@ -123,9 +127,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """What is stored is opened when the application starts and closed, complete, when it ends."""
     try:
         await asyncio.to_thread(_warm, app)
-        describing = asyncio.create_task(
-            asyncio.to_thread(app.openapi)
-        )  # a fifth of a second, which no other request awaits
+        describing = asyncio.create_task(asyncio.to_thread(_describe, app))  # .2 s, for which no other request waits
         async with kept_state(app):
             if app.state.cache_observer is not None:
                 app.state.cache_observer.start()
@@ -144,8 +146,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _warm(app: FastAPI) -> None:
     """Make now what is otherwise made by the first request that needs it, while all others wait."""
     pages.assets()
-    for route in app.routes:
-        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
+    with _SCHEMAS:
+        for route in app.routes:
+            route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
+
+
+def _describe(app: FastAPI) -> None:
+    with _SCHEMAS:
+        app.openapi()
 
 
 async def _health(request: Request) -> Response:

@@ -19,6 +19,7 @@ from radixkv import (
     InvalidArgumentError,
     LimitError,
     NamespaceMatch,
+    NamespaceUsage,
     OutOfBlocksError,
     PinBudgetError,
     PoolHeldError,
@@ -81,7 +82,7 @@ def test_a_pin_over_its_budget_is_refused_with_what_is_pinned_but_no_tokens_of_i
 
 def test_a_quota_refuses_whom_it_bounds_and_tells_by_how_much(holder: RemoteHolder) -> None:
     usage = holder.set_quota("tenant", 4, 2)
-    assert usage == ("tenant", 0, 0, 0, 4, 2)
+    assert usage == NamespaceUsage("tenant", 0, 0, 0, 4, 2)
     with pytest.raises(QuotaError, match=r"7 blocks are needed, and of the 4 that namespace 'tenant'") as refusal:
         holder.acquire(PROMPT, namespace="tenant")
     assert (refusal.value.unit, refusal.value.num_needed, refusal.value.num_available) == ("blocks", 7, 4)
@@ -89,10 +90,11 @@ def test_a_quota_refuses_whom_it_bounds_and_tells_by_how_much(holder: RemoteHold
     with pytest.raises(QuotaError, match="1 sequences are needed"):
         holder.acquire([1], namespace="tenant")
     assert holder.acquire(PROMPT).num_stored_tokens == 0
-    assert [(use.namespace, use.num_blocks_in_use) for use in holder.usage()] == [("default", 7), ("tenant", 2)]
+    in_use = [(use.namespace, use.num_blocks_in_use, use.num_query_tokens) for use in holder.usage()]
+    assert in_use == [("default", 7, 100), ("tenant", 2, 2)]
     for sequence in opened:
         holder.release(sequence.seq_id)
-    assert holder.set_quota("tenant") == ("tenant", 0, 0, 0, None, None)
+    assert holder.set_quota("tenant") == NamespaceUsage("tenant", 0, 0, 0, None, None)
     assert holder.usage("tenant")[0].block_quota is None
 
 

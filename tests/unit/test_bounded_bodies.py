@@ -6,8 +6,10 @@ import asyncio
 import gc
 import hashlib
 import re
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -256,3 +258,16 @@ def call(app: FastAPI, story: Callable[[httpx.AsyncClient], Any]) -> None:
                 await story(client)
 
     asyncio.run(run())
+
+
+def test_applications_of_one_process_start_at_the_same_time() -> None:
+    async def nothing(_: httpx.AsyncClient) -> None: ...
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # as on a busy machine; a warning is an error here
+    try:
+        with ThreadPoolExecutor(5) as starts:
+            apps = [create_app(NoModel()) for _ in range(5)]  # type: ignore[arg-type]  # as above
+            list(starts.map(lambda app: call(app, nothing), apps))
+    finally:
+        sys.setswitchinterval(interval_s)

@@ -113,8 +113,8 @@ CONFIGS = {
 }
 
 REFUSED_CONFIGS = {
-    "gptj": lambda: tf.GPTJConfig(
-        vocab_size=VOCAB_SIZE, n_embd=32, n_layer=NUM_LAYERS, n_head=4, n_positions=256, rotary_dim=4, eos_token_id=2
+    "falcon": lambda: tf.FalconConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=NUM_LAYERS, num_attention_heads=4, eos_token_id=2
     ),
     "bloom": lambda: tf.BloomConfig(
         vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=NUM_LAYERS, n_head=4, eos_token_id=2
