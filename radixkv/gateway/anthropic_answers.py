@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from pydantic_core import from_json
 
-from radixkv.core.json_text import read_json
+from radixkv.gateway.call_parser import CallPiece
 from radixkv.gateway.replies import Growth, Reply
-from radixkv.gateway.tools import FunctionCalled
 from radixkv.worker.stream import FinishReason
 
 __all__ = ["ERRORS", "MessageAnswer", "MessageContent", "TokenCount", "stop_of"]
@@ -96,41 +95,44 @@ class MessageContent:
         blocks: of the reply so far.
     """
 
-    __slots__ = ("_is_in_text", "blocks")
+    __slots__ = ("_is_open", "blocks")
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
-        self._is_in_text = False
+        self._is_open = False
 
     def grow(self, growth: Growth) -> Iterator[dict[str, Any]]:
         """Take in what the reply has grown by, as the events are taken."""
         if growth.text:
             yield from self._add_text(growth.text)
-        for call in growth.calls:
-            yield from self.end()
-            yield from self._add_call(call)
+        for piece in growth.calls:
+            yield from self._add_call(piece)
 
     def end(self) -> Iterator[dict[str, Any]]:
         """The block that is open, if one is, has ended."""
-        if self._is_in_text:
-            self._is_in_text = False
+        if self._is_open:
+            self._is_open = False
             yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
     def _add_text(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._is_in_text:
-            self._is_in_text = True
+        if not self._is_open:
             yield from self._start({"type": "text", "text": ""})
         self.blocks[-1]["text"] += text
         yield self._delta({"type": "text_delta", "text": text})
 
-    def _add_call(self, call: FunctionCalled) -> Iterator[dict[str, Any]]:
-        use_id = f"toolu_{call.call_id.removeprefix('call_')}"
-        yield from self._start({"type": "tool_use", "id": use_id, "name": call.name, "input": {}})
-        self.blocks[-1]["input"] = _input(call.arguments)
-        yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(self.blocks[-1]["input"])})
-        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
+    def _add_call(self, piece: CallPiece) -> Iterator[dict[str, Any]]:
+        if piece.begins:
+            yield from self.end()
+            use_id = f"toolu_{piece.call.call_id.removeprefix('call_')}"
+            yield from self._start({"type": "tool_use", "id": use_id, "name": piece.call.name, "input": {}})
+        if piece.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+        if piece.ends:
+            self.blocks[-1]["input"] = _input(piece.call.arguments)
+            yield from self.end()
 
     def _start(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self._is_open = True
         self.blocks.append(block)
         yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
 
@@ -139,9 +141,9 @@ class MessageContent:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as the protocol has them, an object; what the model wrote otherwise is a text in one."""
+    """Arguments as the protocol has them, an object, as far as it goes; what the model wrote otherwise is a text in one."""
     try:
-        parsed = read_json(arguments)
+        parsed = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
         parsed = None
     return parsed if isinstance(parsed, dict) else {"arguments": arguments}

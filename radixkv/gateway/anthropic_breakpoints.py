@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 from radixkv.core.validation import PIN_CLASSES
-from radixkv.gateway.anthropic_schema import Block, CacheControl, MessagesPrompt, TextBlock, Turn
+from radixkv.gateway.anthropic_schema import Block, CacheControl, MessagesPrompt, ResultPart, TextBlock, Turn
 from radixkv.gateway.anthropic_turns import template_turns, text_of
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.transcripts import Reader, Transcripts
@@ -138,7 +138,7 @@ def _text_block(text: str) -> Block:
 def _controls_of(block: Block) -> list[CacheControl]:
     """The marks of a block; those within a tool's result end where it does."""
     within = block.content if isinstance(block.content, list) else []
-    marked: list[Block | TextBlock] = [*within, block]
+    marked: list[Block | ResultPart] = [*within, block]
     return [each.cache_control for each in marked if each.cache_control is not None]
 
 

@@ -16,6 +16,7 @@ from radixkv.gateway.answers import streamed_or
 from radixkv.gateway.anthropic_answers import ERRORS, MessageAnswer, MessageContent, TokenCount, stop_of
 from radixkv.gateway.anthropic_breakpoints import find_breakpoints, pins_of
 from radixkv.gateway.anthropic_errors import anthropic_error_body
+from radixkv.gateway.anthropic_reading import keep_readable
 from radixkv.gateway.anthropic_schema import MessagesPrompt, MessagesRequest
 from radixkv.gateway.anthropic_turns import template_turns
 from radixkv.gateway.anthropic_usage import usage_of
@@ -56,7 +57,7 @@ class _Plan:
 
     def new_reply(self) -> Reply:
         ends = self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, ends, takes_one_call=self.tools.takes_one_call)
+        return Reply(0, self.tools.names, ends, **self.tools.reading)
 
     def message(self, content: MessageContent, stop: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
         head = {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model.name}
@@ -82,6 +83,7 @@ async def count_tokens(body: MessagesPrompt, request: Request, exchange: Current
     backend: Backend = request.app.state.backend
     body.check()
     await chat_model(request, body.model)
+    exchange.leave_out(await off_loop(request, partial(keep_readable, body)))
     tools = await off_loop(request, body.tool_plan)
     await off_loop(request, partial(find_breakpoints, body, tools.tools))
     transcript = await _read_transcript(body, tools, request, exchange)
@@ -91,6 +93,7 @@ async def count_tokens(body: MessagesPrompt, request: Request, exchange: Current
 async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange) -> _Plan:
     body.check()
     model = await chat_model(request, body.model)
+    exchange.leave_out(await off_loop(request, partial(keep_readable, body)))
     tools = await off_loop(request, body.tool_plan)
     sampling = body.sampling(model.info, tools.grammar or await off_loop(request, body.grammar))
     breakpoints = await off_loop(request, partial(find_breakpoints, body, tools.tools))

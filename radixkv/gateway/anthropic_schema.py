@@ -1,4 +1,6 @@
-"""What the Anthropic Messages API reads. Fields that would change the answer and cannot be honoured are refused by name."""
+"""What the Anthropic Messages API reads. Fields that would change the answer and cannot be honoured are refused by name; see
+`anthropic_reading` for what is left out.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,7 @@ from radixkv.gateway.tools import (
 from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import Grammar, SamplingParams
 
-__all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "TextBlock", "Turn"]
-
-_UNSUPPORTED = ("container", "context_management", "mcp_servers")
+__all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "ResultPart", "TextBlock", "Turn"]
 
 
 class CacheControl(ApiModel):
@@ -47,18 +47,32 @@ class TextBlock(ApiModel):
 TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_PARTS), FAIL_FAST]
 
 
-class Block(ApiModel):
-    """A piece of a turn: text, a call of a tool, or the result of one. Others are refused by their type."""
+class Piece(ApiModel):
+    """Text, or what holds text in a field of its own, or what stands for something else."""
 
     type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
+    title: str | None = None
+    source: str | PlainObject | None = None
+    tool_name: Name | None = None
+    cache_control: CacheControl | None = None
+
+
+class ResultPart(Piece):
+    """A piece of what a tool has answered."""
+
+    content: str | TextBlocks | None = None
+
+
+class Block(Piece):
+    """A piece of a turn: text, a document of text, a call of a tool, or the result of one."""
+
     id: Name | None = None
     name: Name | None = None
     input: PlainObject | None = None
     tool_use_id: Name | None = None
-    content: str | TextBlocks | None = None
+    content: str | Annotated[list[ResultPart], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     is_error: bool | None = Field(None, description="Accepted; the model reads the content alone.")
-    cache_control: CacheControl | None = None
 
 
 class Turn(ApiModel):
@@ -69,13 +83,18 @@ class Turn(ApiModel):
 
 
 class Tool(ApiModel):
-    """A tool of the caller's that the model may use; those that a server would run are refused by their type."""
+    """A tool that the model may use. Only those of the caller's own, that bear a schema, are offered to it."""
 
     type: Name | None = None
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")] | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     cache_control: CacheControl | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the caller says all of it, and runs it."""
+        return self.type in (None, "custom")
 
 
 class Choice(ApiModel):
@@ -87,7 +106,7 @@ class Choice(ApiModel):
 
 
 class Thinking(ApiModel):
-    """Whether the model thinks before it replies. "adaptive" leaves that to it, and it does not."""
+    """Whether the model thinks before it replies. It does not: "adaptive" leaves that to it, "enabled" is left out."""
 
     type: Literal["disabled", "adaptive", "enabled"]
 
@@ -121,10 +140,11 @@ class MessagesPrompt(ApiModel):
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="As `output_config.format`, whose name before it was.")
     cache_control: CacheControl | None = Field(None, description="Marks the last block of all.")
-    container: PlainValue = Field(None, description="Not supported.")
-    context_management: PlainValue = Field(None, description="Not supported.")
-    mcp_servers: PlainValue = Field(None, description="Not supported.")
+    container: PlainValue = Field(None, description="Left out.")
+    context_management: PlainValue = Field(None, description="Left out: the prompt is read as it is.")
+    mcp_servers: PlainValue = Field(None, description="Left out.")
 
     def check(self) -> None:
         """Refuse what cannot be honoured.
@@ -132,11 +152,9 @@ class MessagesPrompt(ApiModel):
         Raises:
             ApiError: 400 with the field that is at fault.
         """
-        for name in _UNSUPPORTED:
-            if getattr(self, name):
-                raise ApiError(400, f"{name} is not supported here; leave it out", param=name)
-        if self.thinking is not None and self.thinking.type == "enabled":
-            raise ApiError(400, "thinking: this server has no extended thinking; send 'disabled'", param="thinking")
+        for index, tool in enumerate(self.tools or ()):
+            if tool.is_own and tool.name is None:
+                raise ApiError(400, f"tools.{index}.name is missing", param=f"tools.{index}.name")
         if self.messages[-1].role == "assistant":
             message = "messages: the last turn is the assistant's; a reply cannot be begun for the model here"
             raise ApiError(400, message, param="messages")
@@ -147,19 +165,13 @@ class MessagesPrompt(ApiModel):
         Raises:
             ApiError: 400: tools or a choice that make no sense.
         """
-        for index, tool in enumerate(self.tools or ()):
-            if tool.type not in (None, "custom"):
-                param = f"tools.{index}"
-                raise ApiError(
-                    400, f"{param} is of type {tool.type!r}; only tools of your own can be used", param=param
-                )
         choice = self.tool_choice
         parallel_calls = not (choice and choice.disable_parallel_tool_use)
         return plan_tools(list(map(_chat_tool, self.tools or ())), _chat_choice(choice), parallel_calls)
 
     def grammar(self) -> Grammar | None:
         """What `output_config` holds the reply to. Raises ApiError 400 for a schema that is none."""
-        wanted = self.output_config and self.output_config.format
+        wanted = (self.output_config and self.output_config.format) or self.output_format
         return schema_grammar(wanted.schema_, "output_config.format.schema") if wanted else None
 
 
@@ -198,6 +210,7 @@ class MessagesRequest(MessagesPrompt):
 
 
 def _chat_tool(tool: Tool) -> ChatTool:
+    assert tool.name is not None, "checked"
     function = ToolFunction(name=tool.name, description=tool.description, parameters=tool.input_schema)
     return ChatTool(type="function", function=function)
 

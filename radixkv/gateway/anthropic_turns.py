@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from radixkv.gateway.anthropic_schema import Block, TextBlock, Turn
+from radixkv.gateway.anthropic_schema import Block, ResultPart, TextBlock, Turn
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.messages import unsupported_part
 from radixkv.worker.text import Message
@@ -32,9 +32,9 @@ def template_turns(system: str | Sequence[TextBlock] | None, turns: Sequence[Tur
     return messages
 
 
-def text_of(content: str | Sequence[TextBlock] | None) -> str:
+def text_of(content: str | Sequence[TextBlock | ResultPart] | None) -> str:
     """The text of a content that holds nothing else."""
-    return content if isinstance(content, str) else "".join(block.text for block in content or ())
+    return content if isinstance(content, str) else "".join(block.text or "" for block in content or ())
 
 
 def _template_turn(turn: Turn, param: str) -> list[Message]:

@@ -10,7 +10,7 @@ What is wrong with a body is told behind what the route's dependencies refuse, w
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +22,8 @@ from fastapi.routing import APIRoute
 from radixkv.core.json_text import read_json
 from radixkv.gateway.calls import Calls
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import EXCHANGE
+from radixkv.gateway.options import ApiModel, unknown_fields
 from radixkv.gateway.refusals import refusal_of
 
 __all__ = ["SMALL_BYTES", "JsonRoute", "off_loop"]
@@ -32,10 +34,11 @@ _Result = TypeVar("_Result")
 
 
 class _Read(NamedTuple):
-    """What a body says: what the route takes, or why it does not."""
+    """What a body says: what the route takes, or why it does not, and the fields that its model does not have."""
 
     value: Any
     refusal: ApiError | None
+    unknown: Sequence[str] = ()
 
 
 class _JsonRequest(Request):
@@ -61,6 +64,7 @@ class _JsonRequest(Request):
         text, self._text = self._text, b""
         read = await off_loop(self, partial(_read, text, self._field))
         self.refusal = read.refusal
+        self.scope[EXCHANGE].leave_out(read.unknown)
         return read.value
 
 
@@ -113,4 +117,9 @@ def _read(body: bytes, field: Any) -> _Read:
         reason = getattr(error, "msg", "it is no text")
         return _Read(b"", ApiError(400, f"the body cannot be read as JSON: {reason}", code="invalid_json"))
     model, errors = field.validate(value, {}, loc=("body",))
-    return _Read(b"", refusal_of(errors, value)) if errors else _Read(model, None)
+    if errors:
+        return _Read(b"", refusal_of(errors, value))
+    try:
+        return _Read(model, None, unknown_fields(model, value) if isinstance(model, ApiModel) else ())
+    except ApiError as refusal:
+        return _Read(b"", refusal)

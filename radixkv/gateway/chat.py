@@ -23,7 +23,7 @@ from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, Each, PlainObject, Whole
 from radixkv.gateway.formats import ResponseFormat, format_grammar
 from radixkv.gateway.logprobs import chat_logprobs
-from radixkv.gateway.messages import ChatMessage, template_messages
+from radixkv.gateway.messages import ChatMessage, leave_noise_out, template_messages
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import GenerationOptions, retention_of
 from radixkv.gateway.replies import Reply, usage_body
@@ -76,7 +76,7 @@ class _Plan:
     end_ids: frozenset[int]
 
     def new_reply(self, index: int) -> Reply:
-        return Reply(index, self.tools.names, self.end_ids, takes_one_call=self.tools.takes_one_call)
+        return Reply(index, self.tools.names, self.end_ids, **self.tools.reading)
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
@@ -106,6 +106,7 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
         grammar=tools.grammar or format_grammar(body.response_format),
     )
     assert exchange.tenant is not None
+    exchange.leave_out(leave_noise_out(body.messages))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments)

@@ -49,7 +49,6 @@ class ChatChunks:
         self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
         self._tells_usage = tells_usage
         self._tells_token_ids = tells_token_ids
-        self._num_calls: dict[int, int] = {}
 
     def opened(self, index: int, prompt: bytes) -> bytes:
         """A choice begins."""
@@ -68,17 +67,14 @@ class ChatChunks:
         return f'{self._head},"choices":[{{"index":{reply.index},"delta":{{"content":{text}{self._text_tail}'.encode()
 
     def _called(self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
-        first = self._num_calls.get(reply.index, 0)
-        self._num_calls[reply.index] = first + len(growth.calls)
-        calls = [
-            {
-                "index": number,
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for number, call in enumerate(growth.calls, first)
-        ]
+        calls: list[dict[str, Any]] = []
+        for piece in growth.calls:
+            function = {"arguments": piece.arguments}
+            if piece.begins:
+                head = {"id": piece.call.call_id, "type": "function"}
+                calls.append({"index": piece.number, **head, "function": {"name": piece.call.name, **function}})
+            elif piece.arguments:
+                calls.append({"index": piece.number, "function": function})
         delta: dict[str, Any] = {"content": growth.text} if growth.text else {}
         return self._chunk(reply.index, {**delta, "tool_calls": calls}, logprobs, None, growth.token_ids)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -22,10 +23,16 @@ from radixkv.worker.cost import GenerationCost
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.stream import Completed, Delta, GenerationEvent, Started
 
-__all__ = ["EXCHANGE", "CurrentExchange", "Exchange", "current_exchange"]
+__all__ = ["EXCHANGE", "LEFT_OUT", "CurrentExchange", "Exchange", "current_exchange"]
 
 EXCHANGE = "radixkv.exchange"
 """Where the middleware leaves it in the request's scope."""
+
+LEFT_OUT = "x-radixkv-left-out"
+"""The response header that names what of a request's body was left out."""
+
+MAX_LEFT_OUT = 32
+_PLACE = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 TOO_LONG_FOR_POOL = "prompt + max_tokens"
 """What the worker names where prompt and reply together exceed its pool."""
@@ -40,6 +47,7 @@ class Exchange:
         request_id: the caller's `x-request-id`, or ours.
         tenant: on whose behalf; None until the caller is known.
         num_prompt_tokens, num_cached_tokens, num_generated_tokens: of all its generations so far.
+        left_out: fields and parts of its body that were left out, being harmless; see `leave_out`.
         let_body_go: called once the worker has the prompt, so that its body is needed no longer; may be called again.
     """
 
@@ -47,6 +55,7 @@ class Exchange:
         "_metrics",
         "_recording",
         "_slot",
+        "left_out",
         "let_body_go",
         "num_cached_tokens",
         "num_generated_tokens",
@@ -64,6 +73,7 @@ class Exchange:
         self._metrics = metrics
         self._recording = recording
         self._slot: Slot | None = None
+        self.left_out: list[str] = []
         self.let_body_go: Callable[[], None] = lambda: None
 
     def admit(self, tenant: Tenant, limiter: Limiter) -> None:
@@ -75,10 +85,19 @@ class Exchange:
         self.tenant = tenant
         self._slot = limiter.admit(tenant)
 
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Fields and parts of the body were left out: the answer's header and the log name the first of them."""
+        for name in names:
+            if len(self.left_out) == MAX_LEFT_OUT:
+                break
+            if name not in self.left_out:
+                self.left_out.append(name if _PLACE.fullmatch(name) else "?")
+
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers that tell the rate limits."""
-        return rate_limit_headers(self._slot.rates) if self._slot else {}
+        """Response headers that tell the rate limits, and what was left out."""
+        limits = rate_limit_headers(self._slot.rates) if self._slot else {}
+        return limits | ({LEFT_OUT: ", ".join(self.left_out)} if self.left_out else {})
 
     async def generate(self, backend: Backend, params: GenerateParams, *, may_shorten: bool = False) -> EventStream:
         """Generate on behalf of this request: its tokens are counted, charged and timed as the consumer takes them.
@@ -113,7 +132,7 @@ class Exchange:
         self._metrics.answered(route, status, duration_s)
         if log:
             _LOG.info(
-                "%s %s %s %s status=%d prompt=%d cached=%d generated=%d ms=%.1f",
+                "%s %s %s %s status=%d prompt=%d cached=%d generated=%d ms=%.1f%s",
                 self.request_id,
                 self.tenant.name if self.tenant else "-",
                 method,
@@ -123,6 +142,7 @@ class Exchange:
                 self.num_cached_tokens,
                 self.num_generated_tokens,
                 duration_s * 1000,
+                f" left_out={','.join(self.left_out)}" if self.left_out else "",
             )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.core.json_text import num_values, read_json
+from radixkv.gateway.client_noise import without_noise
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_PARTS, Each, Name
 from radixkv.gateway.options import ApiModel, check_plain
@@ -22,6 +23,8 @@ __all__ = [
     "FunctionCall",
     "ToolCall",
     "check_arguments",
+    "leave_noise_out",
+    "placeholder",
     "template_messages",
     "unsupported_part",
 ]
@@ -113,6 +116,24 @@ def _text(message: ChatMessage, param: str) -> str:
         if part.type not in _TEXT_PARTS or part.text is None:
             raise unsupported_part(part.type, f"{param}.content.{index}")
     return "".join(part.text or "" for part in content)
+
+
+def placeholder(kind: str) -> str:
+    """What stands for a part that is no text where it was read by a tool."""
+    return f"[{kind}: this model reads text alone]"
+
+
+def leave_noise_out(messages: Sequence[ChatMessage]) -> list[str]:
+    """Take from the first message what `without_noise` does; its place where it was."""
+    first = messages[0]
+    if first.role not in ("system", "developer") or not first.content:
+        return []
+    if isinstance(first.content, str):
+        said, first.content = first.content, without_noise(first.content)
+        return ["messages.0"] if first.content != said else []
+    part = first.content[0]
+    said, part.text = part.text or "", without_noise(part.text or "")
+    return ["messages.0.content.0"] if part.text != said else []
 
 
 def unsupported_part(kind: str, param: str) -> ApiError:

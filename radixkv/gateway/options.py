@@ -1,12 +1,12 @@
 """What every request that generates may say about how, and the sampling parameters that this means.
 
-Names, types and bounds are the OpenAI API's; behind them stand extensions of this server. Fields that nobody knows are accepted
-and ignored, as frontends send many; fields that would change the answer and cannot be honoured are refused.
+Names, types and bounds are the OpenAI API's; behind them stand extensions of this server. Frontends send many fields that are
+not known: they are left out and named in a header. Those that would change the answer and cannot be honoured are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import MAX_BIASES, MAX_STOPS, EarlyStopping, Grammar, SamplingDefaults, SamplingParams
 
 __all__ = [
+    "CHANGES_THE_ANSWER",
     "ApiModel",
     "GenerationOptions",
     "RetentionRanges",
@@ -28,10 +29,52 @@ __all__ = [
     "StreamOptions",
     "check_plain",
     "retention_of",
+    "unknown_fields",
 ]
 
 MAX_STOP_CHARACTERS = 1024
 _UINT64 = 2**64
+
+_OFF: Sequence[Any] = (None, False, 0, "", [], {})
+CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(
+        (
+            "allowed_token_ids",
+            "bad_words",
+            "cache_salt",
+            "chat_template",
+            "continue_final_message",
+            "documents",
+            "dry_multiplier",
+            "ebnf",
+            "echo",
+            "function_call",
+            "functions",
+            "grammar",
+            "guided_choice",
+            "guided_grammar",
+            "guided_json",
+            "guided_regex",
+            "include_stop_str_in_output",
+            "json_schema",
+            "logits_processors",
+            "mirostat",
+            "prompt_logprobs",
+            "regex",
+            "return_tokens_as_token_ids",
+            "structured_outputs",
+            "truncate_prompt_tokens",
+            "xtc_probability",
+        ),
+        _OFF,
+    ),
+    "add_generation_prompt": (None, True),
+    "skip_special_tokens": (None, True),
+    "repeat_penalty": (None, 1),
+    "repetition_penalty": (None, 1),
+    "typical_p": (None, 1),
+}
+"""Fields of other servers that are refused where a model does not have them, unless they say no more than leaving them out."""
 
 _StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[_StopText], Field(max_length=MAX_STOPS), FAIL_FAST]
@@ -48,6 +91,21 @@ class ApiModel(BaseModel):
         Raises:
             ApiError: 400 with the field that is at fault.
         """
+
+
+def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
+    """The fields of a body that its model does not have, but for those that say nothing.
+
+    Raises:
+        ApiError: 400: one of them would change the answer.
+    """
+    known = {field.alias or name for name, field in type(model).model_fields.items()}
+    unknown = [name for name, value in told.items() if name not in known and value is not None]
+    for name in unknown:
+        if told[name] not in CHANGES_THE_ANSWER.get(name, (told[name],)):
+            message = f"{name} is not supported here; leave it out"
+            raise ApiError(400, message, code="unsupported_parameter", param=name)
+    return unknown
 
 
 class StreamOptions(ApiModel):

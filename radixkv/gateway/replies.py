@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.tools import CallParser, FunctionCalled
+from radixkv.gateway.call_parser import CallParser, CallPiece, FunctionCalled
 from radixkv.worker.sampling import SampledToken
 from radixkv.worker.stream import BranchFinished, Delta, FinishReason, Usage
 from radixkv.worker.text import Message
@@ -14,10 +14,10 @@ __all__ = ["Growth", "Reply", "usage_body"]
 
 
 class Growth(NamedTuple):
-    """What an event has added to a reply: text to be shown, calls, log probabilities of its tokens, and these."""
+    """What an event has added to a reply: text to be shown, pieces of calls, log probabilities of its tokens, and these."""
 
     text: str
-    calls: list[FunctionCalled]
+    calls: list[CallPiece]
     logprobs: tuple[SampledToken, ...] = ()
     token_ids: Sequence[int] = ()
 
@@ -30,6 +30,7 @@ class Reply:
         names: functions whose calls are looked for.
         end_ids: tokens that end a reply and stand for no text of it.
         takes_one_call: what comes behind the first call is no part of the reply.
+        must_call: it is held to be calls.
 
     Attributes:
         text: what is shown of it. raw: all its text, calls among it. token_ids: all that was sampled of it.
@@ -50,7 +51,13 @@ class Reply:
     )
 
     def __init__(
-        self, index: int, names: Collection[str], end_ids: Collection[int], *, takes_one_call: bool = False
+        self,
+        index: int,
+        names: Collection[str],
+        end_ids: Collection[int],
+        *,
+        takes_one_call: bool = False,
+        must_call: bool = False,
     ) -> None:
         self.index = index
         self.text = ""
@@ -60,7 +67,7 @@ class Reply:
         self.calls: list[FunctionCalled] = []
         self.reason: FinishReason | None = None
         self.stop: str | int | None = None
-        self._parser = CallParser(names, takes_one_call=takes_one_call)
+        self._parser = CallParser(names, takes_one_call=takes_one_call, must_call=must_call)
         self._end_ids = end_ids
 
     def push(self, delta: Delta) -> Growth:
@@ -90,12 +97,12 @@ class Reply:
     def _grow(
         self,
         text: str,
-        calls: list[FunctionCalled],
+        calls: list[CallPiece],
         logprobs: tuple[SampledToken, ...],
         token_ids: Sequence[int],
     ) -> Growth:
         self.text += text
-        self.calls += calls
+        self.calls += [piece.call for piece in calls if piece.begins]
         return Growth(text, calls, logprobs, token_ids)
 
     @property

@@ -27,6 +27,7 @@ from radixkv.gateway.responses_items import assistant_turn
 from radixkv.gateway.responses_plan import Plan, conversation_of, make_plan, start
 from radixkv.gateway.responses_run import Run, Runs
 from radixkv.gateway.responses_schema import ResponseRequest
+from radixkv.gateway.responses_tools import offers_of
 from radixkv.gateway.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.store import ResponseStore, StoredResponse, UnknownResponseError
 from radixkv.gateway.transcripts import Transcripts
@@ -89,6 +90,7 @@ async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
         stream,
         plan.new_reply(),
         state.backend,
+        offers=offers_of(plan.request.tools),
         on_end=on_end,
         keeps_events=bool(plan.request.stream),
     )

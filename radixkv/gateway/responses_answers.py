@@ -50,7 +50,7 @@ class OutputMessage(BaseModel):
 
 
 class FunctionCallItem(BaseModel):
-    """A call that the model makes. `arguments`: JSON in a text."""
+    """A call that the model makes. `arguments`: JSON in a text. `namespace`: of its function, where it has one."""
 
     id: str
     type: Literal["function_call"]
@@ -58,13 +58,26 @@ class FunctionCallItem(BaseModel):
     call_id: str
     name: str
     arguments: str
+    namespace: str = ""
+
+
+class CustomCallItem(BaseModel):
+    """A call of a custom tool. `input`: its one text."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    status: Progress
+    call_id: str
+    name: str
+    input: str
+    namespace: str = ""
 
 
 class FunctionOutputItem(BaseModel):
     """What a call has answered."""
 
     id: str
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     status: Progress
     call_id: str
     output: str
@@ -120,7 +133,7 @@ class ResponseObject(BaseModel):
     instructions: str | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | FunctionCallItem]
+    output: list[OutputMessage | FunctionCallItem | CustomCallItem]
     previous_response_id: str | None
     usage: ResponseUsage | None
 
@@ -129,7 +142,7 @@ class ItemList(BaseModel):
     """A page of items."""
 
     object: Literal["list"]
-    data: list[InputMessage | OutputMessage | FunctionCallItem | FunctionOutputItem]
+    data: list[InputMessage | OutputMessage | FunctionCallItem | CustomCallItem | FunctionOutputItem]
     first_id: str
     last_id: str
     has_more: bool

@@ -3,22 +3,25 @@
 {"role": "user", "content": "Hi"}     message      {"role": "user", "content": "Hi"}
 {"type": "function_call", ...}        call         {"role": "assistant", "tool_calls": [...]}; with the message before it
 {"type": "function_call_output", ..}  its result   {"role": "tool", "tool_call_id": ..., "content": ...}
+{"type": "reasoning", ...}            left out, as calls that a server has run
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.messages import check_arguments, unsupported_part
+from radixkv.gateway.messages import check_arguments, placeholder, unsupported_part
 from radixkv.gateway.options import check_plain
 from radixkv.gateway.responses_schema import InputItem, InputPart
+from radixkv.gateway.responses_tools import INPUT, offered_name
 from radixkv.worker.text import Message
 
-__all__ = ["Item", "assistant_turn", "new_id", "read_input", "to_messages"]
+__all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "read_input", "to_messages"]
 
 Item = dict[str, Any]
 
@@ -29,6 +32,8 @@ MAX_ITEM_STRINGS = 8
 """Of one item, as they are made here."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "local_shell_call")
+_OF_SERVERS = ("reasoning", "mcp_", "compaction")
 
 
 def new_id(kind: str) -> str:
@@ -53,8 +58,8 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item]) -> lis
     num_left = MAX_REFERRED_CHARACTERS
     for index, item in enumerate(given):
         param = f"input.{index}"
-        if item.type == "reasoning":
-            continue  # what another model thought; this one is not told
+        if _is_left_out(item):
+            continue
         if item.type == "item_reference":
             items.append(_referred(item, known, param))
             num_left -= sum(map(len, _strings(items[-1])))
@@ -73,6 +78,23 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item]) -> lis
     return items
 
 
+def left_out_items(given: str | Sequence[InputItem]) -> list[str]:
+    """The places of what `read_input` leaves out, or puts a placeholder for."""
+    left_out: list[str] = []
+    for index, item in enumerate(() if isinstance(given, str) else given):
+        if _is_left_out(item):
+            left_out.append(f"input.{index}")
+        parts = item.output if isinstance(item.output, list) else ()
+        left_out += [f"input.{index}.output.{number}" for number, part in enumerate(parts) if _part_text(part) is None]
+    return left_out
+
+
+def _is_left_out(item: InputItem) -> bool:
+    """Whether it is what another model thought, or what a server did for it."""
+    kind = item.type or "message"
+    return kind.startswith(_OF_SERVERS) or (kind.endswith(("_call", "_call_output")) and kind not in _CALLS)
+
+
 def _referred(item: InputItem, known: Mapping[str, Item], param: str) -> Item:
     found = known.get(item.id or "")
     if found is None:
@@ -88,15 +110,21 @@ def _strings(item: Item) -> list[str]:
 def _read_item(item: InputItem, param: str) -> Item:
     if item.type in (None, "message"):
         return _read_message(item, param)
-    if item.type == "function_call":
-        fields = {name: _needed(getattr(item, name), f"{param}.{name}") for name in ("call_id", "name", "arguments")}
-        return {"id": item.id or new_id("fc"), "type": "function_call", "status": "completed", **fields}
-    if item.type == "function_call_output":
+    if item.type in ("function_call", "custom_tool_call"):
+        said = "arguments" if item.type == "function_call" else "input"
+        fields = {name: _needed(getattr(item, name), f"{param}.{name}") for name in ("call_id", "name", said)}
+        spaced = {"namespace": item.namespace} if item.namespace else {}
+        return {"id": item.id or new_id("fc"), "type": item.type, "status": "completed", **fields, **spaced}
+    if item.type == "local_shell_call":
         call_id = _needed(item.call_id, f"{param}.call_id")
-        output = _text(_needed(item.output, f"{param}.output"), f"{param}.output")
-        shown = {"type": "function_call_output", "status": "completed", "call_id": call_id, "output": output}
+        told = {"call_id": call_id, "name": "local_shell", "arguments": json.dumps(item.action or {})}
+        return {"id": item.id or new_id("fc"), "type": "function_call", "status": "completed", **told}
+    if item.type in ("function_call_output", "custom_tool_call_output"):
+        call_id = _needed(item.call_id, f"{param}.call_id")
+        output = _output_text(_needed(item.output, f"{param}.output"))
+        shown = {"type": item.type, "status": "completed", "call_id": call_id, "output": output}
         return {"id": item.id or new_id("fco"), **shown}
-    message = f"{param} is of type {item.type!r}; this server takes message, function_call and function_call_output"
+    message = f"{param} is of type {item.type!r}; this server takes messages, calls of tools and their outputs"
     raise ApiError(400, message, code="unsupported_item", param=f"{param}.type")
 
 
@@ -121,11 +149,23 @@ def _text(content: str | Sequence[InputPart], param: str) -> str:
         return content
     texts: list[str] = []
     for index, part in enumerate(content):
-        text = part.text if part.type in _TEXT_PARTS else part.refusal if part.type == "refusal" else None
+        text = _part_text(part)
         if text is None:
             raise unsupported_part(part.type, f"{param}.{index}")
         texts.append(text)
     return "".join(texts)
+
+
+def _output_text(output: str | Sequence[InputPart]) -> str:
+    """What a tool has answered, with a placeholder for what is no text."""
+    if isinstance(output, str):
+        return output
+    texts = ((part, _part_text(part)) for part in output)
+    return "".join(placeholder(part.type) if text is None else text for part, text in texts)
+
+
+def _part_text(part: InputPart) -> str | None:
+    return part.text if part.type in _TEXT_PARTS else part.refusal if part.type == "refusal" else None
 
 
 def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[Message]:
@@ -133,12 +173,12 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
     turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     can_call = False  # whether the last turn is an assistant's, to which further calls belong
     for item in items:
-        if item["type"] == "function_call":
+        if item["type"] in ("function_call", "custom_tool_call"):
             if not can_call:
                 turns.append({"role": "assistant", "content": ""})
             turns[-1].setdefault("tool_calls", []).append(_template_call(item))
             can_call = True
-        elif item["type"] == "function_call_output":
+        elif item["type"] in ("function_call_output", "custom_tool_call_output"):
             turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
             can_call = False
         else:
@@ -150,13 +190,20 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
 
 def _template_call(item: Item) -> dict[str, Any]:
     """Templates want arguments as an object; what is none stays the text that it is."""
+    name = offered_name(item["name"], item.get("namespace"))
+    if item["type"] == "custom_tool_call":
+        return {
+            "type": "function",
+            "id": item["call_id"],
+            "function": {"name": name, "arguments": {INPUT: item["input"]}},
+        }
     arguments: Any = item["arguments"]
     try:
         parsed = read_json(arguments)
         arguments = parsed if isinstance(parsed, dict) else arguments
     except ValueError:
         pass
-    return {"type": "function", "id": item["call_id"], "function": {"name": item["name"], "arguments": arguments}}
+    return {"type": "function", "id": item["call_id"], "function": {"name": name, "arguments": arguments}}
 
 
 def assistant_turn(output: Sequence[Item]) -> Message | None:

@@ -2,17 +2,19 @@
 
 response.created  [queued]  in_progress
   output_item.added  content_part.added  output_text.delta ...  output_text.done  content_part.done  output_item.done
-  output_item.added  function_call_arguments.delta  .done  output_item.done
+  output_item.added  function_call_arguments.delta ...  .done  output_item.done
+  output_item.added  custom_tool_call_input.delta  .done  output_item.done
 response.completed | incomplete | failed
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from radixkv.gateway.call_parser import CallPiece, FunctionCalled
 from radixkv.gateway.responses_items import new_id
-from radixkv.gateway.tools import FunctionCalled
+from radixkv.gateway.responses_tools import Offer
 
 __all__ = ["Output"]
 
@@ -21,18 +23,21 @@ Emit = Callable[[str, dict[str, Any]], None]
 
 
 class Output:
-    """The output items of a response. One message is open at a time, calls are whole.
+    """The output items of a response. One message or call is open at a time.
 
     Args:
         emit: is told every event; None where nobody listens.
+        offers: the tools, by what the model calls them.
 
     Attributes:
-        items: the items so far; the open message among them grows.
+        items: the items so far, but for what is open.
     """
 
-    def __init__(self, emit: Emit | None) -> None:
+    def __init__(self, emit: Emit | None, offers: Mapping[str, Offer]) -> None:
         self.items: list[dict[str, Any]] = []
         self._emit = emit
+        self._offers = offers
+        self._call: tuple[FunctionCalled, dict[str, Any]] | None = None
         self._message: dict[str, Any] | None = None
         self._blank = ""
         self._texts: list[str] = []
@@ -53,26 +58,48 @@ class Output:
         self._logprobs += logprobs
         self._tell("response.output_text.delta", self._place | {"delta": text, "logprobs": list(logprobs)})
 
-    def add_call(self, call: FunctionCalled) -> None:
-        """A function is called; what comes next is another item."""
-        self.close_message("completed")
-        self._blank = ""
-        item = {
-            "id": new_id("fc"),
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": call.call_id,
-            "name": call.name,
-            "arguments": "",
-        }
-        place = {"item_id": item["id"], "output_index": len(self.items)}
+    def add_call(self, piece: CallPiece) -> None:
+        """A call has grown."""
+        if piece.begins:
+            self.close("completed")
+            self._blank = ""
+            self._open_call(piece.call)
+        if (
+            piece.arguments and not self._offers[piece.call.name].is_custom
+        ):  # a text within JSON is told once it is whole
+            self._tell("response.function_call_arguments.delta", self._call_place | {"delta": piece.arguments})
+        if piece.ends:
+            self._close_call("completed")
+
+    def _open_call(self, call: FunctionCalled) -> None:
+        offer = self._offers[call.name]
+        kind, field = ("custom_tool_call", "input") if offer.is_custom else ("function_call", "arguments")
+        spaced = {"namespace": offer.namespace} if offer.namespace else {}
+        item = {"id": new_id("ctc" if offer.is_custom else "fc"), "type": kind, "status": "in_progress"}
+        item |= {"call_id": call.call_id, "name": offer.tool.name or "", **spaced, field: ""}
+        self._call = (call, item)
         self._tell("response.output_item.added", {"output_index": len(self.items), "item": dict(item)})
-        self._tell("response.function_call_arguments.delta", place | {"delta": call.arguments})
-        done = place | {"name": call.name, "arguments": call.arguments}
-        self._tell("response.function_call_arguments.done", done)
-        item |= {"status": "completed", "arguments": call.arguments}
+
+    def _close_call(self, status: str) -> None:
+        assert self._call is not None, "one is open"
+        call, item = self._call
+        offer = self._offers[call.name]
+        said = offer.arguments(call)
+        if offer.is_custom:
+            self._tell("response.custom_tool_call_input.delta", self._call_place | {"delta": said})
+            self._tell("response.custom_tool_call_input.done", self._call_place | {"input": said})
+        else:
+            done = {"name": item["name"], "arguments": said}
+            self._tell("response.function_call_arguments.done", self._call_place | done)
+        item |= {"status": status, "input" if offer.is_custom else "arguments": said}
         self.items.append(item)
         self._tell("response.output_item.done", {"output_index": len(self.items) - 1, "item": dict(item)})
+        self._call = None
+
+    @property
+    def _call_place(self) -> dict[str, Any]:
+        assert self._call is not None, "one is open"
+        return {"item_id": self._call[1]["id"], "output_index": len(self.items)}
 
     def finish(self, status: str) -> None:
         """Nothing more comes. A reply without any text is an empty message.
@@ -80,14 +107,16 @@ class Output:
         Args:
             status: of what is open still: ``"completed"`` or ``"incomplete"``.
         """
-        if not self.items and self._message is None:
+        if not self.items and self._message is None and self._call is None:
             self._open_message()
             blank, self._blank = self._blank, ""
             self.add_text(blank)
-        self.close_message(status)
+        self.close(status)
 
-    def close_message(self, status: str) -> None:
-        """The open message, if there is one, is whole."""
+    def close(self, status: str) -> None:
+        """What is open, if anything is, grows no more."""
+        if self._call is not None:
+            self._close_call(status)
         if self._message is None:
             return
         text = "".join(self._texts)

@@ -20,13 +20,15 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.bodies import off_loop
+from radixkv.gateway.client_noise import without_noise
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import Exchange
+from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import retention_of
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.responses_items import Item, new_id, read_input, to_messages
-from radixkv.gateway.responses_schema import NamedChoice, ResponseRequest
+from radixkv.gateway.responses_items import Item, left_out_items, new_id, read_input, to_messages
+from radixkv.gateway.responses_schema import ResponseRequest
+from radixkv.gateway.responses_tools import ResponseTool, left_out_tools
 from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
@@ -63,7 +65,7 @@ class Plan:
     def new_reply(self) -> Reply:
         """Reads the worker's events."""
         ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, frozenset(ends), takes_one_call=self.tools.takes_one_call)
+        return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading)
 
 
 async def make_plan(
@@ -86,6 +88,12 @@ async def make_plan(
         ApiError: 400 and 404, with the field that is at fault.
     """
     await off_loop(http, request.check)
+    exchange: Exchange = http.scope[EXCHANGE]
+    exchange.leave_out(left_out_tools(request.tools))
+    exchange.leave_out(left_out_items(request.input))
+    if request.instructions is not None:
+        said, request.instructions = request.instructions, without_noise(request.instructions)
+        exchange.leave_out(["instructions"] if said != request.instructions else ())
     if not model.info.has_chat_template:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
@@ -170,17 +178,21 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
         "store": request.stores,
         "temperature": sampling.temperature,
         "text": {"format": wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {"type": "text"}},
-        "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
-        "tools": [
-            tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
-            for tool in request.tools or ()
-        ],
+        "tool_choice": choice or "auto" if isinstance(choice, str | None) else choice.model_dump(exclude_none=True),
+        "tools": [_told_tool(tool) for tool in request.tools or ()],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",
         "usage": None,
         "user": request.user,
     }
+
+
+def _told_tool(tool: ResponseTool) -> dict[str, Any]:
+    """As its caller gave it; a function has all its fields."""
+    if tool.type == "function":
+        return tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
+    return tool.model_dump(exclude_unset=True)
 
 
 async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
@@ -21,6 +21,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.replies import Growth, Reply
 from radixkv.gateway.responses_output import Output
+from radixkv.gateway.responses_tools import Offer
 from radixkv.gateway.sse import sse
 from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, Started, Usage
 
@@ -50,6 +51,7 @@ class Run:
         stream: the worker's events.
         reply: reads them.
         backend: spells tokens where log probabilities are wanted.
+        offers: the tools, by what the model calls them.
         on_end: is awaited with the finished body before the last event is told.
         keeps_events: somebody follows.
 
@@ -65,6 +67,7 @@ class Run:
         reply: Reply,
         backend: Backend,
         *,
+        offers: Mapping[str, Offer],
         on_end: Ending,
         keeps_events: bool,
         clock: Callable[[], float] = time.time,
@@ -80,7 +83,7 @@ class Run:
         self._clock = clock
         self._frames: list[bytes] = []
         self._news = asyncio.Event()
-        self._output = Output(self._emit if keeps_events else None)
+        self._output = Output(self._emit if keeps_events else None, offers)
         self._prompt = b""
         self.failure: ApiError | None = None
         self._has_ended = self._is_stopped = False
@@ -182,8 +185,9 @@ class Run:
         if growth.logprobs:
             logprobs = await chat_logprobs(self._backend, growth.logprobs)
         self._output.add_text(growth.text, logprobs)
-        for call in growth.calls:
-            self._output.add_call(call)
+        is_cut = self._reply.reason is FinishReason.LENGTH
+        for piece in growth.calls:
+            self._output.add_call(piece._replace(ends=piece.ends and not is_cut))
 
     def _end(self, status: str) -> None:
         self._output.finish("completed" if status == "completed" else "incomplete")
@@ -195,7 +199,7 @@ class Run:
     def _fail(self, error: ApiError) -> None:
         self.failure = error
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        self._output.close_message("incomplete")
+        self._output.close("incomplete")
         self.body |= {
             "status": "failed",
             "output": self._output.items,

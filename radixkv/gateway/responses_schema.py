@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -22,16 +22,8 @@ from radixkv.gateway.fields import (
 )
 from radixkv.gateway.formats import schema_grammar
 from radixkv.gateway.options import ApiModel, RetentionRanges, StopTexts, check_plain, drawing
-from radixkv.gateway.tools import (
-    MAX_TOOLS,
-    ChatTool,
-    NamedFunction,
-    NamedTool,
-    ToolChoice,
-    ToolFunction,
-    ToolPlan,
-    plan_tools,
-)
+from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
+from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
 from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import Grammar, SamplingParams
 
@@ -59,14 +51,17 @@ InputParts = Annotated[list[InputPart], Field(max_length=MAX_PARTS), FAIL_FAST]
 class InputItem(ApiModel):
     """One item of the input; which fields it needs depends on its type. Without a type it is a message."""
 
-    type: Name | None = None
+    type: Annotated[Name, Field(min_length=1)] | None = None
     id: Name | None = None
     status: Name | None = None
     role: Literal["user", "system", "developer", "assistant"] | None = None
     content: str | InputParts | None = None
     call_id: Annotated[Name, Field(min_length=1)] | None = None
     name: Name | None = None
+    namespace: Name | None = None
     arguments: str | None = None
+    input: str | None = None
+    action: PlainObject | None = None
     output: str | InputParts | None = None
 
 
@@ -84,23 +79,6 @@ class TextConfig(ApiModel):
     """Settings of the text of the reply."""
 
     format: TextFormat | None = None
-
-
-class FunctionTool(ApiModel):
-    """One of `tools`. Functions are what this server offers a model."""
-
-    type: Annotated[Name, Field(min_length=1)]
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")] | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class NamedChoice(ApiModel):
-    """A `tool_choice` that names the function to be called."""
-
-    type: Literal["function"]
-    name: Annotated[Name, Field(min_length=1)]
 
 
 Metadata = Annotated[
@@ -127,8 +105,8 @@ class ResponseRequest(ApiModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: TextConfig | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
+    tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     metadata: Metadata | None = None
@@ -190,17 +168,7 @@ class ResponseRequest(ApiModel):
         Raises:
             ApiError: 400.
         """
-        tools: list[ChatTool] = []
-        for index, tool in enumerate(self.tools or ()):
-            if tool.type != "function" or tool.name is None:
-                message = f"tools.{index} is of type {tool.type!r}; this server takes functions with a name"
-                raise _refusal(message, f"tools.{index}", "unsupported_tool")
-            fields = tool.model_dump(include={"name", "description", "parameters", "strict"})
-            tools.append(ChatTool(type="function", function=ToolFunction(**fields)))
-        choice: ToolChoice | NamedChoice | None = self.tool_choice
-        if isinstance(choice, NamedChoice):
-            choice = NamedTool(type="function", function=NamedFunction(name=choice.name))
-        return plan_tools(tools, choice, self.parallel_tool_calls)
+        return plan_response_tools(offers_of(self.tools), self.tool_choice, self.parallel_tool_calls)
 
     def grammar(self) -> Grammar | None:
         """What `text.format` holds the reply to.

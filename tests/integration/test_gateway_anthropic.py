@@ -31,7 +31,7 @@ def arguments(messages: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """Those of the SDK's calls; what it has no name for goes beside them."""
     given = {"model": "gibberish", "messages": messages, "max_tokens": 40, **fields}
     extra = {name: given.pop(name) for name in ("temperature", "top_p", "top_k", "seed") if name in given}
-    return {**given, "extra_body": extra}
+    return {**given, "extra_body": extra | given.get("extra_body", {})}
 
 
 def ask(client: Anthropic, messages: Any = HELLO, **fields: Any) -> Any:
@@ -162,10 +162,9 @@ def test_tokens_are_counted_as_the_request_has_them(client: Anthropic) -> None:
         ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "the last turn is the assistant's"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id is missing"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
-        ({"container": "abc"}, "container"),
+        ({"extra_body": {"guided_regex": "a+"}}, "guided_regex"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(client: Anthropic, fields: Any, names: str) -> None:

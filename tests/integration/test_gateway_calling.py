@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from anthropic import Anthropic
 from chat_stack import Stack, chat_stack
 from openai import OpenAI
 
@@ -174,3 +175,82 @@ def test_variables_reach_the_template_and_our_own_arguments_do_not(stack: Stack,
         extra_body={"chat_template_kwargs": {"tokenize": True, "chat_template": "{{ 1 / 0 }}", "x": 1}},
     )
     assert stack.engine.shown() == plain
+
+
+LONG = {"city": 'Pa"ris', "days": 2, "notes": [{"text": "x" * 300}, "}{"]}
+FORMS = [
+    f"<tool_call>\n{json.dumps({'name': 'weather', 'arguments': LONG})}\n</tool_call>",
+    json.dumps({"name": "weather", "parameters": LONG}),
+]
+
+
+def messages_call(events: Any) -> tuple[list[str], str]:
+    """Pieces of the arguments of the one call, and how the message stopped."""
+    told = list(events)
+    pieces = [each.delta.partial_json for each in told if getattr(getattr(each, "delta", None), "partial_json", None)]
+    return pieces, next(each.delta.stop_reason for each in told if each.type == "message_delta")
+
+
+@pytest.mark.parametrize("reply", FORMS)
+def test_arguments_stream_as_they_come_on_every_api(stack: Stack, client: OpenAI, reply: str) -> None:
+    stack.dictate(reply)
+    pieces: list[str] = []
+    for chunk in chat(client, tools=[WEATHER], stream=True, max_tokens=600):
+        for call in chunk.choices[0].delta.tool_calls or ():
+            pieces.append(call.function.arguments or "")
+    stack.dictate(reply)
+    function = {"type": "function", **WEATHER["function"]}
+    asked = {"model": "gibberish", "input": "Rain?", "max_output_tokens": 600, "tools": [function]}
+    with client.responses.create(**asked, stream=True) as events:
+        kinds = [(event.type, getattr(event, "delta", "")) for event in events]
+    deltas = [delta for kind, delta in kinds if kind == "response.function_call_arguments.delta"]
+    stack.dictate(reply)
+    tool = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
+    with Anthropic(base_url=f"http://{stack.server.address}", api_key="none") as other:
+        said = other.messages.create(model="gibberish", messages=QUESTION, max_tokens=600, tools=[tool], stream=True)
+        inputs, stop = messages_call(said)
+    assert stop == "tool_use"
+    for told in (pieces, deltas, inputs):
+        assert json.loads("".join(told)) == LONG
+        assert len(told) > 20
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("num_tokens", [6, 9, 12, 20, 40])
+def test_a_call_that_is_cut_is_a_call_and_no_text(stack: Stack, client: OpenAI, choice: str, num_tokens: int) -> None:
+    text = {"type": "string"}
+    tool = {
+        "type": "function",
+        "function": {"name": "write", "parameters": {"type": "object", "properties": {"text": text}}},
+    }
+    reply = json.dumps({"name": "write", "arguments": {"text": "and on " * 60}})
+    reply = reply if choice == "required" else f"<tool_call>\n{reply}\n</tool_call>"
+    stack.dictate(reply)
+    (whole,) = chat(client, tools=[tool], tool_choice=choice, max_tokens=num_tokens).choices
+    assert whole.finish_reason == "length"
+    assert not whole.message.content
+    stack.dictate(reply)
+    chunks = list(chat(client, tools=[tool], tool_choice=choice, max_tokens=num_tokens, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ""
+    stack.dictate(reply)
+    inner = {"type": "function", **tool["function"]}
+    asked = {"model": "gibberish", "input": "Write", "tools": [inner], "tool_choice": choice}
+    response = client.responses.create(**asked, max_output_tokens=num_tokens)
+    assert (response.status, response.output_text) == ("incomplete", "")
+    stack.dictate(reply)
+    with Anthropic(base_url=f"http://{stack.server.address}", api_key="none") as other:
+        own = {"name": "write", "input_schema": tool["function"]["parameters"]}
+        wanted = {"type": "any" if choice == "required" else "auto"}
+        message = other.messages.create(
+            model="gibberish", messages=QUESTION, max_tokens=num_tokens, tools=[own], tool_choice=wanted
+        )
+    assert message.stop_reason == "max_tokens"
+    assert not [block for block in message.content if block.type == "text" and block.text]
+    if num_tokens >= 20:
+        (call,) = whole.message.tool_calls
+        assert call.function.name == "write"
+        assert reply.find(call.function.arguments) > 0
+        (item,) = response.output
+        assert (item.type, item.status, item.name) == ("function_call", "incomplete", "write")
+        (block,) = message.content
+        assert block.input["text"].startswith("and")

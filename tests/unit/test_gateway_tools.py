@@ -8,9 +8,10 @@ import random
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from radixkv.gateway.call_parser import CallParser, CallPiece
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.tools import CallParser, ChatTool, ChatTools, FunctionCalled, NamedTool, plan_tools
+from radixkv.gateway.tools import ChatTool, ChatTools, NamedTool, plan_tools
 from radixkv.worker.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 
@@ -21,14 +22,21 @@ MISTRAL = '[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "time"
 
 def parse(pieces: list[str], names: tuple[str, ...] = ("weather", "time")) -> tuple[str, list[tuple[str, object]]]:
     parser = CallParser(names)
-    text, calls = "", list[FunctionCalled]()
+    text, told = "", list[CallPiece]()
     for piece in pieces:
         shown, found = parser.push(piece)
         text += shown
-        calls += found
+        told += found
     shown, found = parser.flush()
-    assert len({call.call_id for call in calls + found}) == len(calls + found)
-    return text + shown, [(call.name, json.loads(call.arguments)) for call in calls + found]
+    told += found
+    calls = [piece.call for piece in told if piece.begins]
+    assert len({call.call_id for call in calls}) == len(calls)
+    for number, call in enumerate(calls):
+        own = [piece for piece in told if piece.call is call]
+        assert {piece.number for piece in own} == {number}
+        assert "".join(piece.arguments for piece in own) == call.arguments
+        assert [piece.ends for piece in own] == [False] * (len(own) - 1) + [True]
+    return text + shown, [(call.name, json.loads(call.arguments)) for call in calls]
 
 
 def tool(name: str = "weather", **parameters: object) -> ChatTool:
@@ -108,8 +116,8 @@ def test_what_comes_with_the_first_call_is_left_out_as_well(text: str, is_exact:
 def test_of_a_list_of_calls_the_first_is_taken_where_one_is_wanted() -> None:
     reply = Reply(0, ("weather", "time"), (), takes_one_call=True)
     reply.push(Delta(0, (1,), MISTRAL))
-    grown = reply.finish(BranchFinished(0, FinishReason.STOP, 2, None))
-    assert [call.name for call in grown.calls] == [call.name for call in reply.calls] == ["weather"]
+    reply.finish(BranchFinished(0, FinishReason.STOP, 2, None))
+    assert [call.name for call in reply.calls] == ["weather"]
     assert not reply.is_exact
     assert reply.finish_reason == "tool_calls"
 
@@ -145,9 +153,9 @@ def test_a_choice_that_makes_no_sense_is_refused() -> None:
 def test_tools_that_are_too_many_too_deep_or_too_large_are_refused() -> None:
     read = TypeAdapter(ChatTools).validate_python
     one = {"type": "function", "function": {"name": "f"}}
-    assert len(read([one] * 128)) == 128
-    with pytest.raises(ValidationError, match="at most 128"):
-        read([one] * 129)
+    assert len(read([one] * 512)) == 512
+    with pytest.raises(ValidationError, match="at most 512"):
+        read([one] * 513)
     deep: dict[str, object] = {}
     for _ in range(100):
         deep = {"x": deep}

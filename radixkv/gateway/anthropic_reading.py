@@ -1,0 +1,106 @@
+"""What a text model reads of a Messages request; the rest is left out or stands as a placeholder, and is named.
+
+system       what clients put there for somebody else            left out
+tools        of a server's: web_search_*, bash_*, ...            left out
+reply        thinking, calls that a server ran, their results    left out
+tool result  image, PDF, ...                                     [image: this model reads text alone]
+user         text, documents of text, search results             read; others are refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from radixkv.gateway.anthropic_schema import Block, MessagesPrompt, ResultPart, Turn
+from radixkv.gateway.client_noise import without_noise
+from radixkv.gateway.messages import placeholder, unsupported_part
+
+__all__ = ["keep_readable"]
+
+_NOT_HONOURED = ("container", "context_management", "mcp_servers")
+_THOUGHTS = ("thinking", "redacted_thinking")
+_RUN_BY_SERVERS = ("server_tool_use", "mcp_tool_use")
+
+
+def keep_readable(prompt: MessagesPrompt) -> list[str]:
+    """Leave in a prompt what a text model reads; the places of what was left out. What stays keeps its place. O(blocks).
+
+    Raises:
+        ApiError: 400: a turn holds what would change the answer and cannot be read.
+    """
+    left_out = [name for name in _NOT_HONOURED if getattr(prompt, name)]
+    if prompt.thinking is not None and prompt.thinking.type == "enabled":
+        left_out.append("thinking")
+    if isinstance(prompt.system, str):
+        said, prompt.system = prompt.system, without_noise(prompt.system)
+        left_out += ["system"] if prompt.system != said else []
+    for index, block in enumerate(prompt.system[:1] if isinstance(prompt.system, list) else ()):
+        said, block.text = block.text, without_noise(block.text)
+        left_out += [f"system.{index}"] if block.text != said else []
+    left_out += [f"tools.{index}" for index, tool in enumerate(prompt.tools or ()) if not tool.is_own]
+    prompt.tools = [tool for tool in prompt.tools or () if tool.is_own]
+    for index, turn in enumerate(prompt.messages):
+        if not isinstance(turn.content, str):
+            left_out += _keep_readable_blocks(turn, turn.content, f"messages.{index}.content")
+    return left_out
+
+
+def _keep_readable_blocks(turn: Turn, blocks: list[Block], param: str) -> list[str]:
+    left_out: list[str] = []
+    answers_calls = any(block.type == "tool_result" for block in blocks)
+    for index, block in enumerate(blocks):
+        place = f"{param}.{index}"
+        if block.type in ("text", "tool_use"):
+            continue
+        if block.type == "tool_result" and turn.role == "user":
+            left_out += _keep_readable_parts(block, f"{place}.content")
+            continue
+        text = _text(block)
+        if text is None and turn.role == "assistant" and _is_of_a_server(block.type):
+            text = ""
+            left_out.append(place)
+        elif text is None and answers_calls:  # what a tool has read, beside its result
+            text = placeholder(block.type)
+            left_out.append(place)
+        if text is None:
+            raise unsupported_part(block.type, place)
+        block.type, block.text = "text", text
+    return left_out
+
+
+def _keep_readable_parts(block: Block, param: str) -> list[str]:
+    left_out: list[str] = []
+    for index, part in enumerate(block.content if isinstance(block.content, list) else ()):
+        text = part.text if part.type == "text" else _text(part)
+        if text is None:
+            text = placeholder(part.type)
+            left_out.append(f"{param}.{index}")
+        part.type, part.text = "text", text
+    return left_out
+
+
+def _is_of_a_server(kind: str) -> bool:
+    return kind in _THOUGHTS or kind in _RUN_BY_SERVERS or kind.endswith("_tool_result")
+
+
+def _text(part: Block | ResultPart) -> str | None:
+    """The text of a part that is more than that; None where it holds something else."""
+    if part.type == "tool_reference" and part.tool_name:
+        return f"[tool {part.tool_name}]"
+    if part.type == "search_result" and isinstance(part.content, list):
+        return "\n".join([part.title or "", str(part.source or ""), *(each.text or "" for each in part.content)])
+    if part.type == "document" and isinstance(part.source, Mapping):
+        text = _document_text(part.source)
+        return f"{part.title}\n{text}" if text is not None and part.title else text
+    return None
+
+
+def _document_text(source: Mapping[str, Any]) -> str | None:
+    if source.get("type") == "text" and isinstance(source.get("data"), str):
+        return str(source["data"])
+    content = source.get("content") if source.get("type") == "content" else None
+    if isinstance(content, str):
+        return content
+    texts = [each.get("text") for each in content if isinstance(each, Mapping)] if isinstance(content, Sequence) else []
+    return "".join(map(str, texts)) if texts and all(isinstance(text, str) for text in texts) else None

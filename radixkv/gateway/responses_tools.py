@@ -1,0 +1,185 @@
+"""Tools of the Responses API as functions that a model is offered, and its calls as items of the API.
+
+{"type": "function", "name": "f"}                                 f    function_call
+{"type": "namespace", "name": "n", "tools": [{... "name": "f"}]}  n.f  function_call, with its namespace
+{"type": "custom", "name": "c"}                                   c    custom_tool_call, whose input is one text
+{"type": "web_search"} and others that a server runs              -    left out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+from pydantic_core import from_json
+
+from radixkv.gateway.call_parser import FunctionCalled
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.fields import FAIL_FAST, Name, PlainObject
+from radixkv.gateway.options import ApiModel
+from radixkv.gateway.tools import (
+    MAX_NAME_CHARACTERS,
+    MAX_TOOLS,
+    AllowedChoice,
+    AllowedTools,
+    ChatTool,
+    NamedFunction,
+    NamedTool,
+    ToolChoice,
+    ToolFunction,
+    ToolPlan,
+    plan_tools,
+)
+
+__all__ = [
+    "INPUT",
+    "AllowedNames",
+    "NamedChoice",
+    "Offer",
+    "ResponseChoice",
+    "ResponseTool",
+    "left_out_tools",
+    "offered_name",
+    "offers_of",
+    "plan_response_tools",
+]
+
+INPUT = "input"
+"""The one argument of the function that stands for a custom tool."""
+
+_NAME = Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}$")
+
+
+class SpacedTool(ApiModel):
+    """A tool in a namespace."""
+
+    type: Annotated[Name, Field(min_length=1)]
+    name: Annotated[str, _NAME] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: PlainObject | None = None
+
+
+class ResponseTool(SpacedTool):
+    """One of `tools`. Functions, namespaces of them and custom tools are offered to the model, others are left out."""
+
+    tools: Annotated[list[SpacedTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+
+
+class NamedChoice(ApiModel):
+    """A `tool_choice` that names the tool to be called."""
+
+    type: Literal["function", "custom"]
+    name: Annotated[Name, Field(min_length=1)]
+    namespace: Name | None = None
+
+
+class AllowedNames(ApiModel):
+    """A `tool_choice` that allows some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS), FAIL_FAST]
+
+
+ResponseChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedNames
+
+
+class Offer(NamedTuple):
+    """A tool that the model knows as one function."""
+
+    tool: SpacedTool
+    namespace: str | None
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it takes one text."""
+        return self.tool.type == "custom"
+
+    def arguments(self, call: FunctionCalled) -> str:
+        """What a call of it says: JSON, or the text of a custom tool, as far as the model has written it."""
+        if not self.is_custom:
+            return call.arguments
+        try:
+            told = from_json(call.arguments, allow_partial="trailing-strings")
+        except ValueError:
+            return call.arguments
+        text = told.get(INPUT, "") if isinstance(told, dict) else None
+        return text if isinstance(text, str) else call.arguments
+
+    def as_function(self, name: str) -> ChatTool:
+        """As the model is told of it."""
+        tool, parameters = self.tool, self.tool.parameters
+        if self.is_custom:
+            said = {"type": "string"} | ({"description": f"Held to: {tool.format}"} if tool.format else {})
+            parameters = {"type": "object", "properties": {INPUT: said}, "required": [INPUT]}
+        strict = tool.strict if "strict" in tool.model_fields_set else None
+        function = ToolFunction(name=name, description=tool.description, parameters=parameters, strict=strict)
+        return ChatTool(type="function", function=function)
+
+
+def offered_name(name: str, namespace: str | None) -> str:
+    """What the model calls a tool."""
+    return f"{namespace}.{name}" if namespace else name
+
+
+def offers_of(tools: Sequence[ResponseTool] | None) -> dict[str, Offer]:
+    """The tools that the model is offered, by what it calls them.
+
+    Raises:
+        ApiError: 400: one has no name, or a name that is too long.
+    """
+    offers: dict[str, Offer] = {}
+    for param, tool, namespace in _each(tools or ()):
+        if tool.type not in ("function", "custom"):
+            continue
+        if tool.name is None:
+            raise ApiError(400, f"{param}.name is missing", code="missing_value", param=f"{param}.name")
+        name = offered_name(tool.name, namespace)
+        if len(name) > MAX_NAME_CHARACTERS:
+            message = (
+                f"{param}.name and its namespace have {len(name)} characters; at most {MAX_NAME_CHARACTERS} may be"
+            )
+            raise ApiError(400, message, code="invalid_value", param=f"{param}.name")
+        offers[name] = Offer(tool, namespace)
+    return offers
+
+
+def left_out_tools(tools: Sequence[ResponseTool] | None) -> list[str]:
+    """The places of those that the model is not offered."""
+    return [param for param, tool, _ in _each(tools or ()) if tool.type not in ("function", "custom")]
+
+
+def _each(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, SpacedTool, str | None]]:
+    for index, tool in enumerate(tools):
+        if tool.type == "namespace":
+            for number, inner in enumerate(tool.tools or ()):
+                yield f"tools.{index}.tools.{number}", inner, tool.name
+        else:
+            yield f"tools.{index}", tool, None
+
+
+def plan_response_tools(
+    offers: Mapping[str, Offer], choice: ResponseChoice | None, parallel_calls: bool | None
+) -> ToolPlan:
+    """What the tools mean for a generation; see `plan_tools`.
+
+    Raises:
+        ApiError: 400.
+    """
+    tools = [offer.as_function(name) for name, offer in offers.items()]
+    chosen: ToolChoice | None
+    if isinstance(choice, NamedChoice):
+        chosen = _named(choice)
+    elif isinstance(choice, AllowedNames):
+        allowed = AllowedTools(mode=choice.mode, tools=list(map(_named, choice.tools)))
+        chosen = AllowedChoice(type="allowed_tools", allowed_tools=allowed)
+    else:
+        chosen = choice
+    return plan_tools(tools, chosen, parallel_calls)
+
+
+def _named(choice: NamedChoice) -> NamedTool:
+    return NamedTool(type="function", function=NamedFunction(name=offered_name(choice.name, choice.namespace)))
