@@ -46,4 +46,7 @@ def anthropic_status(error: ApiError) -> int:
 def anthropic_error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """The JSON of an error, also as the last event of a stream that fails midway."""
     kind = _TYPES.get(anthropic_status(error), "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    message = error.message
+    if error.overflow is not None:
+        message = "prompt is too long: {} tokens > {} maximum".format(*error.overflow)
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}

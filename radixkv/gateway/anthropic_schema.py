@@ -12,7 +12,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
 from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, StopTexts, drawing
+from radixkv.gateway.options import ApiModel, ModelName, StopTexts, drawing
 from radixkv.gateway.tools import (
     MAX_TOOLS,
     ChatTool,
@@ -133,7 +133,7 @@ class Metadata(ApiModel):
 class MessagesPrompt(ApiModel):
     """What is put to the model: all that its tokens can be counted from."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: ModelName | None = None
     messages: Annotated[list[Annotated[Turn, Each]], Field(min_length=1, max_length=MAX_MESSAGES), FAIL_FAST]
     system: str | TextBlocks | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None

@@ -20,12 +20,12 @@ from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.chat_chunks import ChatChunks
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
-from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, Each, PlainObject, Whole
+from radixkv.gateway.fields import FAIL_FAST, PlainObject, Whole
 from radixkv.gateway.formats import ResponseFormat, format_grammar
 from radixkv.gateway.logprobs import chat_logprobs
-from radixkv.gateway.messages import ChatMessage, leave_noise_out, template_messages
+from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.models import ServedModel
-from radixkv.gateway.options import GenerationOptions, retention_of
+from radixkv.gateway.options import GenerationOptions, MaxTokens, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
@@ -46,9 +46,9 @@ MAX_MODALITIES = 16
 class ChatRequest(GenerationOptions):
     """Body of a chat completion."""
 
-    messages: Annotated[list[Annotated[ChatMessage, Each]], Field(min_length=1, max_length=MAX_MESSAGES), FAIL_FAST]
-    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
-    max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    messages: ChatMessages
+    max_tokens: MaxTokens = None
+    max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None

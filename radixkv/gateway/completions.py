@@ -24,7 +24,7 @@ from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.logprobs import completion_logprobs
 from radixkv.gateway.models import ServedModel, served_model
-from radixkv.gateway.options import GenerationOptions, retention_of
+from radixkv.gateway.options import GenerationOptions, MaxTokens, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.worker.request import GenerateParams
@@ -62,7 +62,7 @@ class CompletionRequest(GenerationOptions):
     """Body of a completion."""
 
     prompt: Prompt
-    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: MaxTokens = None
     echo: bool | None = None
     suffix: str | None = None
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None

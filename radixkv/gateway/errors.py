@@ -9,6 +9,7 @@ RadixKVError   what the worker refuses: `ApiError.of` translates, by the nearest
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ class ApiError(Exception):
         type, code, param: the kind of error, its stable name, and the field of the request that is at fault, as the
             OpenAI API has them.
         headers: further headers of the response.
+        overflow: of a prompt that is too long, its tokens, or as many as were counted, and how many the model takes.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        overflow: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -66,6 +69,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        self.overflow = overflow
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
@@ -124,9 +128,15 @@ _PARAMS = {"timeout_s": "timeout", "grammar": "response_format", "grammar.text":
 
 
 def _of_invalid_argument(error: InvalidArgumentError) -> ApiError:
-    too_long = "tokens" in error.bound and error.argument in ("prompt", "history", "prompt + max_tokens")
-    code = "context_length_exceeded" if too_long else "invalid_value"
-    return ApiError(400, str(error), code=code, param=_PARAMS.get(error.argument, error.argument))
+    """Of a prompt that is too long, in the words by which clients know that they must shorten it."""
+    param = _PARAMS.get(error.argument, error.argument)
+    bound = re.match(r"at most (\d+) tokens", error.bound)
+    counted = re.findall(r"\d+", str(error.value))
+    if bound is None or not counted or error.argument not in ("prompt", "history", "prompt + max_tokens"):
+        return ApiError(400, str(error), code="invalid_value", param=param)
+    message = f"This model's maximum context length is {bound[1]} tokens: {error}"
+    overflow = (int(counted[-1]), int(bound[1]))
+    return ApiError(400, message, code="context_length_exceeded", param=param, overflow=overflow)
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from pydantic import Field
 from radixkv.core.json_text import num_values, read_json
 from radixkv.gateway.client_noise import without_noise
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, MAX_PARTS, Each, Name
+from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name
 from radixkv.gateway.options import ApiModel, check_plain
 from radixkv.worker.text import Message
 
 __all__ = [
     "ChatMessage",
+    "ChatMessages",
     "ContentPart",
     "FunctionCall",
     "ToolCall",
@@ -67,6 +68,9 @@ class ChatMessage(ApiModel):
     refusal: str | None = None
     tool_calls: Annotated[list[Annotated[ToolCall, Each]], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     tool_call_id: Name | None = None
+
+
+ChatMessages = Annotated[list[Annotated[ChatMessage, Each]], Field(min_length=1, max_length=MAX_MESSAGES), FAIL_FAST]
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:

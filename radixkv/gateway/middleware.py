@@ -24,6 +24,7 @@ from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.gate import Gate, StrangersLane
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.origins import WhileKnown, check_origin
+from radixkv.gateway.paths import API_PREFIX, as_served
 from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import error_response
 
@@ -31,9 +32,6 @@ __all__ = ["GatewayMiddleware"]
 
 ALWAYS_ANSWERED = ("/health", "/metrics")
 """Paths that are also answered while the server is full or drains, and never logged."""
-
-API_PREFIX = "/v1/"
-"""Below it a caller must be known."""
 
 BODIES_AT_ONCE = 4
 """Bodies of a tenant above `SMALL_BODY_BYTES` that are held at once: from their first bytes until the worker has the prompt."""
@@ -75,6 +73,7 @@ class GatewayMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = as_served(scope)
         exchange = Exchange(_request_id(scope), self._metrics, self._recording)
         scope[EXCHANGE] = exchange
         answer = _Answer(send, exchange, _id_headers(scope))

@@ -17,9 +17,9 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.errors import ApiError
 from radixkv.worker.request import ModelInfo
 
-__all__ = ["ServedModel", "router", "served_model"]
+__all__ = ["RADIXKV_VERSION", "ServedModel", "router", "served_model"]
 
-_VERSION = version("radixkv")  # looked up once: it takes 0.7 ms
+RADIXKV_VERSION = version("radixkv")  # looked up once: it takes 0.7 ms
 
 router = APIRouter(tags=["models"])
 
@@ -55,7 +55,7 @@ async def served_model(request: Request, asked: str | None = None) -> ServedMode
 
 
 def _served(name: str, info: ModelInfo, adapter: str) -> ServedModel:
-    digest = hashlib.sha256(repr((_VERSION, info, adapter)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((RADIXKV_VERSION, info, adapter)).encode()).hexdigest()
     return ServedModel(name, info, f"fp_{digest[:10]}", adapter)
 
 

@@ -24,6 +24,8 @@ __all__ = [
     "CHANGES_THE_ANSWER",
     "ApiModel",
     "GenerationOptions",
+    "MaxTokens",
+    "ModelName",
     "RetentionRanges",
     "StopTexts",
     "StreamOptions",
@@ -75,6 +77,11 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
     "typical_p": (None, 1),
 }
 """Fields of other servers that are refused where a model does not have them, unless they say no more than leaving them out."""
+
+
+def _no_empty_stop(value: Any) -> Any:
+    return None if value == "" else value
+
 
 _StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[_StopText], Field(max_length=MAX_STOPS), FAIL_FAST]
@@ -133,6 +140,17 @@ class RetentionRange(ClosedModel):
         return self
 
 
+ModelName = Annotated[str, Field(min_length=1, max_length=512)]
+"""Of the model, or an adapter; left out: the model that is served."""
+
+
+def _unbounded(value: Any) -> Any:
+    return None if value == -1 else value
+
+
+MaxTokens = Annotated[Annotated[Whole, Field(ge=1, lt=2**31)] | None, BeforeValidator(_unbounded)]
+"""Of a reply; -1, as some frontends have it, is none."""
+
 RetentionRanges = Annotated[list[RetentionRange], Field(max_length=MAX_RETENTION_RANGES), FAIL_FAST]
 
 LogitBias = Annotated[
@@ -151,12 +169,12 @@ def retention_of(ranges: Iterable[RetentionRange] | None) -> tuple[Retention, ..
 class GenerationOptions(ApiModel):
     """Fields that chat completions and completions share."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: ModelName | None = None
     n: Annotated[Whole, Field(ge=1, le=128)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[Whole, Field(ge=-(2**63), lt=_UINT64)] | None = None
-    stop: _StopText | StopTexts | None = None
+    stop: Annotated[_StopText | StopTexts | None, BeforeValidator(_no_empty_stop)] = None
     logit_bias: LogitBias | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

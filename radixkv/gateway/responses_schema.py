@@ -21,7 +21,7 @@ from radixkv.gateway.fields import (
     check_fits,
 )
 from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, RetentionRanges, StopTexts, check_plain, drawing
+from radixkv.gateway.options import ApiModel, ModelName, RetentionRanges, StopTexts, check_plain, drawing
 from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
 from radixkv.worker.request import ModelInfo
@@ -92,7 +92,7 @@ Metadata = Annotated[
 class ResponseRequest(ApiModel):
     """The body of POST /v1/responses. Bounds are the OpenAI API's; the last fields are extensions of this server."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: ModelName | None = None
     input: str | Annotated[list[Annotated[InputItem, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST]
     instructions: str | None = Field(None, description="A system message. Not carried over from the previous response.")
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(

@@ -57,10 +57,10 @@ class TextEncoder:
         """
         if asker.max_tokens is None:
             return
-        most = asker.max_tokens * self._max_token_characters
-        if num_characters > most:
-            bound = f"at most {most} characters, which {asker.max_tokens} tokens can spell at the most"
-            raise InvalidArgumentError("prompt", f"{num_characters} characters", bound)
+        fewest = -(-num_characters // self._max_token_characters)
+        if fewest > asker.max_tokens:
+            told = f"{num_characters} characters, which are at least {fewest} tokens"
+            raise InvalidArgumentError("prompt", told, f"at most {asker.max_tokens} tokens")
 
     def encode(self, text: str, special: bool, asker: Asker, backend: Any = None) -> list[int]:
         """Token ids. `special`: with those that the model wants around a prompt. `backend`: encodes in place of the tokenizer.

@@ -62,7 +62,7 @@ PROMPTS: list[Callable[[str], Prompt]] = [
 def test_a_text_that_the_longest_tokens_could_not_spell_is_not_encoded(
     reader: PromptReader, encoded: list[int], prompt: Callable[[str], Prompt], history: bytes, said: str
 ) -> None:
-    with pytest.raises(InvalidArgumentError, match="tokens can spell") as refusal:
+    with pytest.raises(InvalidArgumentError, match="characters, which are at least") as refusal:
         reader.read(prompt(said * 1_000_000), history)
     assert refusal.value.argument == "prompt"
     assert "tokens" in refusal.value.bound

@@ -1,0 +1,89 @@
+"""What clients and routers ask an engine beside replies, in the words of vLLM and SGLang: tokens of a text, model, version."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.gateway.auth import CurrentTenant
+from radixkv.gateway.backend import Backend
+from radixkv.gateway.bodies import JsonRoute, off_loop
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import CurrentExchange
+from radixkv.gateway.fields import TokenIds
+from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
+from radixkv.gateway.models import RADIXKV_VERSION, served_model
+from radixkv.gateway.options import ApiModel, ModelName
+from radixkv.gateway.tools import ChatTools, plan_tools
+from radixkv.gateway.turns import chat_model, read_prompt
+from radixkv.worker.request import Prompt
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["engine"], route_class=JsonRoute)
+
+
+class TokenizeRequest(ApiModel):
+    """A text, or messages as they are put to the model."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: ChatMessages | None = None
+    tools: ChatTools | None = None
+
+
+class DetokenizeRequest(ApiModel):
+    """Token ids."""
+
+    model: ModelName | None = None
+    tokens: TokenIds
+
+
+@router.post("/v1/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
+    """The token ids of a text, or of messages, as a request with them has."""
+    backend: Backend = request.app.state.backend
+    assert exchange.tenant is not None
+    if (body.prompt is None) is (body.messages is None):
+        raise ApiError(400, "one of prompt and messages must be given", code="invalid_value", param="prompt")
+    if body.messages is None:
+        model = await served_model(request, body.model)
+        tokens = await backend.tokenize(Prompt(text=body.prompt), b"", exchange.tenant.namespace)
+    else:
+        model = await chat_model(request, body.model)
+        exchange.leave_out(leave_noise_out(body.messages))
+        tools = await off_loop(request, partial(plan_tools, body.tools, None))
+        messages = await off_loop(request, partial(template_messages, body.messages))
+        transcript = await request.app.state.transcripts.read(exchange.tenant.namespace, messages, tools.tools)
+        tokens = await read_prompt(backend, transcript, tools.tools)
+    ids = list(unpack_tokens(tokens))
+    return {"count": len(ids), "max_model_len": model.info.max_length, "tokens": ids, "token_strs": None}
+
+
+@router.post("/v1/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request, _exchange: CurrentExchange) -> dict[str, str]:
+    """The text of token ids."""
+    model = await served_model(request, body.model)
+    if max(body.tokens) >= model.info.vocab_size:
+        message = f"tokens holds {max(body.tokens)}; token ids are below {model.info.vocab_size}"
+        raise ApiError(400, message, code="invalid_value", param="tokens")
+    return {"prompt": await request.app.state.backend.detokenize(pack_tokens(body.tokens))}
+
+
+@router.get("/v1/version")
+async def tell_version(_tenant: CurrentTenant) -> dict[str, str]:
+    """The version of radixkv."""
+    return {"version": RADIXKV_VERSION}
+
+
+@router.get("/v1/get_model_info")
+@router.get("/v1/server_info")
+async def tell_model(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
+    """The model that is served, and by which server."""
+    model = await served_model(request)
+    named = dict.fromkeys(("model_path", "tokenizer_path", "served_model_name"), model.name)
+    sizes = {"max_model_len": model.info.max_length, "vocab_size": model.info.vocab_size}
+    return {**named, **sizes, "is_generation": True, "server": "radixkv", "version": RADIXKV_VERSION}

@@ -1,0 +1,104 @@
+"""Words that clients know: that a prompt is too long, paths and fields as others have them, what engines are asked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from chat_stack import Stack, chat_stack, gateway
+
+from radixkv.gateway.config import GatewayConfig
+
+HI = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": HI, "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def stack(default_model: str) -> Iterator[Stack]:
+    with chat_stack(default_model, max_model_len=512) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def http(stack: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{stack.server.address}", timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("num_words", [600, 5_000, 60_000])
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_its_api(http: httpx.Client, num_words: int) -> None:
+    turns = [{"role": "user", "content": "word " * num_words}]
+    error = http.post("/v1/messages", json={"messages": turns, "max_tokens": 8}).json()["error"]
+    assert error["type"] == "invalid_request_error"
+    told, bound = error["message"].removeprefix("prompt is too long: ").removesuffix(" maximum").split(" tokens > ")
+    assert int(told) > int(bound)
+    assert int(bound) in (511, 512)  # the model's length, of which a reply needs one
+    for path, body in (
+        ("chat/completions", {"messages": turns}),
+        ("responses", {"input": turns}),
+        ("completions", {"prompt": turns[0]["content"]}),
+    ):
+        error = http.post(f"/v1/{path}", json=body).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert re.match(r"This model's maximum context length is 51[12] tokens", error["message"])
+
+
+def test_a_path_without_its_version_or_with_a_slash_is_served(http: httpx.Client) -> None:
+    for path in ("/chat/completions", "/v1/chat/completions/", "/chat/completions/"):
+        assert http.post(path, json=CHAT).json()["object"] == "chat.completion"
+    assert http.post("/messages", json=CHAT).json()["type"] == "message"
+    assert http.post("/responses", json={"input": "Hi", "max_output_tokens": 2}).json()["object"] == "response"
+    for path in ("/models", "/v1/models/", "/v1/models/gibberish"):
+        assert "gibberish" in http.get(path).text
+        head = http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+    assert http.get("/v1/").status_code == http.get("/v2/models").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/models", "/models/", "/tokenize", "/version", "/chat/completions", "/v1/models/"])
+def test_such_a_path_needs_the_key_that_its_own_does(stack: Stack, tmp_path: Path, path: str) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[tenant]]\nname = "a"\nkeys = ["sha256:{hashlib.sha256(b"key").hexdigest()}"]\n')
+    with gateway(stack.engine, GatewayConfig(listen="127.0.0.1:0", keys_file=keys, drain_s=1.0)) as server:
+        for method in ("GET", "HEAD", "POST"):
+            assert httpx.request(method, f"http://{server.address}{path}").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_tokens": -1}, {"max_completion_tokens": -1, "max_tokens": None}, {"stop": ""}, {"model": "gibberish"}],
+)
+def test_fields_that_say_nothing_are_taken(stack: Stack, http: httpx.Client, fields: dict[str, Any]) -> None:
+    stack.dictate("Short.")
+    answer = http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 8, **fields})
+    assert answer.json()["choices"][0]["message"]["content"] == "Short."
+    assert answer.json()["model"] == "gibberish"
+
+
+def test_what_is_tokenized_is_what_a_request_has(stack: Stack, http: httpx.Client) -> None:
+    text = "Two words 🙂"
+    tokens = http.post("/tokenize", json={"prompt": text}).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    assert tokens["max_model_len"] == 512
+    assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": text}
+    http.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
+    assert stack.engine.prompts[-1] == tokens["tokens"]
+    http.post("/v1/chat/completions", json=CHAT)
+    assert http.post("/tokenize", json={"messages": HI}).json()["tokens"] == stack.engine.prompts[-1]
+    for body in ({}, {"prompt": "x", "messages": HI}, {"prompt": 3}):
+        assert http.post("/tokenize", json=body).status_code == 400
+    for ids in ([], [2**31], [60_000], ["x"]):
+        assert http.post("/detokenize", json={"tokens": ids}).status_code == 400
+
+
+def test_what_routers_ask_an_engine_is_answered(http: httpx.Client) -> None:
+    version = http.get("/version").json()["version"]
+    for path in ("/get_model_info", "/server_info"):
+        told = http.get(path).json()
+        assert (told["model_path"], told["max_model_len"], told["is_generation"]) == ("gibberish", 512, True)
+        assert (told["server"], told["version"]) == ("radixkv", version)
