@@ -183,9 +183,7 @@ class NativeDecoder:
 
     def run(
         self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
+        inputs: npt.NDArray[np.int64],
         kept: Sequence[int],
         cosines: Tensor,
         sines: Tensor,
@@ -195,8 +193,7 @@ class NativeDecoder:
         """Computes T tokens: writes their K and V, and answers the logits of those in `kept`.
 
         Args:
-            token_ids, positions: [T].
-            slots: [T], where K and V go; below 0: nowhere.
+            inputs: [3, T]: token ids, positions, and slots that K and V go to; below 0: nowhere.
             kept: [K], tokens by their place in the step.
             cosines, sines: [positions, D] float32, of the rotary angles of all positions up to the last.
             caches: per layer, from `allocate_kv`, in `dtype` and one format; kept until others are given, and not changed.
@@ -210,7 +207,7 @@ class NativeDecoder:
         """
         weights, num_tokens = self._weights, batch.num_tokens
         native_caches = self._native_caches_of(caches, batch)
-        self._check_step(token_ids, positions, slots, kept, (cosines, sines), batch)
+        self._check_step(inputs, kept, (cosines, sines), batch)
         cosines, sines = cosines.contiguous(), sines.contiguous()
         # Not torch's, which lets other threads of Python run before the kernel does, in place of beside it.
         logits = torch.from_numpy(np.empty((len(kept), weights.head.num_outputs), np.float32))
@@ -221,9 +218,11 @@ class NativeDecoder:
         ]
         attention = _pointers([calls[kind].layer for kind in self._kind_of_layer])
         works = _pointers([calls[kind].work for kind in self._kind_of_layer])
-        integers = [array("q", values) for values in (token_ids, positions, slots, kept)]
+        inputs, wanted = np.ascontiguousarray(inputs, dtype=np.int64), array("q", kept)
+        address, row_bytes = inputs.ctypes.data, inputs.strides[0]
         step = _Step(
-            *(values.buffer_info()[0] for values in integers),
+            *(address, address + row_bytes, address + 2 * row_bytes),
+            wanted.buffer_info()[0],
             cosines.data_ptr(),
             sines.data_ptr(),
             *map(ctypes.addressof, (attention, works, native_caches)),
@@ -239,24 +238,22 @@ class NativeDecoder:
 
     def _check_step(
         self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
+        inputs: npt.NDArray[np.int64],
         kept: Sequence[int],
         angles: tuple[Tensor, Tensor],
         batch: AttentionBatch,
     ) -> None:
         """Refuses what `run` cannot be given, the caches apart."""
         weights, num_tokens = self._weights, batch.num_tokens
-        for name, values in (("token_ids", token_ids), ("positions", positions), ("slots", slots)):
-            if len(values) != num_tokens:
-                raise InvalidArgumentError(f"len({name})", len(values), f"{num_tokens}, the batch's rows")
+        if inputs.shape != (3, num_tokens):
+            raise InvalidArgumentError("inputs.shape", inputs.shape, f"(3, {num_tokens}), of the batch's rows")
         for name, table in zip(("cosines", "sines"), angles, strict=True):
             check_tensor(name, table, (None, weights.head_dim), (torch.float32,), torch.device("cpu"))
-        _check_range("token_ids", token_ids, 0, weights.embeddings.shape[0])
-        _check_range("positions", positions, 0, min(table.shape[0] for table in angles))
-        _check_range("slots", slots, None, self._caches[0].num_blocks * batch.block_size)
-        _check_range("kept", kept, 0, num_tokens)
+        least, most = inputs.min(axis=1, initial=0).tolist(), inputs.max(axis=1, initial=-1).tolist()
+        _check_range("token_ids", least[0], most[0], weights.embeddings.shape[0])
+        _check_range("positions", least[1], most[1], min(table.shape[0] for table in angles))
+        _check_range("slots", 0, most[2], self._caches[0].num_blocks * batch.block_size)
+        _check_range("kept", min(kept, default=0), max(kept, default=-1), num_tokens)
 
     def _buffers(self, num_tokens: int, num_kept: int, scratch: Scratch) -> tuple[int, ...]:
         """Addresses of what lies between the kernels of a layer: what the matrices multiply, q and attended in `dtype`; hidden,
@@ -361,13 +358,9 @@ def _check_linear(name: str, linear: Linear, shape: tuple[int, int], dtype: torc
             check_tensor(f"{name}.bias", part.bias, (part.weight.num_outputs,), (torch.float32,), torch.device("cpu"))
 
 
-def _check_range(name: str, values: Sequence[int], low: int | None, end: int) -> None:
-    if values:
-        least, most = min(values), max(values)
-        if most >= end or (low is not None and least < low):
-            raise InvalidArgumentError(
-                name, most if most >= end else least, f"below {end}" if low is None else f"{low} to {end - 1}"
-            )
+def _check_range(name: str, least: int, most: int, end: int) -> None:
+    if least < 0 or most >= end:
+        raise InvalidArgumentError(name, *((least, "at least 0") if least < 0 else (most, f"below {end}")))
 
 
 def _native_layer(layer: DecoderLayer, kept: list[NativeWeight]) -> _Layer:

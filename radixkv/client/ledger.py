@@ -227,7 +227,8 @@ class Ledger:
         first_changed, opened.num_computed = opened.num_computed // self._block_size, op.num_computed
         end_bytes = op.num_computed * TOKEN_BYTES
         for index in range(first_changed, -(-op.num_computed // self._block_size)):
-            self._note(opened, index, opened.tokens[index * self._block_bytes : end_bytes][: self._block_bytes])
+            start = index * self._block_bytes
+            self._note(opened, index, opened.tokens[start : min(start + self._block_bytes, end_bytes)])
         self._use(opened)
 
     def _forked(self, op: ForkOp, children: Sequence[AcquireResult]) -> None:

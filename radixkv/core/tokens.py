@@ -55,13 +55,15 @@ def pack_tokens(token_ids: Any) -> bytes:
 
 
 def _pack_integers(token_ids: Any) -> bytes:
+    if isinstance(token_ids, array) and token_ids.typecode == "I" and not _NEEDS_SWAP:
+        return token_ids.tobytes()
     dtype_kind = getattr(getattr(token_ids, "dtype", None), "kind", None)
     if dtype_kind is not None:
         return _pack_numpy(token_ids, dtype_kind)
     if hasattr(token_ids, "tolist") and not isinstance(token_ids, array):
         token_ids = token_ids.tolist()
     try:
-        packed = array("I", token_ids)  # of another such array a copy of its memory
+        packed = array("I", token_ids)
     except (TypeError, OverflowError):
         raise InvalidArgumentError("tokens", _first_bad_id(token_ids), "integers in [0, 2**32)") from None
     if _NEEDS_SWAP:

@@ -171,7 +171,7 @@ async def _answer(plan: _Plan, replies: list[Reply], prompt: bytes, usage: Any, 
         "system_fingerprint": plan.model.fingerprint,
     }
     if plan.body.return_token_ids:
-        answer["prompt_token_ids"] = list(unpack_tokens(prompt))
+        answer["prompt_token_ids"] = unpack_tokens(prompt)
     return answer
 
 

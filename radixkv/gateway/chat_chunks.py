@@ -52,7 +52,7 @@ class ChatChunks:
 
     def opened(self, index: int, prompt: bytes) -> bytes:
         """A choice begins."""
-        extra = {"prompt_token_ids": list(unpack_tokens(prompt))} if self._tells_token_ids and index == 0 else {}
+        extra = {"prompt_token_ids": unpack_tokens(prompt)} if self._tells_token_ids and index == 0 else {}
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None, top=extra)
 
     def grown(self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:

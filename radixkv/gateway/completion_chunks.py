@@ -49,7 +49,7 @@ class CompletionChunks:
     def opened(self, index: int, echo: str, prompt: bytes) -> bytes:
         """A choice begins; no bytes unless the prompt is to be told."""
         if self._tells_token_ids:
-            return self._chunk(index, echo, None, None, {"prompt_token_ids": list(unpack_tokens(prompt))})
+            return self._chunk(index, echo, None, None, {"prompt_token_ids": unpack_tokens(prompt)})
         return self._chunk(index, echo, None, None) if echo else b""
 
     def grown(self, index: int, text: str, logprobs: Mapping[str, Any] | None, token_ids: Sequence[int]) -> bytes:

@@ -76,7 +76,7 @@ class _Plan:
     created: int
     model: ServedModel
     sampling: SamplingParams
-    prompts: Sequence[str | list[int]]
+    prompts: Sequence[str | bytes]
     body: CompletionRequest
     end_ids: frozenset[int]
 
@@ -122,10 +122,8 @@ async def _make_plan(body: CompletionRequest, request: Request) -> _Plan:
     )
 
 
-def _prompts(prompt: Any) -> list[str | list[int]]:
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
-        return [prompt]
-    return list(prompt)
+def _prompts(prompt: Any) -> list[str | bytes]:
+    return [prompt] if isinstance(prompt, str | bytes) else list(prompt)
 
 
 async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> list[EventStream]:
@@ -204,7 +202,7 @@ async def _choice(plan: _Plan, reply: Reply, echo: str, prompt: bytes, backend: 
         "finish_reason": reply.finish_reason,
     }
     if plan.body.return_token_ids:
-        choice |= {"token_ids": reply.token_ids, "prompt_token_ids": list(unpack_tokens(prompt))}
+        choice |= {"token_ids": reply.token_ids, "prompt_token_ids": unpack_tokens(prompt)}
     return choice
 
 

@@ -6,10 +6,23 @@ Every list and map ends at its first fault. An error for each of a million items
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
 
 __all__ = [
     "FAIL_FAST",
@@ -67,17 +80,24 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 """A whole number, which JSON may also write as 3.0."""
 
 
-def _all_whole(values: Any) -> Any:
-    return list(map(_whole, values)) if isinstance(values, list) and float in set(map(type, values)) else values
+def _packed(values: Any, validate: ValidatorFunctionWrapHandler) -> bytes:
+    """A list of ids within their bounds in half the time that its schema takes, which says what is wrong with any other."""
+    kinds = set(map(type, values)) if isinstance(values, list) else set()
+    if kinds == {int} and len(values) <= MAX_PROMPT_TOKENS:
+        with suppress(InvalidArgumentError):
+            tokens = pack_tokens(values)
+            if tokens[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():  # the highest byte of each id
+                return tokens
+    return pack_tokens(validate([*map(_whole, values)] if float in kinds else values))
 
 
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**31)]],
     Field(min_length=1, max_length=MAX_PROMPT_TOKENS),
     FAIL_FAST,
-    BeforeValidator(_all_whole),
+    WrapValidator(_packed),
 ]
-"""A prompt; each id a `Whole` number."""
+"""A prompt, which is packed as it is read; each id a `Whole` number."""
 
 
 def check_fits(value: Any, bound: int) -> Any:

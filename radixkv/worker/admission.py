@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from radixkv.core.api import Notice
+from radixkv.core.tokens import num_tokens
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.growth import GrowthEstimate
 from radixkv.worker.tenants import Tenants
@@ -152,7 +153,7 @@ class Admission:
 
     def finished(self, branch: Branch) -> None:
         """A branch that held a sequence has ended."""
-        prompt_length = len(branch.generation.prompt)
+        prompt_length = num_tokens(branch.generation.prompt)
         self._growth.finished(len(branch.tokens) - prompt_length, branch.max_length - prompt_length)
         self._recovering.clear()
         self.freed()

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from radixkv.core.api import AcquireResult, ExtendResult
-from radixkv.core.tokens import pack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
 from radixkv.service.namespaces import owner_of
 from radixkv.worker.lines import OpenedLine
 
@@ -52,6 +52,7 @@ class Branch:
         order: (arrival of the generation, index of the branch).
         owner: whose request it is: its namespace, an adapter's being that of its caller.
         priority, due_s: see `waiting`.
+        tokens: its history, the prompt first. It only grows.
         num_matched: how much of its history was cached when last told, and `was_matched` whether it was since it last held any.
         was_refused: whether an acquire of it ever found too few blocks.
         held_up_others: whether it was refused and others waited for it.
@@ -69,6 +70,7 @@ class Branch:
     """
 
     __slots__ = (
+        "_packed",
         "block_table",
         "due_s",
         "generation",
@@ -108,6 +110,7 @@ class Branch:
         self.owner = owner_of(generation.namespace)
         self.priority = generation.terms.priority
         self.due_s = generation.terms.due_s
+        self._packed = generation.prompt
         self.tokens = tokens
         self.max_length = max_length
         self.phase = Phase.RESTING
@@ -127,6 +130,13 @@ class Branch:
         self.room = self.room_asked = 0
         self.starved = self.is_line = False
         self.over_quota: QuotaError | None = None
+
+    @property
+    def packed_tokens(self) -> bytes:
+        """Its history, packed: the prompt as it came, and packed once for as long as nothing is added where it is longer."""
+        if len(self._packed) != TOKEN_BYTES * len(self.tokens):
+            self._packed = pack_tokens(self.tokens)
+        return self._packed
 
     @property
     def max_room(self) -> int:

@@ -16,9 +16,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,7 +35,7 @@ from radixkv.worker.attention import AttentionSite
 from radixkv.worker.forward_row import ForwardRow
 from radixkv.worker.kv_pool import KVPool
 
-__all__ = ["BATCH_SIZES", "DecodeRow", "DecodeSteps", "is_decode", "padded_size"]
+__all__ = ["BATCH_SIZES", "DecodeSteps", "is_decode", "padded_size"]
 
 BATCH_SIZES = (1, 2, 4, *range(8, 257, 8))
 """What steps are padded to. Larger batches are run as they are."""
@@ -61,14 +62,6 @@ def is_decode(rows: Sequence[ForwardRow]) -> bool:
     return 0 < len(rows) <= BATCH_SIZES[-1] and all(
         len(row.token_ids) == 1 and row.wants_logits and not row.adapter for row in rows
     )
-
-
-class DecodeRow(NamedTuple):
-    """One token of a sequence: its id, its position, and the slot that its K and V go to, or -1."""
-
-    token_id: int
-    position: int
-    slot: int
 
 
 @dataclass(slots=True)
@@ -131,21 +124,22 @@ class DecodeSteps:
         if all(self._take(size) for size in sizes) and self._captures:
             _LOG.info("captured CUDA graphs for %d batch sizes in %.1f s", len(sizes), time.monotonic() - started_s)
 
-    def run(self, rows: Sequence[DecodeRow], batch: AttentionBatch) -> Tensor | None:
+    def run(self, inputs: npt.NDArray[np.int64], batch: AttentionBatch) -> Tensor | None:
         """Compute one step, the first of a size apart without waiting for the device.
 
         Args:
-            rows: from 1 to the last of `BATCH_SIZES`.
-            batch: of the same rows.
+            inputs: [3, B] of one token of each of B sequences, from 1 to the last of `BATCH_SIZES`: see `step_inputs`.
+            batch: of the same sequences.
 
         Returns:
-            float32 [len(rows), vocab_size], until the next call overwrites it; None: the model cannot be captured, and
+            float32 [B, vocab_size], until the next call overwrites it; None: the model cannot be captured, and
             nothing was computed.
 
         Raises:
             InvalidArgumentError: a block id is past the pool.
         """
-        size = padded_size(len(rows))
+        num_rows = inputs.shape[1]
+        size = padded_size(num_rows)
         assert size is not None, "the caller asks for steps that there are"
         if batch.highest_block >= self.pool.num_blocks:
             raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {self.pool.num_blocks}")
@@ -156,10 +150,10 @@ class DecodeSteps:
             self._plan_work(batch)
         if step is None:
             return None
-        inputs = np.zeros((3, size), dtype=np.int64)
-        inputs[2] = -1
-        inputs[:, : len(rows)] = np.array(rows, dtype=np.int64).T
-        step.inputs.copy_(upload(inputs, self.pool.device), non_blocking=True)
+        padded = np.zeros((3, size), dtype=np.int64)
+        padded[2] = -1
+        padded[:, :num_rows] = inputs
+        step.inputs.copy_(upload(padded, self.pool.device), non_blocking=True)
         self._load_tables(batch)
         for kind in self._kinds.values():
             if not kind.is_loaded:
@@ -168,7 +162,7 @@ class DecodeSteps:
                 kind.is_loaded = True
         step.run()
         self._before = batch
-        return step.logits[: len(rows)]
+        return step.logits[:num_rows]
 
     def attend(self, query: Tensor, cache: KVCache, spec: AttentionSpec) -> Tensor:
         """Attention of a layer over the loaded lists; for the steps' own sites."""

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
-from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, token_array
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens
 from radixkv.service.namespaces import adapter_namespace, adapter_of, owner_of
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
@@ -292,7 +292,7 @@ class Engine:
         now_s = self._clock()
         generation = Generation(
             self._new_id(),
-            prompt=token_array(tokens),
+            prompt=tokens,
             arrival=next(self._arrivals),
             namespace=prompt.namespace,
             rules=rules,

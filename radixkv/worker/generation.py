@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from radixkv.core.api import Retention
-from radixkv.core.tokens import pack_tokens
+from radixkv.core.tokens import num_tokens, pack_tokens, token_array
 from radixkv.worker.adjustment import Adjustment
 from radixkv.worker.beam_branches import BeamBranches
 from radixkv.worker.beams import Beam, BeamSearch
@@ -52,6 +51,10 @@ class Generation:
 
     It begins with branch 0 alone. The others are made once the trunk, prompt and forced tokens, is computed, and opened by a
     fork. With `best_of` and beams nothing is told before all have ended; then the best are told as branches 0, 1, ...
+
+    Attributes:
+        prompt: `num_prompt_tokens` of them, packed.
+        trunk_length: tokens that all of its branches begin with: the prompt and the forced ones.
     """
 
     __slots__ = (
@@ -68,6 +71,7 @@ class Generation:
         "namespace",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_prompt_tokens",
         "pinning",
         "prompt",
         "replies",
@@ -77,13 +81,14 @@ class Generation:
         "submitted_s",
         "terms",
         "time_to_first_token_s",
+        "trunk_length",
     )
 
     def __init__(
         self,
         generation_id: str,
         *,
-        prompt: array[int],
+        prompt: bytes,
         arrival: int,
         namespace: str,
         rules: ReplyRules,
@@ -103,6 +108,8 @@ class Generation:
         self.submitted_s = submitted_s
         self.terms = terms
         self.prompt = prompt
+        self.num_prompt_tokens = num_tokens(prompt)
+        self.trunk_length = self.num_prompt_tokens + len(self.sampling.forced_token_ids)
         self.pinning = Pinning(terms.pins)
         self.branches: list[Branch] = []
         self.replies: list[Reply] = []
@@ -113,14 +120,9 @@ class Generation:
         self._beams: BeamBranches | None = None
         self._withheld: dict[int, list[Delta | BranchFinished]] = {}
         self._told_of_trunk: list[SampledToken] = []
-        self._chosen: tuple[array[int], ...] | None = None
+        self._chosen: Sequence[bytes] | None = None
 
     # -- branches
-
-    @property
-    def trunk_length(self) -> int:
-        """Tokens that all of its branches begin with: the prompt and the forced ones."""
-        return len(self.prompt) + len(self.sampling.forced_token_ids)
 
     @property
     def num_branches(self) -> int:
@@ -148,7 +150,7 @@ class Generation:
         Where log probabilities are asked for, branch 0 has the prompt alone, and takes the forced tokens one at a time: each of
         them needs the logits before it. Otherwise they are run with the prompt.
         """
-        branch = Branch(self, len(self.branches), self.prompt[:], max_length)
+        branch = Branch(self, len(self.branches), token_array(self.prompt), max_length)
         if self.branches or self.sampling.logprobs is None:
             branch.tokens.extend(self.sampling.forced_token_ids)
         self.branches.append(branch)
@@ -172,16 +174,13 @@ class Generation:
     def histories(self) -> tuple[History, ...]:
         """The tokens of every answered branch so far. Those that are ranked have none but the prompt before the end."""
         if self._chosen is not None:
-            tokens: Sequence[array[int]] = self._chosen
+            tokens = self._chosen
         elif self.is_ranked:
             tokens = [self.prompt] * self.sampling.n
         else:
-            tokens = [branch.tokens for branch in self.branches]
+            tokens = [branch.packed_tokens for branch in self.branches]
         terms = self.terms
-        return tuple(
-            History(pack_tokens(one), self.namespace, terms.shares_prefix, terms.retention, self.adapter)
-            for one in tokens
-        )
+        return tuple(History(one, self.namespace, terms.shares_prefix, terms.retention, self.adapter) for one in tokens)
 
     # -- drawing
 
@@ -189,7 +188,7 @@ class Generation:
         """Whose draw the next token of this branch is."""
         length = len(branch.tokens)
         if length < self.trunk_length:
-            forced_id = self.sampling.forced_token_ids[length - len(self.prompt)]
+            forced_id = self.sampling.forced_token_ids[length - self.num_prompt_tokens]
             return SamplerRow(self.sampling, self.seed, branch.index, length, forced_id=forced_id)
         adjustment = self.replies[branch.index].adjustment()
         is_scored = self.sampling.best_of is not None
@@ -266,7 +265,7 @@ class Generation:
         """Tokens of all replies, forced ones and those of branches and beams that were not answered among them."""
         if self._beams is not None:
             return len(self.sampling.forced_token_ids) + self._beams.search.num_taken
-        return sum(len(branch.tokens) - len(self.prompt) for branch in self.branches)
+        return sum(len(branch.tokens) - self.num_prompt_tokens for branch in self.branches)
 
     def choose(self) -> None:
         """All have ended: tell the best of those that are ranked, as branches 0, 1, ... Nothing where none are."""
@@ -277,27 +276,25 @@ class Generation:
             for index, branch in enumerate(best):
                 for event in self._withheld[branch.index]:
                     self.items.put(replace(event, branch=index))
-            self._chosen = tuple(branch.tokens for branch in best)
+            self._chosen = [branch.packed_tokens for branch in best]
         self._withheld.clear()
 
     def _choose_hypotheses(self, search: BeamSearch) -> None:
-        chosen: list[array[int]] = []
+        chosen: list[bytes] = []
         for index, hypothesis in enumerate(search.finished[: self.sampling.n]):
-            tokens = self.prompt[:]
-            tokens.extend(self.sampling.forced_token_ids)
+            generated = [*self.sampling.forced_token_ids, *(sampled.token_id for sampled in hypothesis.sampled)]
             reply = self.rules.new_reply()
             for number, sampled in enumerate(hypothesis.sampled, 1):
-                tokens.append(sampled.token_id)
                 taken = reply.take(sampled, number == len(hypothesis.sampled))
                 self.items.put(self._delta(index, sampled, reply, taken.text, is_first=number == 1))
             self.items.put(BranchFinished(index, hypothesis.reason, hypothesis.stop, hypothesis.score))
-            chosen.append(tokens)
-        self._chosen = tuple(chosen)
+            chosen.append(self.prompt + pack_tokens(generated))
+        self._chosen = chosen
 
     def complete(self) -> None:
         """Send the last event and the end of the stream."""
         usage = Usage(
-            num_prompt_tokens=len(self.prompt),
+            num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens or 0,
             num_generated_tokens=self.num_generated_tokens,
             num_computed_tokens=self.num_computed_tokens,

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from radixkv.core.api import ExtendOp, ForkOp, InsertOp, PinOp, ReleaseOp, StepOp
-from radixkv.core.tokens import pack_tokens
+from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.preemption import Cut
 from radixkv.worker.swap import Parked
@@ -197,6 +197,6 @@ def _pins(branch: Branch) -> list[Sent]:
         return []
     due = generation.pinning.take_due(branch.num_reported)
     return [
-        Sent(PinOp(pack_tokens(generation.prompt[: pin.num_tokens]), pin.ttl_s, generation.namespace), (branch,))
+        Sent(PinOp(generation.prompt[: pin.num_tokens * TOKEN_BYTES], pin.ttl_s, generation.namespace), (branch,))
         for pin in due
     ]

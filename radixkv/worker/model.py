@@ -18,9 +18,9 @@ from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.upload import upload
 from radixkv.worker.adapters import load_adapters
 from radixkv.worker.attention import AttentionSite, ShapeProbe, StepAttention
-from radixkv.worker.decode_steps import DecodeRow, DecodeSteps, is_decode
+from radixkv.worker.decode_steps import DecodeSteps, is_decode
 from radixkv.worker.errors import ModelError
-from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
+from radixkv.worker.forward_row import ForwardRow, cut_into_tiles, step_inputs
 from radixkv.worker.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.kv_pool import KVPool, pool_token_bytes
@@ -266,36 +266,24 @@ class ModelRunner:
         steps = self._take_steps() if is_decode(rows) else None
         logits = None
         if steps is not None:
-            slots = [self._slots(row, row.start + 1)[0] for row in rows]
-            decoding = [DecodeRow(row.token_ids[0], row.start, slot) for row, slot in zip(rows, slots, strict=True)]
-            logits = steps.run(decoding, self._plan(rows, None))
+            logits = steps.run(step_inputs(rows, self.pool.block_size), self._plan(rows, None))
         return self._step(rows) if logits is None else logits
 
     def _step(self, rows: Sequence[ForwardRow]) -> Tensor:
         """As `forward`, planned for these rows alone."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        kept: list[int] = []
-        for row in rows:
-            end = row.start + len(row.token_ids)
-            token_ids += row.token_ids
-            positions += range(row.start, end)
-            slots += self._slots(row, end)
-            if row.wants_logits:
-                kept.append(len(token_ids) - 1)
+        inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
+        kept = [end - 1 for row, end in zip(rows, batch.host_query_starts[1:], strict=True) if row.wants_logits]
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it knows no adapters
-            return self._native.forward(token_ids, positions, kept, slots, self.pool, batch)
-        ids, at, wanted, written = (
-            upload(values, self.device, torch.int64) for values in (token_ids, positions, kept, slots)
-        )
+            return self._native.forward(inputs, kept, self.pool, batch)
+        ids, at, written = upload(inputs, self.device)
+        wanted = upload(kept, self.device, torch.int64)
         site, row_lens = StepAttention(self.pool, batch, written), [len(row.token_ids) for row in rows]
         if self._steady is None or not kept:
             with self._adapters.step(row_adapters, row_lens, wanted):
                 return self._run(ids, at, wanted, site)
-        everything = torch.arange(len(token_ids), device=self.device)
+        everything = torch.arange(batch.num_tokens, device=self.device)
         with self._adapters.step(row_adapters, row_lens, everything):
             return self._run(ids, at, everything, site)[wanted]
 
@@ -352,18 +340,6 @@ class ModelRunner:
             _LOG.warning("KV stays in %s: the model keeps latents, which are not rounded to %s", *told)
             return None
         return kv_format
-
-    def _slots(self, row: ForwardRow, end: int) -> list[int]:
-        """Where K and V of a row's positions go, -1 for those that are stored."""
-        size, table = self.pool.block_size, row.block_table
-        num_stored = min(max(row.num_stored - row.start, 0), end - row.start)
-        slots, position = [-1] * num_stored, row.start + num_stored
-        while position < end:
-            first = table[position // size] * size + position % size
-            num_slots = min(size - position % size, end - position)
-            slots += range(first, first + num_slots)
-            position += num_slots
-        return slots
 
     def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
         """By the model's own code, in float32."""

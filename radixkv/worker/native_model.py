@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,18 +54,12 @@ class NativeModel:
         self.dtype = decoder.dtype
 
     def forward(
-        self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        kept: Sequence[int],
-        slots: Sequence[int],
-        pool: KVPool,
-        batch: AttentionBatch,
+        self, inputs: npt.NDArray[np.int64], kept: Sequence[int], pool: KVPool, batch: AttentionBatch
     ) -> Tensor:
-        """[T] ids at [T] positions, K and V of which go to [T] slots of the pool: float32 logits of the tokens in `kept`."""
+        """Float32 logits of those in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V."""
         cosines, sines = self._angles.up_to(max(batch.host_context_lens, default=0))
         with torch.inference_mode():
-            return self._decoder.run(token_ids, positions, slots, kept, cosines, sines, pool.caches, batch)
+            return self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch)
 
 
 class _Angles:
@@ -222,12 +217,12 @@ def _compare(
     The model keeps float32 between its matrices meanwhile, as the decoder does: rounded there to bfloat16, its own logits of
     the 30 layers of SmolLM2 are 0.04 to 0.08 off.
     """
-    token_ids = np.linspace(0, model.config.vocab_size - 1, _NUM_COMPARED).astype(np.int64).tolist()
-    positions = list(range(_NUM_COMPARED))
+    token_ids = np.linspace(0, model.config.vocab_size - 1, _NUM_COMPARED).astype(np.int64)
+    positions = np.arange(_NUM_COMPARED)
     batch = plan_attention([_NUM_COMPARED], [_NUM_COMPARED], [array("i", [0])], _NUM_COMPARED, "cpu")
     own, pool = (KVPool(layers, 1, _NUM_COMPARED, dtype, _CPU) for dtype in (torch.float32, native.dtype))
-    at = torch.tensor(positions)
+    ids, at = torch.from_numpy(token_ids), torch.from_numpy(positions)
     with _float32_between_matrices(model):
-        expected = run(torch.tensor(token_ids), at, at, StepAttention(own, batch, at))
-    found = native.forward(token_ids, positions, positions, positions, pool, batch)
+        expected = run(ids, at, at, StepAttention(own, batch, at))
+    found = native.forward(np.stack([token_ids, positions, positions]), range(_NUM_COMPARED), pool, batch)
     return float((found - expected).norm() / expected.norm())

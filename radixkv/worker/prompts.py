@@ -9,7 +9,7 @@ import numpy as np
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
-from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, unpack_tokens
+from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, token_array, unpack_tokens
 from radixkv.worker.errors import ModelError
 from radixkv.worker.grammar import GrammarCompiler
 from radixkv.worker.reply import ReplyRules
@@ -72,10 +72,13 @@ class PromptReader:
         tokens = kept + self._encode(prompt, kept, Asker(namespace, self._max_length))
         if not tokens:
             raise InvalidArgumentError("prompt", "no tokens", "at least 1 token")
-        largest = int(np.frombuffer(tokens, "<u4").max())
+        self._check_known(tokens)
+        return tokens
+
+    def _check_known(self, tokens: bytes) -> None:
+        largest = int(np.frombuffer(tokens, "<u4").max(initial=0))
         if largest >= self._vocab_size:
             raise InvalidArgumentError("token_ids", largest, f"below the vocabulary's size, {self._vocab_size}")
-        return tokens
 
     def _encode(self, prompt: Prompt, kept: bytes, asker: Asker) -> bytes:
         if prompt.token_ids is not None:
@@ -94,7 +97,7 @@ class PromptReader:
             raise InvalidArgumentError("prompt", f"{len(messages)} messages", bound)
         try:
             if kept:
-                ids = self._text.continuation_ids(unpack_tokens(kept), messages, tools, arguments, asker=asker)
+                ids = self._text.continuation_ids(token_array(kept), messages, tools, arguments, asker=asker)
             else:
                 ids = self._text.prompt_ids(messages, tools, arguments, asker=asker)
         except ModelError as error:
@@ -173,7 +176,6 @@ class PromptReader:
     def _readable(self, token_ids: TokensLike) -> tuple[ChatText, Sequence[int]]:
         if self._text is None:
             raise InvalidArgumentError("token_ids", "token ids", "left as they are: this worker has no tokenizer")
-        ids = unpack_tokens(pack_tokens(token_ids))
-        if ids and max(ids) >= self._vocab_size:
-            raise InvalidArgumentError("token_ids", max(ids), f"below the vocabulary's size, {self._vocab_size}")
-        return self._text, ids
+        tokens = pack_tokens(token_ids)
+        self._check_known(tokens)
+        return self._text, unpack_tokens(tokens)

@@ -306,8 +306,8 @@ class Rounds:
         """A branch holds a sequence; the first time tells how much of its prompt was found."""
         generation = branch.generation
         if generation.num_cached_tokens is None:
-            generation.num_cached_tokens = min(branch.num_computed, len(generation.prompt))
-            self._counters.num_prompt_tokens += len(generation.prompt)
+            generation.num_cached_tokens = min(branch.num_computed, generation.num_prompt_tokens)
+            self._counters.num_prompt_tokens += generation.num_prompt_tokens
             self._counters.num_cached_tokens += generation.num_cached_tokens
             self._counters.waited.add(self._clock() - generation.submitted_s)
 

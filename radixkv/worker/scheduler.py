@@ -59,7 +59,6 @@ from radixkv.core.errors import (
     RadixKVError,
     UnavailableError,
 )
-from radixkv.core.tokens import pack_tokens
 from radixkv.worker.admission import Admission
 from radixkv.worker.batching import Row, choose_rows
 from radixkv.worker.branch import Branch, Phase
@@ -202,7 +201,7 @@ class Scheduler:
         if sent:
             for branch in self._admission.queue.take_to_ask(_MATCHES_PER_STEP):
                 if branch.generation.terms.shares_prefix:
-                    op = MatchOp(pack_tokens(branch.tokens), branch.generation.namespace)
+                    op = MatchOp(branch.packed_tokens, branch.generation.namespace)
                     sent.append(Sent(op, (branch,)))
             self._sent.append(sent)
         return [entry.op for entry in sent]
@@ -294,7 +293,7 @@ class Scheduler:
 
     def _acquire_op(self, branch: Branch) -> AcquireOp:
         generation, terms = branch.generation, branch.generation.terms
-        tokens, reserve = pack_tokens(branch.tokens), self._admission.reserve(branch)
+        tokens, reserve = branch.packed_tokens, self._admission.reserve(branch)
         shares, retention = terms.shares_prefix, terms.retention
         given = (tokens, reserve, generation.namespace, branch.seq_id, shares, shares, retention)
         is_plain = shares and not retention and not generation.pinning.has_due  # what is pinned stands in blocks

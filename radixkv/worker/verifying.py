@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from radixkv.core.api import AcquireOp, AcquireResult, CacheHolder, MatchOp, MatchResult, ReleaseOp
 from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError, QuotaError, RadixKVError
-from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens, unpack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens, token_array
 from radixkv.service.namespaces import adapter_of
 from radixkv.worker.forward_row import ForwardRow
 from radixkv.worker.runner import Runner
@@ -53,14 +55,15 @@ def verify_block(
     bound = min(runner.max_model_len, runner.pool.num_blocks * size)
     if not 0 < length <= bound or length % size:
         raise InvalidArgumentError("tokens", length, f"a multiple of {size} up to {bound}")
-    token_ids = unpack_tokens(tokens)
-    if max(token_ids) >= runner.vocab_size:
-        raise InvalidArgumentError("tokens", max(token_ids), f"token ids below {runner.vocab_size}")
+    largest = int(np.frombuffer(tokens, "<u4").max())
+    if largest >= runner.vocab_size:
+        raise InvalidArgumentError("tokens", largest, f"token ids below {runner.vocab_size}")
     [matched] = holder.step([MatchOp(tokens, namespace)])
     if not isinstance(matched, MatchResult) or matched.num_tokens < length:
         return Verification(BlockVerdict.GONE)
     start = length - size
-    scratch = tokens[: start * TOKEN_BYTES] + _parted(token_ids[start:], runner.vocab_size)
+    token_ids = token_array(tokens[start * TOKEN_BYTES :])
+    scratch = tokens[: start * TOKEN_BYTES] + _parted(token_ids, runner.vocab_size)
     cached_id, scratch_id = new_seq_id(), new_seq_id()
     answers = holder.step(
         [
@@ -70,7 +73,7 @@ def verify_block(
     )
     opened = [answer for answer in answers if isinstance(answer, AcquireResult)]
     try:
-        return _compare(runner, answers, list(token_ids[start:]), adapter_of(namespace))
+        return _compare(runner, answers, token_ids, adapter_of(namespace))
     finally:
         holder.step([ReleaseOp(answer.seq_id, keep=False) for answer in opened])
 
@@ -80,7 +83,7 @@ def _parted(token_ids: Sequence[int], vocab_size: int) -> bytes:
     return pack_tokens([(token_id + 1 + place % 7) % vocab_size for place, token_id in enumerate(token_ids)])
 
 
-def _compare(runner: Runner, answers: Sequence[object], token_ids: list[int], adapter: str) -> Verification:
+def _compare(runner: Runner, answers: Sequence[object], token_ids: Sequence[int], adapter: str) -> Verification:
     for answer in answers:
         if isinstance(answer, OutOfBlocksError | QuotaError):
             return Verification(BlockVerdict.NO_ROOM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,7 +11,7 @@ from typing import Any
 
 from hash_model import EOS, VOCAB_SIZE, HashRunner
 
-from radixkv import PrefixCache
+from radixkv import PrefixCache, pack_tokens
 from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.worker.generation import Generation, Terms
@@ -100,7 +99,7 @@ class Desk:
         number = len(self.generations)
         generation = Generation(
             str(number),
-            prompt=array("I", prompt),
+            prompt=pack_tokens(prompt),
             arrival=number,
             namespace=namespace,
             rules=ReplyRules(sampling, vocab_size=VOCAB_SIZE, stop_token_ids=() if sampling.ignore_eos else (EOS,)),

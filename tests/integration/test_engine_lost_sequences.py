@@ -12,6 +12,7 @@ from desk import Desk, LateCache, advance, greedy, take
 from hash_model import HashRunner, generate
 
 from radixkv.core.api import Notice, StepOp, StepResult
+from radixkv.core.tokens import unpack_tokens
 from radixkv.worker.limits import SchedulerLimits
 
 
@@ -67,7 +68,7 @@ def test_whatever_sequences_are_lost_every_reply_is_right(preemption: str, overl
         num_lost += cache.num_lost
         num_saved += desk.rounds.stats().num_saved_blocks
         for generation in desk.generations:
-            expected = generate(list(generation.prompt), generation.sampling.max_tokens)
+            expected = generate(unpack_tokens(generation.prompt), generation.sampling.max_tokens)
             assert take(generation) == dict.fromkeys(range(generation.sampling.n), expected)
         desk.rounds.run()
         while cache.answer():

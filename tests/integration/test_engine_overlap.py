@@ -30,7 +30,7 @@ class PromptCache(LateCache):
 
 def num_tokens(generation: Generation) -> int:
     """How many the generation has drawn."""
-    return len(generation.branches[0].tokens) - len(generation.prompt)
+    return len(generation.branches[0].tokens) - generation.num_prompt_tokens
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

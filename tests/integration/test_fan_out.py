@@ -8,7 +8,7 @@ import pytest
 from desk import Desk, greedy, take
 from hash_model import VOCAB_SIZE, HashRunner, generate
 
-from radixkv import PoolShape, PrefixCache, connect
+from radixkv import PoolShape, PrefixCache, connect, unpack_tokens
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.engine import Engine
@@ -84,7 +84,7 @@ def test_when_the_provider_is_killed_one_other_takes_over_and_nothing_leaks(num_
     while desk.rounds.run():
         pass
     for generation in rest[:5]:
-        assert take(generation)[0] == generate(list(generation.prompt), NUM_NEW)
+        assert take(generation)[0] == generate(unpack_tokens(generation.prompt), NUM_NEW)
     cache.check()
     assert cache.stats().num_sequences == 0
     assert desk.scheduler.num_running == desk.scheduler.num_queued == desk.scheduler.num_pending == 0

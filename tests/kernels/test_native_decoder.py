@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -222,7 +223,7 @@ class Served:
         token_ids = [token for tokens, _, _ in parts for token in tokens]
         wanted = range(len(positions)) if kept is None else kept
         angles = self.toy.angles(max(ends))
-        return self.decoder.run(token_ids, positions, slots, wanted, *angles, self.caches, batch)
+        return self.decoder.run(np.array([token_ids, positions, slots]), wanted, *angles, self.caches, batch)
 
 
 TRAITS: dict[str, dict[str, Any]] = {
@@ -353,9 +354,7 @@ def test_misfits_are_refused_by_name_and_change_nothing() -> None:
     served = Served(toy)
     batch = plan_attention([2], [2], [array("i", [0])], BLOCK_SIZE, "cpu")
     fitting: dict[str, Any] = {
-        "token_ids": [0, 1],
-        "positions": [0, 1],
-        "slots": [0, 1],
+        "inputs": np.array([[0, 1], [0, 1], [0, 1]]),
         "kept": [1],
         "cosines": torch.zeros(2, toy.dim),
         "sines": torch.zeros(2, toy.dim),
@@ -363,12 +362,14 @@ def test_misfits_are_refused_by_name_and_change_nothing() -> None:
         "batch": batch,
     }
     cases: list[tuple[str, Any, str]] = [
-        ("token_ids", [0], r"len\(token_ids\)"),
-        ("token_ids", [0, toy.vocabulary], "token_ids"),
-        ("token_ids", [-1, 0], "token_ids"),
-        ("positions", [0, 2], "positions"),
+        ("inputs", np.array([[0], [0], [0]]), r"inputs\.shape"),
+        ("inputs", np.array([[0, 1], [0, 1]]), r"inputs\.shape"),
+        ("inputs", np.array([[0, toy.vocabulary], [0, 1], [0, 1]]), "token_ids"),
+        ("inputs", np.array([[-1, 0], [0, 1], [0, 1]]), "token_ids"),
+        ("inputs", np.array([[0, 1], [0, 2], [0, 1]]), "positions"),
+        ("inputs", np.array([[0, 1], [-1, 0], [0, 1]]), "positions"),
         ("cosines", torch.zeros(2, toy.dim + 1), r"cosines\.shape"),
-        ("slots", [0, NUM_BLOCKS * BLOCK_SIZE], "slots"),
+        ("inputs", np.array([[0, 1], [0, 1], [0, NUM_BLOCKS * BLOCK_SIZE]]), "slots"),
         ("kept", [2], "kept"),
         ("kept", [-1], "kept"),
         ("caches", served.caches[:1], r"len\(caches\)"),

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from radixkv import PrefixCache
 from radixkv.core.api import Retention, StepOp
+from radixkv.core.tokens import pack_tokens
 from radixkv.worker.batching import Row
 from radixkv.worker.branch import Branch
 from radixkv.worker.generation import Terms
@@ -45,7 +46,7 @@ def make_branch(
         arrival=arrival,
         namespace=namespace,
         num_to_come=num_to_come,
-        prompt=prompt,
+        prompt=pack_tokens(prompt),
         terms=Terms(priority, due_s, shares_prefix=shares_prefix, retention=retention),
     )
     return Branch(cast(Any, generation), index, array("I", prompt), len(prompt) + num_new)

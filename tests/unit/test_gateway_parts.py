@@ -21,7 +21,9 @@ from radixkv.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.auth import KeyRing, Tenant
+from radixkv.gateway.completions import CompletionRequest
 from radixkv.gateway.config import GatewayConfig, TenantLimits
 from radixkv.gateway.errors import RATE_LIMIT_HEADERS, ApiError, error_body
 from radixkv.gateway.messages import ChatMessage, template_messages
@@ -282,6 +284,21 @@ def test_options_out_of_bounds_are_refused(fields: dict[str, Any]) -> None:
 def test_what_cannot_be_written_again_is_refused(value: Any) -> None:
     with pytest.raises(ApiError):
         check_plain(value, "field")
+
+
+@pytest.mark.parametrize("ids", [[0], [7, 2**31 - 1], [5.0, 6], [1] * 8192])
+def test_a_prompt_of_ids_is_packed_as_it_is_read(ids: list[Any]) -> None:
+    packed = pack_tokens([int(token_id) for token_id in ids])
+    assert CompletionRequest(model="m", prompt=ids).prompt == packed
+    assert CompletionRequest(model="m", prompt=[ids, [3]]).prompt == [packed, pack_tokens([3])]
+
+
+@pytest.mark.parametrize("wrong", [True, -1, 2**31, 2**32, 2**70, 1.5, "5", None, [5]])
+def test_the_place_of_what_is_no_token_id_is_told(wrong: Any) -> None:
+    for prompt, place in (([3, wrong, -1], (1,)), ([[3], [4, wrong]], (1, 1))):
+        with pytest.raises(ValidationError) as refusal:
+            CompletionRequest(model="m", prompt=prompt)
+        assert place in [tuple(part for part in e["loc"] if isinstance(part, int)) for e in refusal.value.errors()]
 
 
 @pytest.mark.parametrize(

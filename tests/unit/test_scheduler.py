@@ -8,7 +8,8 @@ import pytest
 from scheduler_bench import BLOCK_SIZE, Bench, make_branch, op_kinds
 
 from radixkv import OutOfBlocksError, StaleIncarnationError
-from radixkv.core.api import AcquireOp, ExtendOp, ExtendResult, ForkOp, InsertOp, ReleaseOp, StepResult
+from radixkv.core.api import AcquireOp, ExtendOp, ExtendResult, ForkOp, InsertOp, MatchOp, ReleaseOp, StepResult
+from radixkv.core.tokens import pack_tokens
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.limits import SchedulerLimits
 
@@ -130,6 +131,23 @@ def test_a_higher_priority_is_admitted_first_and_then_a_longer_cached_prefix() -
         bench.scheduler.add(branch)
     bench.finished.clear()
     assert _order_of_first_run(bench, 4) == [blocker, urgent, warm, fresh]
+
+
+def test_a_history_that_waits_is_packed_once_and_a_prompt_not_at_all() -> None:
+    bench = Bench(64, max_running=1)
+    blocker, fresh, preempted = make_branch(0, [1] * 4, 4), make_branch(1, [2] * 9, 1), make_branch(2, [3] * 9, 3)
+    preempted.tokens.append(7)
+    for branch in (blocker, fresh, preempted):
+        bench.scheduler.add(branch)
+    told = []
+    while len(bench.finished) < 3:
+        told += [op.tokens for op in bench.say() if isinstance(op, MatchOp | AcquireOp)]
+        bench.run()
+    assert told.count(fresh.generation.prompt) > 2
+    assert {id(tokens) for tokens in told if tokens == fresh.generation.prompt} == {id(fresh.generation.prompt)}
+    longer = pack_tokens([3] * 9 + [7])
+    assert told.count(longer) > 2
+    assert len({id(tokens) for tokens in told if tokens == longer}) == 1
 
 
 def test_a_provider_inherits_the_priority_of_those_that_wait_for_it() -> None:
