@@ -1,4 +1,4 @@
-"""What the README quotes of measurements is what `bench/results` holds: in tables each figure of three digits or more."""
+"""What README, SECURITY and protos quote is so: figures in tables, of three digits or more, and bounds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from typing import Any
 import pytest
 
 from bench.report import percentile
+from radixkv.core import json_text, validation
+from radixkv.gateway import connections, fields
+from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
+from radixkv.gateway.middleware import SMALL_BODY_BYTES
+from radixkv.gateway.recording import MAX_REQUESTS
+from radixkv.gateway.tools import MAX_TOOLS
+from radixkv.service import health, status
+from radixkv.service.config import MAX_NAME_CHARACTERS
+from radixkv.service.field_count import MAX_FIELDS
+from radixkv.service.metrics import MAX_NAMESPACES
+from radixkv.worker import grammar_trial, request, sampling
+from radixkv.worker.server import MAX_STREAMS
 
 ROOT = Path(__file__).resolve().parents[2]
 SCALES = (1, 1e3, 1e-3, 1e6, 1e-6, 1e-9, 100, 1 / 2**20, 1 / 60)
@@ -109,3 +121,82 @@ def test_every_figure_in_a_table_is_the_benchs_own(bench: str, numbers: list[str
 
 def test_the_tables_are_found() -> None:
     assert sum(len(numbers) for _, numbers in quoted()) > 300
+
+
+def test_the_machine_of_each_table_is_the_one_that_the_readme_names() -> None:
+    text = (ROOT / "README.md").read_text()
+    (others,) = re.findall(r"two cores of an AMD EPYC, but for (.*?), which had four of an Intel Xeon", text, re.S)
+    quoted_benches = {bench for bench, _ in quoted()} & {
+        file.stem for file in (ROOT / "bench" / "results").glob("*.json")
+    }
+    for bench in quoted_benches:
+        environment = json.loads((ROOT / "bench" / "results" / f"{bench}.json").read_text())["environment"]
+        is_other = f"`{bench}`" in others
+        assert (environment["cpu"].startswith("Intel"), environment["num_cpus"]) == (is_other, 4 if is_other else 2), (
+            bench
+        )
+
+
+BOUNDS = {
+    "README.md": [
+        f"{fields.MAX_MESSAGES:,} messages, {MAX_TOOLS} tools",
+        f"JSON of {json_text.MAX_NESTING} levels and {json_text.MAX_VALUES:,} values",
+        f"stop strings of {sampling.MAX_STOP_CHARACTERS:,} characters",
+        f"A body above {SMALL_BODY_BYTES >> 10} KiB is read on a thread",
+        f"with {grammar_trial.MAX_CPU_S:g} s of CPU, {grammar_trial.MAX_MEMORY_BYTES >> 20} MiB and "
+        f"{grammar_trial.MAX_MASK_S * 1e3:g} ms for a mask",
+        f"A head has {connections.MAX_HEAD_BYTES >> 10} KiB, {connections.MAX_HEADERS} headers (431) and "
+        f"{connections.HEAD_S:g} s; a body has {connections.BODY_S:g} s and a further second for each "
+        f"{connections.BODY_BYTES_PER_S >> 10} KiB",
+        f"one conversation up to {MAX_MESSAGES:,} messages and {MAX_CONVERSATION_BYTES >> 20} MiB",
+        f"a namespace at most {validation.MAX_NAMESPACE_CHARS} characters",
+        f"of {MAX_NAMESPACES} at most",
+        f"the last {MAX_REQUESTS:,} requests",
+        f"half of the worker's {MAX_STREAMS} streams",
+    ],
+    "SECURITY.md": [
+        f"of nesting ({json_text.MAX_NESTING} levels)",
+        f"more than {MAX_FIELDS:,} fields is refused unparsed",
+        f"{grammar_trial.MAX_CPU_S:g} s of CPU and {grammar_trial.MAX_MEMORY_BYTES >> 20} MiB each",
+        f"heads have {connections.MAX_HEAD_BYTES >> 10} KiB and {connections.HEAD_S:g} s, bodies {connections.BODY_S:g} s",
+        f"Health has {health.MAX_WATCHERS} watchers, at most {health.MAX_WATCHERS // 2} of one address",
+        f"at most {connections.MAX_STRANGERS_OF_ADDRESS} connections without a request of a tenant, and all together "
+        f"{connections.MAX_STRANGERS:,}",
+    ],
+    "protos/radixkv/v1/generation.proto": [
+        f"At most {sampling.MAX_STOPS}, each of 1 to {sampling.MAX_STOP_CHARACTERS:,} characters",
+        f"this many most likely ones, 0 to {sampling.MAX_LOGPROBS}",
+        f"which is computed once; 1 to {sampling.MAX_BRANCHES}",
+        f"once the search has ended; 1 to {sampling.MAX_BEAMS}",
+        f"is divided, in [-{sampling.MAX_LENGTH_PENALTY:g}, {sampling.MAX_LENGTH_PENALTY:g}]",
+        f"in [-{sampling.MAX_BIAS:g}, {sampling.MAX_BIAS:g}]. At most {sampling.MAX_BIASES:,} entries",
+        f"-{request.MAX_PRIORITY} to {request.MAX_PRIORITY}",
+        f"above 0, at most {request.MAX_TIMEOUT_S:,.0f} (30 days)",
+        f"for logs. At most {request.MAX_REQUEST_ID_CHARACTERS} characters",
+    ],
+    "protos/radixkv/v1/prefix_cache.proto": [
+        f"those of another salt, adapter or model. At most {validation.MAX_ALSO}",
+        f"above 0, at most {validation.MAX_TTL_S:,.0f} (7 days)",
+        f"what none covers stays as it is. At most {validation.MAX_RETENTION_RANGES}",
+    ],
+    "protos/radixkv/v1/types.proto": [
+        f"Never token content. At most {status.MAX_MESSAGE_BYTES:,} bytes",
+        f"cut to {status.MAX_VALUE_BYTES} bytes",
+        f"1 to {MAX_NAME_CHARACTERS} characters",
+    ],
+}
+
+
+@pytest.mark.parametrize("file", BOUNDS)
+def test_the_bounds_that_are_told_are_those_that_hold(file: str) -> None:
+    text = " ".join(re.sub(r"^\s*//", "", (ROOT / file).read_text(), flags=re.M).split())
+    assert [bound for bound in BOUNDS[file] if bound not in text] == []
+
+
+@pytest.mark.parametrize("file", ["README.md", "SECURITY.md"])
+def test_files_that_are_named_are_there(file: str) -> None:
+    paths = re.findall(r"`((?:tests|radixkv|bench|protos|kernels)/[\w./-]+)`", (ROOT / file).read_text())
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert set(re.findall(r"`(test_\w+\.py)`", (ROOT / file).read_text())) <= tests
