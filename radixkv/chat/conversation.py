@@ -7,8 +7,8 @@
 A branch keeps its number for as long as the conversation lasts: a reply behind its end goes on with it, every other one begins
 a branch of the next number.
 
-Each turn keeps the exact token ids of the history up to its end, so a reply is never tokenised again and what follows it
-reuses all that is cached.
+Each turn keeps the exact token ids of the history up to its end, so a reply generated here is never tokenised again and what
+follows it reuses all that is cached.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from radixkv.core.tokens import pack_tokens
 from radixkv.worker.stream import Usage
 from radixkv.worker.text import Message
 
-__all__ = ["ChatError", "Conversation", "Turn"]
+__all__ = ["FOLLOWS", "ChatError", "Conversation", "Turn"]
+
+FOLLOWS = {"start": ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
+"""The roles of the turns that may follow a turn of each role."""
 
 _SHOWN_CHARACTERS = 60
+_SIGNS = {"system": "sys", "user": "you", "assistant": " ↳"}
 
 
 class ChatError(RadixKVError):
@@ -33,10 +37,10 @@ class Turn:
     """One message.
 
     Attributes:
-        role: ``"user"`` or ``"assistant"``; ``"start"`` for the root.
+        role: ``"user"`` or ``"assistant"``; ``"start"`` for the root; ``"system"`` for a prompt below it.
         text: what was written or generated.
         history: packed token ids of the conversation up to this turn's end; of a user's turn, up to where the reply
-            begins (empty until the reply's stream has told).
+            begins (empty until the reply's stream has told, and of a reply that is known as text alone).
         usage: of a reply: what it cost.
         branch: of a reply: the number of the branch that ends here; None where it goes on, or another kind of turn.
     """
@@ -84,14 +88,18 @@ class Conversation:
         message.history = prompt
         turn = Turn("assistant", text, message, prompt + pack_tokens(token_ids))
         turn.usage = usage
-        before = message.parent
-        if before is not None and before.branch is not None:
-            turn.branch, before.branch = before.branch, None
-        else:
-            self.num_branches += 1
-            turn.branch = self.num_branches
+        self.end_branch(turn)
         self.current = turn
         return turn
+
+    def end_branch(self, reply: Turn) -> None:
+        """Give a new reply its branch's number: that of the reply it goes on from, or the next."""
+        before = reply.parent.parent if reply.parent is not None else None
+        if before is not None and before.branch is not None:
+            reply.branch, before.branch = before.branch, None
+        else:
+            self.num_branches += 1
+            reply.branch = self.num_branches
 
     def begun(self, message: Turn, text: str) -> tuple[Turn, str]:
         """The reply to `message` on the current branch, and its text up to the end of the first `text` in it.
@@ -112,14 +120,14 @@ class Conversation:
             message.parent.children.remove(message)
 
     def messages_for(self, message: Turn) -> tuple[bytes, list[Message]]:
-        """What to send for a message: the kept history before it, and the messages to be put behind that history."""
-        said: Message = {"role": "user", "content": message.text}
-        assert message.parent is not None, "a message follows something"
-        if message.parent.history:
-            return message.parent.history, [said]
-        if self.system_prompt is not None:
-            return b"", [{"role": "system", "content": self.system_prompt}, said]
-        return b"", [said]
+        """What to send for a message: the ids of the last reply before it whose ids are known, and the messages after it."""
+        path = message.path()
+        known = [index for index, turn in enumerate(path) if turn.role == "assistant" and turn.history]
+        history, rest = (path[known[-1]].history, path[known[-1] + 1 :]) if known else (b"", path)
+        messages: list[Message] = [{"role": turn.role, "content": turn.text} for turn in rest]
+        if not known and self.system_prompt is not None and path[0].role != "system":
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        return history, messages
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
@@ -224,4 +232,4 @@ def _short(turn: Turn) -> str:
     text = " ".join(turn.text.split())
     if len(text) > _SHOWN_CHARACTERS:
         text = text[: _SHOWN_CHARACTERS - 1] + "…"
-    return f"{'you' if turn.role == 'user' else ' ↳'} {text}"
+    return f"{_SIGNS[turn.role]} {text}"

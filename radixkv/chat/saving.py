@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from radixkv.chat.conversation import ChatError, Conversation, Turn
+from radixkv.chat.conversation import FOLLOWS, ChatError, Conversation, Turn
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import unpack_tokens
 
@@ -153,8 +153,8 @@ def _from_json(told: dict[str, Any], model_name: str) -> Conversation:
     turns: list[Turn] = []
     for each in told["turns"]:
         parent = conversation.start if each["parent"] is None else turns[each["parent"]]
-        is_reply = parent.role == "user"
-        if each["role"] != ("assistant" if is_reply else "user") or not isinstance(each["text"], str):
+        is_reply = each["role"] == "assistant"
+        if each["role"] not in FOLLOWS[parent.role] or not isinstance(each["text"], str):
             raise ValueError("turns do not alternate")
         history = base64.b64decode(each["history"], validate=True)
         try:
@@ -172,6 +172,6 @@ def _from_json(told: dict[str, Any], model_name: str) -> Conversation:
         raise ValueError("branches are not numbered")
     current = told["current"]
     conversation.current = conversation.start if current is None else turns[current]
-    if conversation.current.role == "user":
+    if conversation.current.role not in ("start", "assistant"):
         raise ValueError("stands on a message")
     return conversation

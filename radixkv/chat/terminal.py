@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from radixkv.chat.conversation import ChatError, Conversation, Turn
+from radixkv.chat.kept import KeptChat, KeptChats, KeptTitle
 from radixkv.chat.saving import SavedChat, chats_folder, saved_names
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
-from radixkv.worker.request import GenerateParams, Generator
+from radixkv.worker.request import GenerateParams, Generator, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
+from radixkv.worker.text import Message
 
 __all__ = ["ChatOptions", "Terminal", "run_chat"]
 
@@ -29,10 +31,11 @@ Write a message and press Enter. The conversation is a tree; nothing you do over
   /branches         list all branches        /switch K   go to the end of branch K
   /tree             draw the whole tree      /show       print the current branch
   /save NAME        keep the chat under a name, from now on after every reply
-  /resume [NAME]    go on with a chat that was kept; without NAME list them
+  /resume [NAME]    go on with a kept chat, or #K of those on the chat page; without NAME list both
   /help             this text                /quit       leave (so does Ctrl-D; Ctrl-C stops a reply)"""
 
 MAX_DRAFTS = 64
+_SPEAKERS = {"system": "sys", "user": "you", "assistant": "bot"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Terminal:
         read_line: LineReader,
         output: TextIO,
         folder: Path | None = None,
+        kept: KeptChats | None = None,
     ) -> None:
         self._generator = generator
         self._options = options
@@ -67,7 +71,9 @@ class Terminal:
         self._output = output
         self._conversation = Conversation(options.system_prompt)
         self._folder = chats_folder() if folder is None else folder
-        self._saved: SavedChat | None = None
+        self._kept = kept
+        self._titles: list[KeptTitle] = []  # as they were listed last
+        self._saved: SavedChat | KeptChat | None = None
         self._commands: dict[str, Callable[[str], bool]] = {
             "/regenerate": self._regenerate,
             "/edit": self._edit,
@@ -144,13 +150,28 @@ class Terminal:
     def _fork_inside(self, message: Turn, text: str) -> bool:
         """Answer a message anew with the beginning of its reply, whose tokens are the same."""
         reply, begun = self._conversation.begun(message, text)
-        token_ids = unpack_tokens(reply.history[len(message.history) :])
+        token_ids = unpack_tokens(self._reply_ids(message, reply))
         end = bisect_left(
             range(len(token_ids)), len(begun), key=lambda n: len(self._generator.detokenize(token_ids[:n]))
         )
         kept = token_ids[:end]
         self._answer(message, 1, _Draft(kept, self._generator.detokenize(kept)))
         return True
+
+    def _reply_ids(self, message: Turn, reply: Turn) -> bytes:
+        """A reply's ids; of one that is known as text alone those of the chat template, which go on behind its end."""
+        if message.history and reply.history:
+            return reply.history[len(message.history) :]
+        history, before = self._conversation.messages_for(message)
+        after: list[Message] = [{"role": "assistant", "content": reply.text}, {"role": "user", "content": message.text}]
+        prompt, whole = (
+            self._generator.tokenize(Prompt(messages=messages), history, self._options.namespace)
+            for messages in (before, [*before, *after])
+        )
+        if not whole.startswith(prompt):
+            raise ChatError("the model's chat template does not tell where that reply begins; regenerate it instead")
+        message.history = prompt
+        return whole[len(prompt) :]
 
     def _save(self, argument: str) -> bool:
         if not argument:
@@ -162,16 +183,39 @@ class Terminal:
 
     def _resume(self, argument: str) -> bool:
         if not argument:
-            self._print("\n".join(saved_names(self._folder)) or "No chat is kept yet; /save NAME keeps this one.")
-            return True
+            return self._list()
         if self._saved is None and self._conversation.start.children:
             raise ChatError("this chat is not kept and would be lost: /save NAME first")
-        saved = SavedChat(self._folder, argument, self._generator.model().name)
-        self._conversation, self._saved = saved.read(), saved
+        if argument.startswith("#"):
+            chat = self._open_kept(argument[1:])
+            self._conversation, self._saved = chat.read(self._options.system_prompt), chat
+        else:
+            saved = SavedChat(self._folder, argument, self._generator.model().name)
+            self._conversation, self._saved = saved.read(), saved
         return self._show("")
 
+    def _list(self) -> bool:
+        names = saved_names(self._folder)
+        self._print("\n".join(names) or "No chat is kept yet; /save NAME keeps this one.")
+        if self._kept is not None:
+            self._titles = self._kept.latest()
+            for number, each in enumerate(self._titles, 1):
+                self._print(f"#{number}  {each.title}  ({each.num_messages} messages, on the chat page)")
+        return True
+
+    def _open_kept(self, number: str) -> KeptChat:
+        if self._kept is None:
+            raise ChatError("no chat page is known here; radixkv chat --gateway URL names one")
+        self._titles = self._titles or self._kept.latest()
+        if not self._titles:
+            raise ChatError("no conversation is kept on the chat page")
+        chosen = self._titles[_number(number, "K", 1, len(self._titles)) - 1]
+        return KeptChat(self._kept, chosen.id, self._generator.model().name)
+
     def _keep(self) -> None:
-        if self._saved is not None and self._saved.write(self._conversation):
+        if isinstance(self._saved, KeptChat):
+            self._saved.write(self._conversation)
+        elif self._saved is not None and self._saved.write(self._conversation):
             self._print(f"Another chat is kept there; this one is kept as {self._saved.name!r}.")
 
     def _branches(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
@@ -188,7 +232,7 @@ class Terminal:
 
     def _show(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
         for turn in self._conversation.current.path():
-            self._print(f"{'you' if turn.role == 'user' else 'bot'}> {turn.text}")
+            self._print(f"{_SPEAKERS[turn.role]}> {turn.text}")
         return True
 
     def _help(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
@@ -329,8 +373,8 @@ def _read_plain_line(prompt: str, default: str = "") -> str:  # noqa: ARG001  a 
     return line
 
 
-def run_chat(generator: Generator, options: ChatOptions) -> None:
-    """Chat on this process's terminal until the user leaves.
+def run_chat(generator: Generator, options: ChatOptions, kept: KeptChats | None = None) -> None:
+    """Chat on this process's terminal until the user leaves. `kept`: further conversations to be resumed.
 
     Raises:
         ChatError: the model has no chat template.
@@ -338,4 +382,4 @@ def run_chat(generator: Generator, options: ChatOptions) -> None:
     if not generator.model().has_chat_template:
         raise ChatError("this model has no chat template; choose an instruct model with --model")
     with _line_reader() as read_line:
-        Terminal(generator, options, read_line, sys.stdout).run()
+        Terminal(generator, options, read_line, sys.stdout, kept=kept).run()

@@ -12,6 +12,7 @@ from radixkv.cli.security_flags import add_client_flags, client_credentials
 
 if TYPE_CHECKING:
     from radixkv.chat.terminal import ChatOptions
+    from radixkv.client import Credentials
     from radixkv.worker.request import Generator
     from radixkv.worker.sampling import SamplingDefaults
 
@@ -22,6 +23,11 @@ def add(commands: Any) -> None:
     """Add the command."""
     chat = add_command(commands, "chat", _run, "chat in this terminal, with a model in this process or with a worker")
     chat.add_argument("--worker", metavar="ADDRESS", help="a running worker; without it the model is loaded here")
+    chat.add_argument(
+        "--gateway",
+        metavar="URL",
+        help="a gateway, such as http://127.0.0.1:8000 of radixkv up, whose kept conversations /resume lists too",
+    )
     add_client_flags(chat)
     add_model_flags(chat)
     add_chat_flags(chat)
@@ -42,23 +48,30 @@ def _run(options: argparse.Namespace) -> int:
         from radixkv.worker.generation_client import GenerationClient
 
         with GenerationClient(options.worker, credentials=client_credentials(options)) as client:
-            run_chat(client, options)
+            run_chat(client, options, options.gateway, client_credentials(options))
         return 0
     config = worker_config(options, None, None)
     from radixkv.worker.run import Worker
 
     with Worker(config) as worker:
         say(describe(worker))
-        run_chat(worker.engine, options)
+        run_chat(worker.engine, options, options.gateway, client_credentials(options))
     return 0
 
 
-def run_chat(generator: Generator, options: argparse.Namespace) -> None:
-    """Chat until the person leaves."""
+def run_chat(
+    generator: Generator,
+    options: argparse.Namespace,
+    gateway: str | None = None,
+    credentials: Credentials | None = None,
+) -> None:
+    """Chat until the user leaves. `gateway`: URL of one whose kept conversations can be resumed; `credentials`: sent to it."""
     from radixkv.chat import terminal
+    from radixkv.chat.kept import KeptChats
 
+    kept = None if gateway is None else KeptChats(gateway, credentials)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    terminal.run_chat(generator, _chat_options(options, generator.model().sampling))
+    terminal.run_chat(generator, _chat_options(options, generator.model().sampling), kept)
 
 
 def _chat_options(options: argparse.Namespace, defaults: SamplingDefaults) -> ChatOptions:

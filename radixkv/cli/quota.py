@@ -25,8 +25,8 @@ A namespace with a quota of blocks has a share of the pool to itself. What its s
 nobody else's can take it. What is cached may exceed it, in blocks that lie idle elsewhere: these are borrowed, and evicted
 when their owner wants them. The namespaces without a quota have the rest of the pool together.
 
-The service keeps what is set here for later workers of the pool too, until it ends itself: what is to stay belongs to its
-own --quota."""
+A quota that is set here outlives the worker, and a restart of the service beside a running worker. It is lost when both end: a
+quota that must stay belongs into the service's own --quota."""
 
 EPILOG = """\
 examples:

@@ -115,4 +115,4 @@ def _serve(config: WorkerConfig, front: Front, service_address: str, options: ar
         with Worker(config) as worker, front.beside(worker):
             set_heap_aside()
             say(describe(worker))
-            run_chat(worker.engine, options)
+            run_chat(worker.engine, options, front.open_page)

@@ -57,6 +57,14 @@ class Credentials:
         """Whether a token is sent."""
         return self.token is not None or self.token_file is not None
 
+    def read_token(self) -> str:
+        """The token as it is now; empty where there is none.
+
+        Raises:
+            InvalidArgumentError: the file holds none, or cannot be read.
+        """
+        return _TokenFile(self.token_file).read() if self.token_file is not None else self.token or ""
+
 
 def make_channel(address: str, credentials: Credentials | None, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
     """A channel to a service; nothing is sent yet.

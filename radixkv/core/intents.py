@@ -82,9 +82,10 @@ class Intents:
     def wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
         """Watch the sequence that will publish the longest prefix of `tokens`, if that is a block or more above what matches.
 
-        Of two that get equally far the one that has computed more is chosen, of equal histories the one opened first. None
-        where nobody gets far enough, or as many watches and untaken notices are outstanding as there may be. O(log intents)
-        compares.
+        The two histories that stand next to `tokens` in sorted order are compared, and of two that get equally far the one that
+        has computed more is chosen. Of equal histories it is the one opened first, or the one opened last where `tokens` goes
+        on behind them. None where nobody gets far enough, or as many watches and untaken notices are outstanding as there may
+        be. O(log intents) compares.
         """
         seq, num_tokens = self._furthest(namespace, tokens)
         if seq is None or num_tokens - num_matched < self._block_size:

@@ -144,7 +144,7 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Evicts cold blocks, least recently used first. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """Evicts unlocked leaves, of a longer one its end, in the order of the pool's policy. Errors: INVALID_ARGUMENT, NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,17 +192,18 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Retain(self, request, context):
-        """Says anew what ranges of a prompt are worth to be kept, as far as they are cached; a repeat is harmless. It is no use: recency
-        stays. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """Replaces the retention of ranges of a prompt, as far as they are cached; a repeat is harmless. It does not count as a use:
+        recency is unchanged. Errors: INVALID_ARGUMENT, NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetQuota(self, request, context):
-        """Sets both bounds of a namespace anew, so that a repeat is harmless, and keeps them for every later life of the pool; a service
-        that is restarted gets them back from the holder, and they go before those that it was started with. Of several pools all are changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool
-        leave less; NOT_FOUND; RESOURCE_EXHAUSTED where more namespaces would have a quota than the service allows.
+        """Sets both bounds of a namespace anew, so that a repeat is harmless, and keeps them for every later life of the pool. A
+        restarted service gets them back from the holder, and they replace those that it was started with. Of several pools all are
+        changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool leave less; NOT_FOUND; RESOURCE_EXHAUSTED
+        where more namespaces would have a quota than the service allows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

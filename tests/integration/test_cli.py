@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import transformers as tf
+from talk import Talk
 from terminal import Terminal
 
 from radixkv import PoolShape, connect
@@ -30,6 +31,12 @@ def test_up_at_a_terminal_chats_branches_stops_a_reply_and_leaves_cleanly() -> N
     terminal = Terminal([RADIXKV, "up", *addresses, "--num-blocks", "256", "--temperature", "0", "--max-tokens", "400"])
     try:
         terminal.wait_for(r"generation\s+127\.0\.0\.1:\d+")
+        page = terminal.wait_for(r"chat page\s+http://127\.0\.0\.1:\d+").split()[-1]
+        terminal.wait_for("you>")
+        with Talk(f"{page}/v1") as talk:
+            talk.begin(title="Kept by the page")
+        terminal.type("/resume\r")
+        terminal.wait_for("#1  Kept by the page")
         terminal.wait_for("you>")
         terminal.type("What is the capital of France?\r")
         terminal.wait_for("The capital of France is Paris")

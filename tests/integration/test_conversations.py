@@ -330,6 +330,7 @@ def test_what_makes_no_sense_is_refused_by_name(talk: Talk) -> None:
         ({"role": "user", "text": "x", "id": "mine"}, "id"),
         ({"role": "system", "text": "x", "parent": reply["id"]}, "system message"),
         ({"role": "assistant", "text": "x", "replies": {}}, "user's message"),
+        ({"role": "user", "text": "x", "model": "mine"}, "assistant's message"),
         ({"role": "user", "text": "x", "replies": {"n": 9}}, "replies.n"),
         ({"role": "user", "text": "x", "replies": {"n": 2, "ids": [message_id()]}}, "ids"),
     ):

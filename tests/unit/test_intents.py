@@ -104,9 +104,10 @@ def test_the_sequence_that_gets_furthest_is_waited_for(cache: PrefixCache) -> No
 
 
 def test_of_equal_histories_the_one_opened_first_is_waited_for(cache: PrefixCache) -> None:
-    first = cache.acquire(PROMPT)
-    cache.acquire(PROMPT)
+    first, last = cache.acquire(PROMPT), cache.acquire(PROMPT)
+    assert wait(cache, PROMPT[:12]) == Pending(first.seq_id, 12)
     assert wait(cache, PROMPT) == Pending(first.seq_id, 20)
+    assert wait(cache, [*PROMPT, 1]) == Pending(last.seq_id, 20), "of a prompt that goes on behind them it is the last"
 
 
 def test_of_those_who_get_equally_far_the_one_that_has_computed_more_is_waited_for(cache: PrefixCache) -> None:

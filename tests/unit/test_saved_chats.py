@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 
 from radixkv import pack_tokens
 from radixkv.chat.conversation import ChatError, Conversation, Turn
+from radixkv.chat.kept import KeptChats
 from radixkv.chat.saving import SavedChat, saved_names
+from radixkv.client import Credentials
+from radixkv.core.errors import InvalidArgumentError
 
 MODEL = "a-model"
 
@@ -48,6 +52,41 @@ def test_what_is_read_is_what_was_written_and_goes_on_with_the_next_number(tmp_p
     answered(after, after.last_message(), "Good evening.")
     assert after.current.branch == 4
     assert saved_names(tmp_path) == ["mine"]
+
+
+def test_a_chat_below_a_system_prompt_of_its_own_is_read_as_it_was_written(tmp_path: Path) -> None:
+    before = Conversation("be brief")
+    asked = Turn("user", "hello", Turn("system", "be kind", before.start))
+    answered(before, asked, "Hi!")
+    SavedChat(tmp_path, "mine", MODEL).write(before)
+    after = SavedChat(tmp_path, "mine", MODEL).read()
+    assert told(after) == told(before)
+    _, messages = after.messages_for(after.edit(1, "hallo"))
+    assert [message["content"] for message in messages] == ["be kind", "hallo"], "its own goes before the chat's"
+
+
+def test_a_reply_whose_ids_are_unknown_is_sent_as_text_behind_the_last_known_one() -> None:
+    conversation = chat()
+    conversation.switch(1)
+    sunny = conversation.current
+    unknown = Turn("assistant", "Thanks!", Turn("user", "good", sunny))
+    history, messages = conversation.messages_for(Turn("user", "and?", unknown))
+    assert history == sunny.history
+    assert [message["content"] for message in messages] == ["good", "Thanks!", "and?"]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[", "http://a-server:8000"])
+def test_a_gateway_that_cannot_be_called_or_would_be_sent_a_key_in_plaintext_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="gateway"):
+        KeptChats(url, Credentials(token="secret"))
+
+
+def test_a_gateway_that_does_not_answer_is_told_by_its_url() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        with pytest.raises(ChatError, match=f"no gateway answers at {url}"):
+            KeptChats(url).latest()
 
 
 def test_branches_keep_their_numbers_whatever_comes() -> None:

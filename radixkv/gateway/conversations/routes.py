@@ -231,7 +231,8 @@ async def add_message(conversation_id: str, body: NewMessage, request: Request, 
     The same message with the same id again changes nothing, and tells what is there.
     """
     kept = _kept(request)
-    details = {"edited": True} if body.role == "assistant" else None
+    written = {"edited": True} if body.model is None else {"model": body.model}
+    details = written if body.role == "assistant" else None
     message = Message(body.id or new_id("msg"), body.parent, body.role, body.text, kept.clock(), details=details)
     message, is_repeat = await kept.add(tenant.namespace, conversation_id, message)
     replies: list[Message] = []

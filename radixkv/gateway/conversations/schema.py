@@ -84,13 +84,21 @@ class NewMessage(ApiModel):
     )
     parent: Annotated[Name, Field(min_length=1)] | None = None
     role: Role
-    text: Text
+    text: Annotated[str, Field(description="At least one character; an assistant's may be empty.")]
+    model: Annotated[Name, Field(min_length=1)] | None = Field(
+        None,
+        description="The model that wrote an assistant's message; without it the message counts as edited by hand.",
+    )
     replies: ReplyOptions | None = Field(None, description="Replies to it to be begun; it must be a user's.")
 
     @model_validator(mode="after")
     def _require_a_place_that_makes_sense(self) -> NewMessage:
+        if self.role != "assistant" and not self.text:
+            raise ValueError("text must have at least one character")
         if self.role == "system" and self.parent is not None:
             raise ValueError("a system message begins a conversation; it has no parent")
+        if self.role != "assistant" and self.model is not None:
+            raise ValueError("model names what wrote an assistant's message")
         if self.role != "user" and self.replies is not None:
             raise ValueError("replies can be asked for to a user's message")
         if self.replies is not None and self.id is not None and self.id in (self.replies.ids or ()):

@@ -1,0 +1,202 @@
+"""What README, SECURITY and protos quote is so: figures in tables, of three digits or more, and bounds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.report import percentile
+from radixkv.core import json_text, validation
+from radixkv.gateway import connections, fields
+from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
+from radixkv.gateway.middleware import SMALL_BODY_BYTES
+from radixkv.gateway.recording import MAX_REQUESTS
+from radixkv.gateway.tools import MAX_TOOLS
+from radixkv.service import health, status
+from radixkv.service.config import MAX_NAME_CHARACTERS
+from radixkv.service.field_count import MAX_FIELDS
+from radixkv.service.metrics import MAX_NAMESPACES
+from radixkv.worker import grammar_trial, request, sampling
+from radixkv.worker.server import MAX_STREAMS
+
+ROOT = Path(__file__).resolve().parents[2]
+SCALES = (1, 1e3, 1e-3, 1e6, 1e-6, 1e-9, 100, 1 / 2**20, 1 / 60)
+"""Seconds as milliseconds, bytes as MB or MiB, shares as per cent."""
+FURTHER = {"isolation": ["neighbour.json", "neighbour_before.json"]}
+
+
+def leaves(figures: Any) -> Iterator[float]:
+    if isinstance(figures, dict):
+        for key, value in figures.items():
+            yield from leaves(key)
+            yield from leaves(value)
+    elif isinstance(figures, list):
+        for value in figures:
+            yield from leaves(value)
+    elif isinstance(figures, str):
+        yield from (read(number) for number in re.findall(NUMBER, figures))
+    elif isinstance(figures, (int, float)):
+        yield float(figures)
+
+
+def ratios(figures: Any) -> Iterator[float]:
+    """Of the medians that stand beside each other."""
+    if isinstance(figures, list):
+        for value in figures:
+            yield from ratios(value)
+    elif isinstance(figures, dict):
+        medians = [value["p50"] for value in figures.values() if isinstance(value, dict) and "p50" in value]
+        yield from (above / below for above in medians for below in medians if below)
+        for value in figures.values():
+            yield from ratios(value)
+
+
+def by_fault(figures: Any) -> Iterator[float]:
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for each in figures["injuries"]:
+        groups[each["target"], each["action"]].append(each)
+    for group in groups.values():
+        yield sum(each["num_failed_tries"] for each in group)
+        for name in ("first_answer_s", "all_clients_s"):
+            yield from (percentile([each[name] for each in group], share) for share in (0.5, 0.99))
+
+
+DERIVED: dict[str, Callable[[Any], Iterator[float]]] = {
+    "churn": lambda figures: (
+        each["all calls"]["p99.99"] / each["control"]["p99.99"] for each in figures.values() if isinstance(each, dict)
+    ),
+    "events": ratios,
+    "faults": by_fault,
+    "layouts": ratios,
+    "serving": lambda figures: (
+        each["radixkv"]["num_prompt_limit"] + each["radixkv"]["num_decode"] for each in figures["workloads"]
+    ),
+    "step_time": lambda figures: (int(chats) * 1e3 / each["token_ms"] for chats, each in figures["steps"].items()),
+}
+NUMBER = r"(?<![\w.])\d[\d,]*(?:\.\d+)?"
+
+
+def read(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
+def quoted() -> list[tuple[str, list[str]]]:
+    """Per bench whose command the README has, the figures in the tables below it, but for the first column."""
+    text = (ROOT / "README.md").read_text()
+    measured = text[text.index("\n## Measured") : text.index("\n## Changing it")]
+    parts = re.split(r"^```sh\npython -m bench\.(\w+).*\n```\n", measured, flags=re.M)
+    found = []
+    for bench, below in zip(parts[1::2], parts[2::2], strict=True):
+        rows = [
+            row.split("|")[2:]
+            for row in re.findall(r"^\|.*\n\|-.*\n((?:\|.*\n?)*)", below, re.M)
+            for row in row.splitlines()
+        ]
+        numbers = re.findall(NUMBER, " ".join(cell for row in rows for cell in row))
+        found.append((bench, [number for number in numbers if len(re.sub(r"[,.]", "", number).lstrip("0")) >= 3]))
+    return found
+
+
+@pytest.mark.parametrize(("bench", "numbers"), quoted(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_figure_in_a_table_is_the_benchs_own(bench: str, numbers: list[str]) -> None:
+    results = ROOT / "bench" / "results"
+    files = [*sorted(results.glob(f"{bench}*.json")), *(results / name for name in FURTHER.get(bench, ()))]
+    known: list[float] = []
+    for file in files:
+        figures = json.loads(file.read_text())["figures"]
+        known += [
+            *leaves(figures),
+            *(DERIVED[bench](figures) if bench in DERIVED and "_" not in file.stem.removeprefix(bench) else ()),
+        ]
+    for number in numbers:
+        value, half = read(number), 0.5001 * 10.0 ** -len(number.partition(".")[2])
+        assert any(abs(each * scale - value) <= half for each in known for scale in SCALES), f"{number} is not measured"
+
+
+def test_the_tables_are_found() -> None:
+    assert sum(len(numbers) for _, numbers in quoted()) > 300
+
+
+def test_the_machine_of_each_table_is_the_one_that_the_readme_names() -> None:
+    text = (ROOT / "README.md").read_text()
+    (others,) = re.findall(r"two cores of an AMD EPYC, but for (.*?), which had four of an Intel Xeon", text, re.S)
+    quoted_benches = {bench for bench, _ in quoted()} & {
+        file.stem for file in (ROOT / "bench" / "results").glob("*.json")
+    }
+    for bench in quoted_benches:
+        environment = json.loads((ROOT / "bench" / "results" / f"{bench}.json").read_text())["environment"]
+        is_other = f"`{bench}`" in others
+        assert (environment["cpu"].startswith("Intel"), environment["num_cpus"]) == (is_other, 4 if is_other else 2), (
+            bench
+        )
+
+
+BOUNDS = {
+    "README.md": [
+        f"{fields.MAX_MESSAGES:,} messages, {MAX_TOOLS} tools",
+        f"JSON of {json_text.MAX_NESTING} levels and {json_text.MAX_VALUES:,} values",
+        f"stop strings of {sampling.MAX_STOP_CHARACTERS:,} characters",
+        f"A body above {SMALL_BODY_BYTES >> 10} KiB is read on a thread",
+        f"with {grammar_trial.MAX_CPU_S:g} s of CPU, {grammar_trial.MAX_MEMORY_BYTES >> 20} MiB and "
+        f"{grammar_trial.MAX_MASK_S * 1e3:g} ms for a mask",
+        f"A head has {connections.MAX_HEAD_BYTES >> 10} KiB, {connections.MAX_HEADERS} headers (431) and "
+        f"{connections.HEAD_S:g} s; a body has {connections.BODY_S:g} s and a further second for each "
+        f"{connections.BODY_BYTES_PER_S >> 10} KiB",
+        f"one conversation up to {MAX_MESSAGES:,} messages and {MAX_CONVERSATION_BYTES >> 20} MiB",
+        f"a namespace at most {validation.MAX_NAMESPACE_CHARS} characters",
+        f"of {MAX_NAMESPACES} at most",
+        f"the last {MAX_REQUESTS:,} requests",
+        f"half of the worker's {MAX_STREAMS} streams",
+    ],
+    "SECURITY.md": [
+        f"of nesting ({json_text.MAX_NESTING} levels)",
+        f"more than {MAX_FIELDS:,} fields is refused unparsed",
+        f"{grammar_trial.MAX_CPU_S:g} s of CPU and {grammar_trial.MAX_MEMORY_BYTES >> 20} MiB each",
+        f"heads have {connections.MAX_HEAD_BYTES >> 10} KiB and {connections.HEAD_S:g} s, bodies {connections.BODY_S:g} s",
+        f"Health has {health.MAX_WATCHERS} watchers, at most {health.MAX_WATCHERS // 2} of one address",
+        f"at most {connections.MAX_STRANGERS_OF_ADDRESS} connections without a request of a tenant, and all together "
+        f"{connections.MAX_STRANGERS:,}",
+    ],
+    "protos/radixkv/v1/generation.proto": [
+        f"At most {sampling.MAX_STOPS}, each of 1 to {sampling.MAX_STOP_CHARACTERS:,} characters",
+        f"this many most likely ones, 0 to {sampling.MAX_LOGPROBS}",
+        f"which is computed once; 1 to {sampling.MAX_BRANCHES}",
+        f"once the search has ended; 1 to {sampling.MAX_BEAMS}",
+        f"is divided, in [-{sampling.MAX_LENGTH_PENALTY:g}, {sampling.MAX_LENGTH_PENALTY:g}]",
+        f"in [-{sampling.MAX_BIAS:g}, {sampling.MAX_BIAS:g}]. At most {sampling.MAX_BIASES:,} entries",
+        f"-{request.MAX_PRIORITY} to {request.MAX_PRIORITY}",
+        f"above 0, at most {request.MAX_TIMEOUT_S:,.0f} (30 days)",
+        f"for logs. At most {request.MAX_REQUEST_ID_CHARACTERS} characters",
+    ],
+    "protos/radixkv/v1/prefix_cache.proto": [
+        f"those of another salt, adapter or model. At most {validation.MAX_ALSO}",
+        f"above 0, at most {validation.MAX_TTL_S:,.0f} (7 days)",
+        f"what none covers stays as it is. At most {validation.MAX_RETENTION_RANGES}",
+    ],
+    "protos/radixkv/v1/types.proto": [
+        f"Never token content. At most {status.MAX_MESSAGE_BYTES:,} bytes",
+        f"cut to {status.MAX_VALUE_BYTES} bytes",
+        f"1 to {MAX_NAME_CHARACTERS} characters",
+    ],
+}
+
+
+@pytest.mark.parametrize("file", BOUNDS)
+def test_the_bounds_that_are_told_are_those_that_hold(file: str) -> None:
+    text = " ".join(re.sub(r"^\s*//", "", (ROOT / file).read_text(), flags=re.M).split())
+    assert [bound for bound in BOUNDS[file] if bound not in text] == []
+
+
+@pytest.mark.parametrize("file", ["README.md", "SECURITY.md"])
+def test_files_that_are_named_are_there(file: str) -> None:
+    paths = re.findall(r"`((?:tests|radixkv|bench|protos|kernels)/[\w./-]+)`", (ROOT / file).read_text())
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert set(re.findall(r"`(test_\w+\.py)`", (ROOT / file).read_text())) <= tests
