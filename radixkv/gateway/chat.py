@@ -18,14 +18,14 @@ from radixkv.gateway.answers import ChatCompletion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.chat_chunks import ChatChunks
+from radixkv.gateway.constraints import ConstrainedOptions
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.fields import FAIL_FAST, PlainObject, Whole
-from radixkv.gateway.formats import ResponseFormat, format_grammar
 from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.models import ServedModel
-from radixkv.gateway.options import GenerationOptions, MaxTokens, retention_of
+from radixkv.gateway.options import MaxTokens, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
@@ -43,7 +43,7 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
 MAX_MODALITIES = 16
 
 
-class ChatRequest(GenerationOptions):
+class ChatRequest(ConstrainedOptions):
     """Body of a chat completion."""
 
     messages: ChatMessages
@@ -51,7 +51,6 @@ class ChatRequest(GenerationOptions):
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
     tools: ChatTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -103,7 +102,7 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
         model.info,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=tools.grammar or format_grammar(body.response_format),
+        grammar=tools.grammar or await off_loop(request, body.constraint),
     )
     assert exchange.tenant is not None
     exchange.leave_out(leave_noise_out(body.messages))

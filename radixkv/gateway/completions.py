@@ -17,14 +17,15 @@ from pydantic import BeforeValidator, Field
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.answers import Completion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.bodies import JsonRoute
+from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.completion_chunks import CompletionChunks
+from radixkv.gateway.constraints import ConstrainedOptions
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.logprobs import completion_logprobs
 from radixkv.gateway.models import ServedModel, served_model
-from radixkv.gateway.options import GenerationOptions, MaxTokens, retention_of
+from radixkv.gateway.options import MaxTokens, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.worker.request import GenerateParams
@@ -58,7 +59,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationOptions):
+class CompletionRequest(ConstrainedOptions):
     """Body of a completion."""
 
     prompt: Prompt
@@ -109,7 +110,12 @@ async def _make_plan(body: CompletionRequest, request: Request) -> _Plan:
             f"{len(prompts)} prompts and {body.n} choices of each are {num_choices}; at most {MAX_CHOICES} are served"
         )
         raise ApiError(400, message, code="invalid_value", param="n")
-    sampling = body.sampling(model.info, max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+    sampling = body.sampling(
+        model.info,
+        max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs,
+        grammar=await off_loop(request, body.constraint),
+    )
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
     return _Plan(
         completion_id=f"cmpl-{uuid.uuid4().hex}",

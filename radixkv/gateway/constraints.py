@@ -1,0 +1,110 @@
+"""What a request holds the text of its reply to, in the words of OpenAI, vLLM, SGLang and llama.cpp.
+
+    response_format                                                                 OpenAI
+    structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar    vLLM
+    json_schema, regex, ebnf                                                        SGLang
+    json_schema, grammar                                                            llama.cpp
+
+Grammars are in Lark's notation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from radixkv.core.json_text import read_json
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.fields import FAIL_FAST, PlainObject
+from radixkv.gateway.formats import ResponseFormat, format_grammar, schema_grammar
+from radixkv.gateway.options import ApiModel, GenerationOptions
+from radixkv.worker.sampling import Grammar
+
+__all__ = ["ConstrainedOptions"]
+
+MAX_CHOICES = 1000
+
+_Text = Annotated[str, Field(min_length=1)]
+_Schema = PlainObject | _Text
+_Choices = Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES), FAIL_FAST]
+
+
+class StructuredOutputs(ApiModel):
+    """One of these."""
+
+    json_: _Schema | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: _Text | None = None
+    choice: _Choices | None = None
+    grammar: _Text | None = None
+
+
+class ConstrainedOptions(GenerationOptions):
+    """Fields of which one at most may hold the reply to something."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(None, description="Extension, as vLLM has it.")
+    guided_json: _Schema | None = Field(None, description="Extension.")
+    guided_regex: _Text | None = Field(None, description="Extension.")
+    guided_choice: _Choices | None = Field(None, description="Extension.")
+    guided_grammar: _Text | None = Field(None, description="Extension, in Lark's notation.")
+    json_schema: _Schema | None = Field(None, description="Extension.")
+    regex: _Text | None = Field(None, description="Extension.")
+    ebnf: _Text | None = Field(None, description="Extension, in Lark's notation.")
+    grammar: _Text | None = Field(None, description="Extension, in Lark's notation.")
+
+    def constraint(self) -> Grammar | None:
+        """The grammar of the reply; None where its text is free.
+
+        Raises:
+            ApiError: 400: several are given, or one is none.
+        """
+        held = list(self._constraints())
+        if len(held) > 1:
+            names = f"{held[0][0]} and {held[1][0]}"
+            message = f"{names} both say what the reply is held to; leave one of them out"
+            raise ApiError(400, message, code="invalid_value", param=held[1][0])
+        return held[0][1] if held else None
+
+    def _constraints(self) -> Iterator[tuple[str, Grammar]]:
+        wanted = format_grammar(self.response_format)
+        if wanted is not None:
+            yield "response_format", wanted
+        told = self.structured_outputs or StructuredOutputs(json=None)
+        for param, schema in (
+            ("structured_outputs.json", told.json_),
+            ("guided_json", self.guided_json),
+            ("json_schema", self.json_schema),
+        ):
+            if schema is not None:
+                yield param, _schema_grammar(schema, param)
+        if told.json_object:
+            yield "structured_outputs.json_object", Grammar("json_object")
+        for param, choices in (("structured_outputs.choice", told.choice), ("guided_choice", self.guided_choice)):
+            if choices is not None:
+                alternatives = (json.dumps(choice, ensure_ascii=False) for choice in choices)
+                yield param, Grammar("lark", f"start: {' | '.join(alternatives)}")
+        for kind, param, text in (
+            ("regex", "structured_outputs.regex", told.regex),
+            ("regex", "guided_regex", self.guided_regex),
+            ("regex", "regex", self.regex),
+            ("lark", "structured_outputs.grammar", told.grammar),
+            ("lark", "guided_grammar", self.guided_grammar),
+            ("lark", "ebnf", self.ebnf),
+            ("lark", "grammar", self.grammar),
+        ):
+            if text is not None:
+                yield param, Grammar(kind, text)
+
+
+def _schema_grammar(schema: PlainObject | str, param: str) -> Grammar:
+    try:
+        told = read_json(schema) if isinstance(schema, str) else schema
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise ApiError(400, f"{param} is no JSON schema, which is an object", code="invalid_value", param=param)
+    return schema_grammar(told, param)
