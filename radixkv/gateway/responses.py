@@ -1,6 +1,7 @@
 """`/v1/responses`: conversations that the server keeps, every stored response a point to go on from.
 
 POST   /v1/responses                     previous_response_id: behind any stored one
+POST   /v1/responses/input_tokens        how many tokens the prompt of such a request has
 GET    /v1/responses/{id}                also its events again: ?stream=true&starting_after=N
 POST   /v1/responses/{id}/cancel
 DELETE /v1/responses/{id}
@@ -15,6 +16,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
+from radixkv.core.tokens import num_tokens
 from radixkv.gateway.answers import streamed_or
 from radixkv.gateway.auth import Tenant, current_tenant
 from radixkv.gateway.bodies import JsonRoute
@@ -22,7 +24,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange, current_exchange
 from radixkv.gateway.models import served_model
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.responses_answers import DeletedResponse, ItemList, ResponseObject
+from radixkv.gateway.responses_answers import DeletedResponse, InputTokens, ItemList, ResponseObject
 from radixkv.gateway.responses_items import assistant_turn
 from radixkv.gateway.responses_plan import Plan, conversation_of, make_plan, start
 from radixkv.gateway.responses_run import Run, Runs
@@ -31,6 +33,7 @@ from radixkv.gateway.responses_tools import offers_of
 from radixkv.gateway.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.store import ResponseStore, StoredResponse, UnknownResponseError
 from radixkv.gateway.transcripts import Transcripts
+from radixkv.gateway.turns import read_prompt
 
 __all__ = ["router"]
 
@@ -52,21 +55,36 @@ async def create_response(body: ResponseRequest, request: Request, exchange: Adm
     assert exchange.tenant is not None
     if body.background:
         runs.check_room(exchange.tenant.namespace, exchange.tenant.limits.max_concurrent)
-    plan = await make_plan(
-        body,
-        exchange.tenant.namespace,
-        model := await served_model(request, body.model),
-        http=request,
-        store=state.store,
-        transcripts=state.transcripts,
-        max_tokens=min(state.config.max_tokens, model.info.max_length),
-    )
+    plan = await _plan_of(body, request, exchange)
     run = await _begin(plan, request, exchange)
     if body.stream:
         return EventStreamResponse(run.follow() if run.is_background else run.follow_to_end())
     if run.is_background:
         return JSONResponse(run.body)
     return JSONResponse(await _finished(run, request))
+
+
+@router.post("/v1/responses/input_tokens", response_model=InputTokens)
+async def count_input_tokens(body: ResponseRequest, request: Request, exchange: Admitted) -> dict[str, Any]:
+    """How many tokens the prompt has that a request with the same fields puts to the model."""
+    plan = await _plan_of(body, request, exchange)
+    tokens = await read_prompt(request.app.state.backend, plan.transcript, plan.tools.tools)
+    return {"object": "response.input_tokens", "input_tokens": num_tokens(tokens)}
+
+
+async def _plan_of(body: ResponseRequest, request: Request, exchange: Exchange) -> Plan:
+    state = request.app.state
+    assert exchange.tenant is not None
+    model = await served_model(request, body.model)
+    return await make_plan(
+        body,
+        exchange.tenant.namespace,
+        model,
+        http=request,
+        store=state.store,
+        transcripts=state.transcripts,
+        max_tokens=min(state.config.max_tokens, model.info.max_length),
+    )
 
 
 async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from radixkv.gateway.answers import TokenLogprob
 
-__all__ = ["DeletedResponse", "ItemList", "ResponseObject"]
+__all__ = ["DeletedResponse", "InputTokens", "ItemList", "ResponseObject"]
 
 Progress = Literal["in_progress", "completed", "incomplete"]
 
@@ -154,3 +154,10 @@ class DeletedResponse(BaseModel):
     id: str
     object: Literal["response"]
     deleted: Literal[True]
+
+
+class InputTokens(BaseModel):
+    """How many tokens a prompt has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -40,6 +40,7 @@ OPERATIONS = (
     ("GET", "/v1/server_info"),
     ("GET", "/v1/radixkv/replay"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
     ("POST", "/v1/responses/{response_id}/cancel"),

@@ -102,3 +102,15 @@ def test_what_routers_ask_an_engine_is_answered(http: httpx.Client) -> None:
         told = http.get(path).json()
         assert (told["model_path"], told["max_model_len"], told["is_generation"]) == ("gibberish", 512, True)
         assert (told["server"], told["version"]) == ("radixkv", version)
+
+
+def test_the_tokens_of_a_responses_input_are_counted(stack: Stack, http: httpx.Client) -> None:
+    first = http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 4}).json()
+    tool = {"type": "function", "name": "f", "description": "Does f."}
+    for fields in ({}, {"instructions": "Be brief."}, {"previous_response_id": first["id"]}, {"tools": [tool]}):
+        body = {"input": "Go on", **fields}
+        counted = http.post("/v1/responses/input_tokens", json=body).json()
+        usage = http.post("/v1/responses", json={**body, "max_output_tokens": 1}).json()["usage"]
+        assert counted == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+        assert usage["input_tokens"] == len(stack.engine.prompts[-1])
+    assert http.post("/v1/responses/input_tokens", json={"input": []}).status_code == 400
