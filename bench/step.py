@@ -140,7 +140,9 @@ def measure_step(num_rounds: int, num_tokens: int) -> dict[str, list[float]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
-    parser = argparse.ArgumentParser(description="What a Step costs beside the transport alone.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.step", description="What a Step costs beside the transport alone."
+    )
     parser.add_argument("--quick", action="store_true", help="300 calls of each kind, nothing written")
     parser.add_argument("--tokens", type=int, default=8192, help="length of the prompt (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="where to write the figures (default: bench/results/step.json)")

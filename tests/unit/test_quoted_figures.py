@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections import defaultdict
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.report import percentile
+from radixkv.cli.program import COMMANDS
 from radixkv.core import json_text, validation
 from radixkv.gateway import connections, fields
 from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
@@ -22,6 +24,7 @@ from radixkv.service import health, status
 from radixkv.service.config import MAX_NAME_CHARACTERS
 from radixkv.service.field_count import MAX_FIELDS
 from radixkv.service.metrics import MAX_NAMESPACES
+from radixkv.v1.prefix_cache_pb2 import PoolStats
 from radixkv.worker import grammar_trial, request, sampling
 from radixkv.worker.server import MAX_STREAMS
 
@@ -200,3 +203,30 @@ def test_files_that_are_named_are_there(file: str) -> None:
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
     assert set(re.findall(r"`(test_\w+\.py)`", (ROOT / file).read_text())) <= tests
+
+
+def known_flags() -> set[str]:
+    """Of every command of `radixkv`, and what the benches' and the simulation's sources name."""
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    for command in COMMANDS:
+        command.add(commands)
+    found = {flag for each in commands.choices.values() for action in each._actions for flag in action.option_strings}
+    sources = [*(ROOT / "bench").rglob("*.py"), *(ROOT / "tests" / "simulation").rglob("*.py")]
+    return found | {flag for path in sources for flag in re.findall(r'"(--[a-z-]+)"', path.read_text())}
+
+
+@pytest.mark.parametrize("file", ["README.md", "SECURITY.md"])
+def test_flags_that_are_named_are_there(file: str) -> None:
+    text = re.sub(r"`?(?:curl|openssl|\.venv/bin/pytest|pytest) .*", "", (ROOT / file).read_text())
+    text = text.replace("pytest -n auto --dist loadfile", "")
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    assert len(named) > 5
+    assert named - known_flags() == set()
+
+
+def test_the_metrics_table_names_figures_of_a_pool() -> None:
+    text = (ROOT / "README.md").read_text()
+    names = set(re.findall(r"`(num_\w+)`", text[text.index("\n## Metrics") : text.index("\n## Measured")]))
+    assert len(names) > 15
+    assert names - {field.name for field in PoolStats.DESCRIPTOR.fields} == set()
