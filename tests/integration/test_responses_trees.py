@@ -16,6 +16,7 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.config import GatewayConfig
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.request import Prompt
+from radixkv.worker.sampling import SamplingDefaults
 from radixkv.worker.server import GenerationServer
 
 REPLY_TOKENS = 12
@@ -69,7 +70,11 @@ def test_all_is_found_but_what_is_new_also_after_a_restart_of_the_gateway(
     walks = [questions_of(tree, random.Random(3)) for tree in trees]
     answers: dict[Question, Answer] = {}
     with (
-        gibberish_engine(default_model, num_blocks=200 * (1 + len(trees))) as (engine, _, _),
+        gibberish_engine(
+            default_model,
+            num_blocks=200 * (1 + len(trees)),
+            sampling=SamplingDefaults(temperature=1.0, top_p=1.0),  # hard texts
+        ) as (engine, _, _),
         GenerationServer(engine, "127.0.0.1:0") as server,
         GenerationClient(server.address) as worker,
     ):
