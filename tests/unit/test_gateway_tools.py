@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -74,6 +75,53 @@ def test_calls_are_found_wherever_the_reply_is_cut(reply: str, text: str, calls:
     for _ in range(20):
         cuts = sorted(source.choices(range(len(reply) + 1), k=3))
         assert parse([reply[a:b] for a, b in zip([0, *cuts], [*cuts, len(reply)], strict=True)]) == (text, calls)
+
+
+FRAGMENTS = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "{",
+        "}",
+        "[",
+        "]",
+        '"name": ',
+        '"weather"',
+        ", ",
+        '"arguments": ',
+        "{}",
+        "\n",
+        " ",
+        "text",
+        "<tool",
+    ),
+    *('{"a": "}{"}', '{"a": "\\"}"}', '"x', "\\", "3", HERMES, LLAMA, MISTRAL, '{"name": "weather", "arguments": '),
+    *('{"name": "other", "arguments": {}}', '{"arguments": {"c": 1}, "name": "time"}'),
+]
+
+
+@pytest.mark.parametrize(("takes_one_call", "must_call"), [(False, False), (True, False), (False, True)])
+def test_random_replies_say_the_same_however_they_are_cut(takes_one_call: bool, must_call: bool) -> None:
+    def read(pieces: Iterable[str]) -> tuple[str, list[tuple[str, str]]]:
+        parser = CallParser(("weather", "time"), takes_one_call=takes_one_call, must_call=must_call)
+        told = [parser.push(piece) for piece in pieces if not parser.is_over]
+        told += [] if parser.is_over else [parser.flush()]
+        calls = [piece for _, found in told for piece in found]
+        assert sum(piece.begins for piece in calls) == sum(piece.ends for piece in calls)
+        return "".join(text for text, _ in told), [
+            (each.call.name, each.call.arguments) for each in calls if each.begins
+        ]
+
+    source = random.Random(0)
+    num_with_calls = 0
+    for _ in range(1500):
+        reply = "".join(source.choices(FRAGMENTS, k=source.randint(1, 9)))
+        whole = read([reply])
+        num_with_calls += bool(whole[1])
+        assert read(reply) == whole, reply
+        cut = source.randint(0, len(reply))
+        assert read([reply[:cut], reply[cut:]]) == whole, reply
+    assert num_with_calls > 200
 
 
 def test_without_tools_nothing_is_held_back() -> None:
