@@ -77,12 +77,11 @@ class Exchange:
         self.let_body_go: Callable[[], None] = lambda: None
 
     def admit(self, tenant: Tenant, limiter: Limiter) -> None:
-        """The caller is known: count the request against its limits.
+        """Count the request against its tenant's limits.
 
         Raises:
             LimitError: a limit is reached.
         """
-        self.tenant = tenant
         self._slot = limiter.admit(tenant)
 
     def leave_out(self, names: Iterable[str]) -> None:

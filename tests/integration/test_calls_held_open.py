@@ -22,7 +22,7 @@ from bench.bad_input.http2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, SET
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import Credentials
 from radixkv.service import Security, ServiceConfig, ServiceThread, keepalive
-from radixkv.service.health import MAX_WATCHERS
+from radixkv.service.health import MAX_CHECKS, MAX_WATCHERS
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.worker.engine import Engine
 from radixkv.worker.server import GenerationServer
@@ -201,6 +201,21 @@ def test_a_request_that_does_not_come_is_waited_for_no_longer_than_that(name: st
             assert error.details() == "the request of this call did not come within 0.2 s"
         site.assert_serves("honest")
         never.set()
+
+
+def test_a_check_whose_request_is_late_gives_way_to_none_that_was_answered(site: Site) -> None:
+    goes_on = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        goes_on.wait(SERVED_S)
+        yield b""
+
+    with grpc.insecure_channel(site.address) as channel:
+        late = channel.stream_unary(CHECK).future(requests(), timeout=SERVED_S)
+        for _ in range(MAX_CHECKS + 1):
+            assert channel.unary_unary(CHECK)(b"", timeout=SERVED_S) == b"\x08\x01"
+        goes_on.set()
+        assert late.result() == b"\x08\x01"
 
 
 @pytest.mark.parametrize("name", SITES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -230,6 +231,8 @@ def test_a_tenants_limit_is_looked_at_before_its_body(engine: Engine, tmp_path: 
         with dial(server, head) as second:
             status, body = answer(second)
         assert (status, b"1 requests at once" in body) == (429, True)
+        told = httpx.get(f"http://{server.address}/metrics").text
+        assert re.search(r'^radixkv:http_requests_total\{.*status="429"\} 1.0$', told, re.MULTILINE), told
         assert complete(server, "blue").status_code == 200
 
 

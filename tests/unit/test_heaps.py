@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from radixkv.service.heaps import collector_at_rest
 
 SCRIPT = """
 import ctypes, sys, threading
@@ -84,3 +88,12 @@ def test_threads_share_two_heaps_unless_the_user_says_otherwise(tmp_path: Path) 
 def test_what_lies_free_between_what_is_in_use_is_given_back() -> None:
     run = subprocess.run([sys.executable, "-c", TRIMMED], capture_output=True, text=True, check=True)
     assert int(run.stdout) >= 80
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_the_collector_rests_during_imports_and_no_longer(ends: str) -> None:
+    with contextlib.suppress(ImportError), collector_at_rest():
+        assert not gc.isenabled()
+        if ends == "badly":
+            raise ImportError
+    assert gc.isenabled()

@@ -11,6 +11,7 @@ import torch
 from tiny_models import CONFIGS, save_model
 from waits import Waits
 
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.attention import ShapeProbe
 from radixkv.worker.model import ModelRunner
 from radixkv.worker.placement import choose_device
@@ -41,3 +42,11 @@ def test_a_device_has_a_number_as_the_tensors_on_it_do(monkeypatch: pytest.Monke
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda:0")
     assert choose_device("cuda:1") == torch.device("cuda:1")
     assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_a_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == torch.device("cpu")
+    for device in ("cuda", "cuda:1", "tpu"):
+        with pytest.raises(InvalidArgumentError, match=rf"^device is '{device}'"):
+            choose_device(device)

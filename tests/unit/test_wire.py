@@ -1,15 +1,18 @@
-"""Bounds on what a message of the Generation service is made into."""
+"""What messages of the Generation service are made into: all that was said, and no more than is bounded."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 
 import pytest
 
+from radixkv import Retention, pack_tokens
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker import wire
-from radixkv.worker.sampling import MAX_STOPS
+from radixkv.worker.request import ForkParams, GenerateParams, PrefixPin
+from radixkv.worker.sampling import MAX_STOPS, SamplingParams
 
 MANY_IDS = b"\1\0\0\0" * (wire.MAX_IDS + 1)
 
@@ -35,6 +38,41 @@ def test_ids_within_the_bound_are_left_as_they_are() -> None:
     assert wire.ids_from_proto("token_ids", MANY_IDS[4:]) == MANY_IDS[4:]
     with pytest.raises(InvalidArgumentError, match="500,001 token ids"):
         wire.ids_from_proto("token_ids", MANY_IDS)
+
+
+def test_all_that_a_request_says_comes_through() -> None:
+    said = GenerateParams(
+        messages=[{"role": "user", "content": "hello"}],
+        tools=[{"type": "function", "function": {"name": "look"}}],
+        template_arguments={"thinks": True},
+        history=pack_tokens([3]),
+        sampling=SamplingParams(max_tokens=7, seed=5),
+        namespace="red",
+        adapter="french",
+        priority=2,
+        timeout_s=1.5,
+        shares_prefix=False,
+        request_id="one",
+        retention=(Retention(0, 2, 90, 5.0),),
+        pins=(PrefixPin(2, 60.0),),
+    )
+    left_alone = {each.name for each in fields(said) if getattr(said, each.name) in (None, each.default)}
+    assert left_alone == {"text", "token_ids"}, "of a prompt's forms one is given"
+    assert wire.generate_from_proto(wire.generate_to_proto(said)) == said
+
+
+def test_all_that_a_fork_says_comes_through() -> None:
+    said = ForkParams(
+        generation_id="one",
+        branch=1,
+        position=3,
+        sampling=SamplingParams(max_tokens=7),
+        priority=2,
+        timeout_s=1.5,
+        request_id="again",
+        retention=(Retention(0, 2, 90, 5.0),),
+    )
+    assert wire.fork_from_proto(wire.fork_to_proto(said)) == said
 
 
 def chat(fields_json: str, num_messages: int) -> pb.Prompt:

@@ -1,0 +1,191 @@
+"""Bugs of client, service, gateway and worker, each a small change of a module's text that the tests beside it must find."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["PLANTED_BUGS", "PlantedBug"]
+
+
+class PlantedBug(NamedTuple):
+    """In `module` of the package, `text` (which is there exactly once) becomes `bug`; each of `tests` fails.
+
+    `is_quick`: planted by default.
+    """
+
+    name: str
+    module: str
+    text: str
+    bug: str
+    tests: tuple[str, ...]
+    is_quick: bool = False
+
+
+PLANTED_BUGS = (
+    PlantedBug(
+        "a running generation of another namespace can be forked by its id",
+        "worker/rounds.py",
+        "if not histories or (sees is not None and",
+        "if not histories or (running is None and sees is not None and",
+        (
+            "integration/test_engine_rounds.py::"
+            "test_what_another_namespace_generates_is_unknown_whether_it_waits_runs_or_has_ended",
+        ),
+    ),
+    PlantedBug(
+        "what was cleared matches again after a restart that comes before the answer it stands behind",
+        "client/session.py",
+        "        while self._journal:\n            self._note(self._journal.popleft()[1])\n",
+        "        self._journal.clear()\n",
+        (
+            "stateful/test_clear_at_restart.py::"
+            "test_what_was_heard_to_be_cleared_before_the_answer_that_it_stands_behind_does_not_come_back",
+        ),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a reader of the default namespace sees every tenant's pins",
+        "service/rights.py",
+        '"Pins": _Rule(("reader",), _one_or_all)',
+        '"Pins": _Rule(("reader",), _one)',
+        ("integration/test_rights.py::test_a_tenant_of_the_default_namespace_has_that_one_and_no_other",),
+    ),
+    PlantedBug(
+        "a call that waits for an answer waits for ever once the lease is lost",
+        "worker/rounds.py",
+        "        self._num_answered = self._num_submitted\n        self._drawing.forget()\n",
+        "        self._drawing.forget()\n",
+        (
+            "integration/test_engine_rounds.py::test_what_was_to_be_asked_of_the_cache_is_asked_"
+            "though_the_lease_is_lost_before_the_answer_it_waits_for",
+        ),
+    ),
+    PlantedBug(
+        "one heartbeat per TTL in place of three",
+        "client/stream.py",
+        "self._silence_s / 3",
+        "self._silence_s",
+        (
+            "integration/test_client_failures.py::"
+            "test_who_holds_and_says_nothing_for_several_ttls_keeps_the_lease_and_all_that_is_open",
+        ),
+    ),
+    PlantedBug(
+        "work goes on for a caller who has left",
+        "gateway/sse.py",
+        "        leaving.cancel()\n        working.cancel()\n        await asyncio.gather(working, leaving,",
+        "        leaving.cancel()\n        await asyncio.gather(leaving,",
+        ("unit/test_gateway_sse.py::test_work_for_a_caller_who_leaves_is_cancelled_and_has_ended_when_that_is_told",),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a fork's retention is not told to a restarted service",
+        "client/ledger.py",
+        "            child.retention = parent.retention\n",
+        "",
+        (
+            "stateful/test_adoption.py::"
+            "test_what_was_said_of_the_worth_of_positions_holds_of_all_that_is_computed_after_a_restart",
+        ),
+    ),
+    PlantedBug(
+        "after a removal the head jumps into a later branch",
+        "gateway/conversations/store.py",
+        "head = above[-1].id if above else last_message(connection, conversation_id)",
+        "head = last_message(connection, conversation_id)",
+        (
+            "unit/test_conversation_store.py::"
+            "test_after_a_removal_one_stands_above_what_is_gone_though_another_branch_is_later",
+        ),
+    ),
+    PlantedBug(
+        "a refusal of too many requests at once costs a request of the minute",
+        "service/limits.py",
+        "            if limits.max_concurrent is not None",
+        "            if account.requests is not None:\n                account.requests.left -= 1\n"
+        "            if limits.max_concurrent is not None",
+        ("unit/test_limits.py::test_a_refusal_counts_nothing",),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "of too many entries the namespace with most tokens gives way",
+        "gateway/memo.py",
+        "key=lambda n: n.num_tokens if by_tokens else len(n.entries)",
+        "key=lambda n: n.num_tokens",
+        (
+            "unit/test_memo.py::"
+            "test_of_all_namespaces_the_one_with_most_entries_gives_way_where_there_are_too_many_entries",
+        ),
+    ),
+    PlantedBug(
+        "what an assistant says to a tool is imported",
+        "gateway/conversations/imports.py",
+        ' and message.get("recipient") in (None, "all")',
+        "",
+        ("unit/test_conversation_imports.py::test_what_an_assistant_says_to_a_tool_is_nobodys_turn",),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "copies of stop rules share a decoder",
+        "worker/stopping.py",
+        "        twin._decoder = self._decoder.copy() if self._decoder else None\n",
+        "",
+        ("unit/test_stop_rules.py::test_two_copies_that_are_fed_different_tokens_read_what_they_would_alone",),
+    ),
+    PlantedBug(
+        "a key that passes to another tenant goes on streaming",
+        "gateway/middleware.py",
+        "self._keys.find(key) == tenant",
+        "self._keys.find(key) is not None",
+        ("integration/test_gateway_keys.py::test_a_key_that_is_taken_back_ends_the_streams_that_it_opened",),
+    ),
+    PlantedBug(
+        "a stopped reply is remembered though its tokens say more than its text",
+        "gateway/conversations/running.py",
+        " and await self._reader.detokenize(branch.reply.token_ids) == branch.reply.raw",
+        "",
+        ("unit/test_running.py::test_a_stopped_reply_is_remembered_where_its_tokens_say_exactly_what_was_told",),
+    ),
+    PlantedBug(
+        "a reply whose end cannot be stored is told as whole",
+        "gateway/conversations/running.py",
+        'message.status, message.error = "failed", f"it could not be stored: {error}"',
+        "pass",
+        ("unit/test_running.py::test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way",),
+    ),
+    PlantedBug(
+        "of equals the first come gives way",
+        "worker/preemption.py",
+        "branch.num_lost, -arrival, -index",
+        "branch.num_lost, arrival, index",
+        ("unit/test_preemption.py::test_of_equals_the_latest_come_gives_way_and_the_first_never_does",),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "giving way does not end the recovery",
+        "worker/admission.py",
+        'given up its blocks for them."""\n        self._recovering.clear()\n',
+        'given up its blocks for them."""\n',
+        (
+            "unit/test_admission.py::test_an_owner_of_which_a_branch_was_preempted_begins_nothing_"
+            "until_blocks_come_free_by_an_end_or_by_giving_way",
+        ),
+    ),
+    PlantedBug(
+        "white space before the end of a turn hides the end",
+        "worker/text.py",
+        "if self.token_text(token_id).strip():",
+        "if self.token_text(token_id):",
+        ("unit/test_text.py::test_white_space_that_a_template_writes_before_the_end_of_a_turn_is_no_text_of_it",),
+    ),
+    PlantedBug(
+        "plain text behind a history begins as a prompt does",
+        "worker/prompts.py",
+        "special=not kept",
+        "special=True",
+        (
+            "unit/test_prompts.py::"
+            "test_a_plain_text_begins_a_prompt_as_the_model_wants_it_and_never_a_second_time_behind_a_history",
+        ),
+    ),
+)

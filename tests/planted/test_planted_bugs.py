@@ -1,0 +1,42 @@
+"""Each planted bug is found by each test that is named beside it, and none where none was planted.
+
+A few are planted by default, and all of them with ``-m slow``, or with ``-m ""``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bench.planting import ROOT
+
+from .planted_bugs import PLANTED_BUGS, PlantedBug
+
+HUNT_TIMEOUT_S = 1700.0
+pytestmark = pytest.mark.timeout(1800)  # the first waits for all
+
+
+@pytest.fixture(scope="module")
+def survivors(request: pytest.FixtureRequest) -> dict[str, list[str]]:
+    """Of each bug that was chosen the tests that do not notice it: one process hunts for all of them."""
+    chosen = [item.callspec.params["bug"].name for item in request.session.items if _plants_a_bug(item)]
+    hunt = [sys.executable, "-m", "tests.planted.hunt", *chosen]
+    told = subprocess.run(hunt, cwd=ROOT, capture_output=True, text=True, timeout=HUNT_TIMEOUT_S, check=False)
+    assert told.returncode == 0, told.stderr
+    return dict(json.loads(line) for line in told.stdout.splitlines())
+
+
+def _plants_a_bug(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and item.function is test_the_tests_find
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, id=bug.name, marks=[] if bug.is_quick else [pytest.mark.slow]) for bug in PLANTED_BUGS],
+)
+def test_the_tests_find(bug: PlantedBug, survivors: dict[str, list[str]]) -> None:
+    assert survivors[""] == [], "they fail where nothing is planted"
+    assert survivors[bug.name] == []
