@@ -141,7 +141,7 @@ class _FollowingQueue(EvictionPolicy):
     coldest first, a few in each call.
     """
 
-    __slots__ = ("_contest", "_first_number", "_followed", "_leaving", "_queue")
+    __slots__ = ("_contest", "_first_number", "_followed", "_leaving", "_num_leaves", "_queue")
     name: ClassVar[str] = "adaptive"
 
     def __init__(self, contest: _Contest) -> None:
@@ -149,14 +149,17 @@ class _FollowingQueue(EvictionPolicy):
         self._followed = contest.followed
         self._queue = contest.queue(self._followed)
         self._leaving: EvictionPolicy | None = None
+        self._num_leaves = 0
         self._first_number = 0  # entries below it are in the queue that is left
 
     def add(self, node: Node) -> None:
         if self._leaving is not None or self._followed is not self._contest.followed:
             self._keep_up()
+        self._num_leaves += 1
         self._queue.add(node)
 
     def remove(self, node: Node) -> None:
+        self._num_leaves -= 1
         if self._leaving is not None and node.queue_entry < self._first_number:
             self._leaving.remove(node)
         else:
@@ -165,6 +168,7 @@ class _FollowingQueue(EvictionPolicy):
     def take(self, now: int) -> Node:
         if self._leaving is not None or self._followed is not self._contest.followed:
             self._keep_up()
+        self._num_leaves -= 1
         return self._queue.take(now)
 
     def _keep_up(self) -> None:
@@ -181,7 +185,7 @@ class _FollowingQueue(EvictionPolicy):
         return _FollowingQueue(self._contest)
 
     def __len__(self) -> int:
-        return len(self._queue) + (0 if self._leaving is None else len(self._leaving))
+        return self._num_leaves
 
     def nodes(self) -> list[Node]:
         """All evictable leaves."""
