@@ -62,8 +62,8 @@ def test_every_order_has_all_requests_and_keeps_those_of_a_group_in_theirs() -> 
 
 
 def test_bars_that_need_the_peer_are_unmet_without_it() -> None:
-    row = {"hit-density": [0.2] * 3, "lru": [0.1] * 3, "optimum over blocks": [0.3] * 3}
-    rates = {MOONCAKE: row, "chats": row | {"hit-density": [0.094] * 3}}
+    row = {"adaptive": [0.2] * 3, "lru": [0.1] * 3, "optimum over blocks": [0.3] * 3}
+    rates = {MOONCAKE: row, "chats": row | {"adaptive": [0.094] * 3}}
     found = bars(rates, "it is not there")
     assert [bar.passed for bar in found[:3]] == [False] * 3
     assert all("it is not there" in bar.line() for bar in found[:3])

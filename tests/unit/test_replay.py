@@ -197,7 +197,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--policy", "mru"], "--policy is 'mru'; it must be one of hit-density, lru"),
+        (["--policy", "mru"], "--policy is 'mru'; it must be one of adaptive, hit-density, lru"),
         (["--capacity", "0%"], "--capacity is '0%'; it must be a share such as 5%"),
         (["--warm-up", "1"], "--warm-up is 1.0; it must be at least 0 and below 1"),
         (["--block-size", "0"], "--block-size is 0; it must be at least 1"),

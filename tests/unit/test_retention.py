@@ -260,7 +260,7 @@ def test_a_split_leaves_it_to_both_halves_and_both_end() -> None:
 
 
 def test_it_stays_within_a_quota() -> None:
-    cache = PrefixCache(40, BLOCK)
+    cache = PrefixCache(40, BLOCK, eviction="hit-density")
     cache.set_quota("tenant", 8)
     for first in range(4):
         serve(cache, [first + 1] * 4, Retention(priority=100), namespace="tenant")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.eviction.adaptive import AdaptivePolicy
 from radixkv.core.eviction.hit_density import HitDensityPolicy
 from radixkv.core.eviction.policy import EvictionPolicy, SortedPolicy
 from radixkv.core.eviction.priorities import Place, PriorityOrder, PriorityPolicy
@@ -17,6 +18,7 @@ from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
 __all__ = [
     "DEFAULT_POLICY",
     "POLICIES",
+    "AdaptivePolicy",
     "EvictionPolicy",
     "HitDensityPolicy",
     "LFUPolicy",
@@ -35,6 +37,7 @@ PolicyFactory = Callable[[int, int], EvictionPolicy]
 """Makes a policy for `num_blocks` blocks of `block_size` tokens: a pool, or the share of it that a namespace has."""
 
 POLICIES: dict[str, PolicyFactory] = {
+    AdaptivePolicy.name: AdaptivePolicy,
     HitDensityPolicy.name: HitDensityPolicy,
     LRUPolicy.name: lambda _num_blocks, _block_size: LRUPolicy(),
     LFUPolicy.name: lambda _num_blocks, _block_size: LFUPolicy(),
@@ -43,7 +46,7 @@ POLICIES: dict[str, PolicyFactory] = {
 }
 """What makes a policy, by its name."""
 
-DEFAULT_POLICY = HitDensityPolicy.name
+DEFAULT_POLICY = AdaptivePolicy.name
 
 
 def check_policy_name(name: str) -> str:

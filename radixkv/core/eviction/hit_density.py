@@ -1,4 +1,4 @@
-"""The default policy: the leaf from which the fewest hits are to be expected for the room it takes goes first.
+"""The leaf from which the fewest hits are to be expected for the room it takes goes first.
 
 Nodes at rest are told apart by a *class*, which is how they came to be, and by their age at rest. How soon a node of each
 class and age is used again is learned while the cache runs, also from nodes that were evicted and came back (`reuse_times`,
@@ -17,16 +17,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from heapq import heappop, heappush
-from itertools import chain, count
+from itertools import chain
 from typing import ClassVar
 
 from radixkv.core.eviction.ghosts import Ghosts
+from radixkv.core.eviction.heap_queue import MOST_GONE, entry_numbers
 from radixkv.core.eviction.policy import EvictionPolicy
 from radixkv.core.eviction.reuse_times import AGE_EDGES, NUM_AGES, TICKS_PER_TURNOVER, ReuseTimes
 from radixkv.core.node import FEW_CHILDREN, Node
 from radixkv.core.tokens import TOKEN_BYTES
 
-__all__ = ["HitDensityPolicy"]
+__all__ = ["CACHED_USE", "HitDensityPolicy"]
 
 USE_LEVELS = (2, 3, 5, 9)
 """Uses at which a level above the first begins: the more there were, the less one more of them tells."""
@@ -57,8 +58,8 @@ MIN_BLOCKS_PER_TICK = 8
 MAX_USES = 255
 """Uses are counted up to here."""
 
-_MOST_GONE = 64
-"""Entries of leaves that are gone, beyond as many as there are leaves."""
+CACHED_USE = MAX_USES + 1
+"""`Node.num_uses` holds two counts: all uses, and times this each use since it was last cached but the first."""
 
 
 class _Ranking:
@@ -113,10 +114,10 @@ class _Ranking:
         return bisect_right(AGE_EDGES, min(self.times.now_tick - self.tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
 
     def advance(self, now: int) -> None:
-        """Let the ticks pass that have."""
+        """Let the ticks pass that have; none do where it was later already."""
         tick = now // self._blocks_per_tick
         num_passed = tick - self.times.now_tick
-        if not num_passed:
+        if num_passed <= 0:
             return
         self.times.advance(tick)
         self._first_numbers += [self._last_number + 1] * min(num_passed, AGE_EDGES[-1])
@@ -136,9 +137,6 @@ class _Ranking:
 
 _Entry = tuple[int, int, Node]
 """A leaf under its access number, and the number of the entry, which is the leaf's `queue_entry` while it is there."""
-
-_entry_numbers = count(1)
-"""One for all queues, so that no entry that a leaf left behind in one is taken for its entry in another."""
 
 
 class _Leaves(EvictionPolicy):
@@ -165,10 +163,10 @@ class _Leaves(EvictionPolicy):
             self._cursor = 0
 
     def add(self, node: Node) -> None:
-        node.queue_entry = next(_entry_numbers)
+        node.queue_entry = next(entry_numbers)
         self._num_leaves += 1
         self._file((node.access_number, node.queue_entry, node))
-        if self._num_entries > 2 * self._num_leaves + _MOST_GONE:
+        if self._num_entries > 2 * self._num_leaves + MOST_GONE:
             entries, self._by_class, self._num_entries = self._entries(), {}, 0
             for kept in entries:
                 self._file(kept)
@@ -265,6 +263,8 @@ class HitDensityPolicy(_Leaves):
     def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:
         ranking = self._ranking
         ranking.rests(node, now)
+        cached_uses = node.num_uses - node.num_uses % CACHED_USE + CACHED_USE if rested_before else 0
+        node.num_uses %= CACHED_USE
         if rested_before:
             ranking.found(node.reuse_class, rested_before, node.rested_blocks, node.found_at)
         else:
@@ -273,10 +273,12 @@ class HitDensityPolicy(_Leaves):
                 node.rested_blocks = min(node.rested_blocks + num_blocks, len(node.blocks))
                 ranking.found(reuse_class, access_number, num_blocks)
         node.reuse_class = self._next_class(node)
+        node.num_uses += cached_uses
         node.rested_blocks = len(node.blocks)
         ranking.times.rests(node.reuse_class, node.rested_blocks)
 
     def evicted(self, node: Node, namespace: str) -> None:
+        node.num_uses %= CACHED_USE
         self._ghosts.remember(node, namespace)
 
     def _next_class(self, node: Node) -> int:
@@ -289,7 +291,7 @@ class HitDensityPolicy(_Leaves):
         num_siblings = 0
         if not node.num_uses:
             num_siblings = FEW_CHILDREN if parent.parent is None else self._num_siblings(node, parent)
-            node.num_uses = 0 if num_siblings else parent.num_uses
+            node.num_uses = 0 if num_siblings else parent.num_uses % CACHED_USE
         node.num_uses = min(node.num_uses + 1, MAX_USES)
         use_level = bisect_right(USE_LEVELS, node.num_uses - 1)
         if num_new == 0:

@@ -29,6 +29,11 @@ class EvictionPolicy(ABC):
     __slots__ = ()
     name: ClassVar[str]
 
+    @property
+    def followed(self) -> str:
+        """The name of the order that leaves are in now; another than its own where it follows one of several."""
+        return self.name
+
     def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:  # noqa: B027
         """The last lock on a node has dropped, on a path leaf first; it bears a new `access_number`.
 

@@ -1,0 +1,158 @@
+"""What each of several orders would have found, had all of the pool been in it: small caches of keys alone, on a sample.
+
+A node of a path that comes to rest is in the sample where a hash of its first block says so, one of as many as the pool is
+larger than `MOST_BLOCKS`; a shadow is as much smaller as the sample is. So each takes as long and as much memory in a large
+pool as in a small one (C. Waldspurger and others, "Efficient MRC construction with SHARDS", FAST 2015).
+
+The pool's nodes are split and merged by what it holds itself; a shadow keeps apart what it knew of a node and what was new:
+
+    rests in the pool     [ A ........................ ]     evicted before, so it is one node once more
+    in the shadow         [ A, used again ][ B, used once ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from radixkv.core.eviction.hit_density import CACHED_USE
+from radixkv.core.eviction.policy import EvictionPolicy
+from radixkv.core.node import Node
+
+__all__ = ["MOST_BLOCKS", "Rested", "Shadow"]
+
+MOST_BLOCKS = 4096
+"""A shadow holds no more. Its keys take as many bytes as the ids of twice that many blocks at most, and some 300 each."""
+
+
+class Rested(NamedTuple):
+    """A node as it came to rest: an edge that begins at byte `start`, and of its ids `key` those of `num_blocks` blocks."""
+
+    namespace: str
+    start: int
+    key: bytes | bytearray
+    num_blocks: int
+    access_number: int
+    reuse_class: int
+
+
+class _Kept(Node):
+    """A part of an edge in a shadow: of a node it has only what orders go by."""
+
+    __slots__ = ("name", "num_blocks", "start")
+
+    def __init__(self, name: int, rested: Rested, start: int, key: bytes | bytearray, num_blocks: int) -> None:
+        self.name = name
+        self.start = start
+        self.key = key
+        self.num_blocks = num_blocks
+        self.access_number = rested.access_number
+        self.reuse_class = rested.reuse_class
+        self.num_uses = 0
+        self.queue_entry = None
+
+
+class Shadow:
+    """A cache of keys that evicts in the order of one queue.
+
+    Args:
+        queue: an empty one.
+        num_blocks: its size.
+        block_bytes: of a block's ids.
+    """
+
+    __slots__ = ("_block_bytes", "_kept", "_num_blocks", "_num_free", "_queue")
+
+    def __init__(self, queue: EvictionPolicy, num_blocks: int, block_bytes: int) -> None:
+        self._queue = queue
+        self._num_blocks = self._num_free = num_blocks
+        self._block_bytes = block_bytes
+        self._kept: dict[int, _Kept] = {}
+
+    def __len__(self) -> int:
+        """Blocks that it holds."""
+        return self._num_blocks - self._num_free
+
+    def serve(self, path: Sequence[Rested], now: int) -> int:
+        """Serve a request whose path came to rest, root first; how many of its blocks were found. O(path · log entries)."""
+        found = [self._take_out(rested) for rested in path]
+        num_hit, num_wanted = 0, self._num_blocks
+        parts = []
+        is_whole = True
+        for rested, (num_found, num_uses) in zip(path, found, strict=True):
+            if is_whole:
+                num_hit += num_found
+                is_whole = num_found == rested.num_blocks
+            for first, end, uses in ((0, num_found, num_uses), (num_found, rested.num_blocks, 0)):
+                num_blocks = min(end - first, num_wanted)  # of a path longer than the cache its front is served
+                if num_blocks > 0:
+                    parts.append((rested, first, num_blocks, uses))
+                    num_wanted -= num_blocks
+        self._make_room(self._num_blocks - num_wanted, now)
+        for rested, first, num_blocks, uses in reversed(parts):
+            self._keep(rested, rested.start + first * self._block_bytes, rested.key, first, num_blocks, uses)
+        return num_hit
+
+    def _take_out(self, rested: Rested) -> tuple[int, int]:
+        """Take out what is known of a node from its start on; how many blocks, and the uses of the first."""
+        size = self._block_bytes
+        num_found = num_uses = 0
+        while num_found < rested.num_blocks:
+            offset = num_found * size
+            kept = self._kept.get(_name(rested.namespace, rested.start + offset, rested.key[offset : offset + size]))
+            if kept is None:
+                break
+            self._forget(kept)
+            num_uses = max(num_uses, kept.num_uses + CACHED_USE)
+            num_behind = num_found + kept.num_blocks - rested.num_blocks
+            if num_behind > 0:  # others went on differently: it ends where the node does, and what lay behind stays
+                self._split_off(kept, num_behind, rested.namespace)
+            num_found += kept.num_blocks
+        return min(num_found, rested.num_blocks), num_uses
+
+    def _split_off(self, kept: _Kept, num_behind: int, namespace: str) -> None:
+        first = kept.num_blocks - num_behind
+        start = kept.start + first * self._block_bytes
+        whole = Rested(namespace, kept.start, kept.key, kept.num_blocks, kept.access_number, kept.reuse_class)
+        self._keep(whole, start, kept.key, first, num_behind, kept.num_uses)
+
+    def _make_room(self, num_blocks: int, now: int) -> None:
+        while self._num_free < num_blocks:
+            kept = self._queue.take(now)
+            assert isinstance(kept, _Kept), "a shadow's queue holds its own"
+            num_left = kept.num_blocks - (num_blocks - self._num_free)
+            del self._kept[kept.name]
+            self._num_free += kept.num_blocks
+            if num_left > 0:  # its end goes first
+                kept.num_blocks = num_left
+                if len(kept.key) > 2 * num_left * self._block_bytes:
+                    kept.key = kept.key[: num_left * self._block_bytes]
+                self._file(kept)
+
+    def _keep(
+        self, rested: Rested, start: int, key: bytes | bytearray, first: int, num_blocks: int, num_uses: int
+    ) -> None:
+        size = self._block_bytes
+        if first or len(key) > 2 * num_blocks * size:
+            key = key[first * size : (first + num_blocks) * size]
+        name = _name(rested.namespace, start, key[:size])
+        other = self._kept.get(name)
+        if other is not None:
+            self._forget(other)
+        kept = _Kept(name, rested, start, key, num_blocks)
+        kept.num_uses = num_uses
+        self._file(kept)
+
+    def _file(self, kept: _Kept) -> None:
+        self._kept[kept.name] = kept
+        self._num_free -= kept.num_blocks
+        self._queue.add(kept)
+
+    def _forget(self, kept: _Kept) -> None:
+        self._queue.remove(kept)
+        del self._kept[kept.name]
+        self._num_free += kept.num_blocks
+
+
+def _name(namespace: str, start: int, first_block: bytes | bytearray) -> int:
+    return hash((namespace, start, bytes(first_block)))
