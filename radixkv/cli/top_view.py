@@ -160,7 +160,7 @@ class View(NamedTuple):
             yield (
                 "cache",
                 f"{cache.num_nodes:,} nodes, {cache.num_sequences:,} sequences, {cache.num_forks:,} forks, "
-                f"{cache.num_evicted_blocks:,} blocks evicted",
+                f"{cache.num_evicted_blocks:,} blocks evicted, in the order of {cache.eviction_followed} now",
             )
             yield (
                 "missed",

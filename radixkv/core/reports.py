@@ -27,7 +27,9 @@ class CacheStats(NamedTuple):
     """Gauges of now and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens.
 
     `num_missed_*_tokens` count the whole blocks of acquired prompts that did not match, by cause: nothing went on there, other
-    histories did, or it had been evicted (as far as is remembered). `eviction` is the name of the policy that orders eviction.
+    histories did, or it had been evicted (as far as is remembered). `eviction` is the name of the policy that orders
+    eviction, `eviction_followed` that of the order it follows now where no quota is set: its own, or of several the one that
+    would have found most.
     """
 
     num_blocks: int
@@ -54,6 +56,7 @@ class CacheStats(NamedTuple):
     num_missed_parted_tokens: int
     num_missed_evicted_tokens: int
     eviction: str
+    eviction_followed: str
 
 
 class TimeHistogram(NamedTuple):

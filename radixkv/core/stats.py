@@ -73,4 +73,5 @@ class Counters:
             num_missed_parted_tokens=self.num_missed_parted_tokens,
             num_missed_evicted_tokens=self.num_missed_evicted_tokens,
             eviction=forest.policy_name,
+            eviction_followed=forest.shares[0].policy.followed,
         )

@@ -115,7 +115,7 @@ def num_tokens(tokens: bytes | bytearray | memoryview) -> int:
     return len(tokens) // TOKEN_BYTES
 
 
-def common_prefix_bytes(left: bytes, left_start: int, right: bytes | bytearray, right_end: int) -> int:
+def common_prefix_bytes(left: bytes | bytearray, left_start: int, right: bytes | bytearray, right_end: int) -> int:
     """Bytes that `left[left_start:]` and `right[:right_end]` share, rounded down to whole tokens.
 
     O(shared bytes) memcmp work in O(log n) slices: the shared length is bisected, and each half is compared once.

@@ -417,7 +417,7 @@ class StatsResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ...) -> None: ...
 
 class PoolStats(_message.Message):
-    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction", "num_missed_new_tokens", "num_missed_parted_tokens", "num_missed_evicted_tokens")
+    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction", "num_missed_new_tokens", "num_missed_parted_tokens", "num_missed_evicted_tokens", "eviction_followed")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +449,7 @@ class PoolStats(_message.Message):
     NUM_MISSED_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_MISSED_PARTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_MISSED_EVICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     block_size: int
@@ -480,7 +481,8 @@ class PoolStats(_message.Message):
     num_missed_new_tokens: int
     num_missed_parted_tokens: int
     num_missed_evicted_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ..., num_missed_new_tokens: _Optional[int] = ..., num_missed_parted_tokens: _Optional[int] = ..., num_missed_evicted_tokens: _Optional[int] = ...) -> None: ...
+    eviction_followed: str
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ..., num_missed_new_tokens: _Optional[int] = ..., num_missed_parted_tokens: _Optional[int] = ..., num_missed_evicted_tokens: _Optional[int] = ..., eviction_followed: _Optional[str] = ...) -> None: ...
 
 class TimeHistogram(_message.Message):
     __slots__ = ("bounds_s", "counts", "sum_s")

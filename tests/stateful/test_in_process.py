@@ -12,7 +12,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from radixkv.core import node
 from radixkv.core.api import CacheHolder, PoolShape
 from radixkv.core.cache import PrefixCache
-from radixkv.core.eviction import POLICIES
+from radixkv.core.eviction import POLICIES, AdaptivePolicy, PolicyFactory, adaptive
+from radixkv.core.node import Node
 
 from .driver import PIN_TTL_S
 from .machine import CacheMachine
@@ -25,7 +26,7 @@ class InProcess:
     fall behind time and again.
     """
 
-    def __init__(self, eviction: str = "lru") -> None:
+    def __init__(self, eviction: str | PolicyFactory = "lru") -> None:
         self.eviction = eviction
         self._ticks = count(1)
 
@@ -68,6 +69,22 @@ TestInProcess.settings = settings(
 def test_every_policy_keeps_the_contracts(eviction: str) -> None:
     machine = type("EvictionMachine", (CacheMachine,), {"backend": InProcess(eviction)})
     run_state_machine_as_test(machine, settings=settings(TestInProcess.settings, max_examples=150))
+
+
+class RestlessPolicy(AdaptivePolicy):
+    """Follows another order time and again, so that leaves are often on their way from one queue to the next."""
+
+    __slots__ = ()
+
+    def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:
+        super().rest(node, rested_before, namespace, now)
+        self._contest.followed = ("hit-density", "lru", "lfu")[node.access_number // 3 % 3]
+
+
+def test_a_policy_that_follows_one_order_after_the_other_keeps_the_contracts() -> None:
+    machine = type("RestlessMachine", (CacheMachine,), {"backend": InProcess(RestlessPolicy)})
+    with patch.object(adaptive, "NUM_REFILED", 1):
+        run_state_machine_as_test(machine, settings=settings(TestInProcess.settings, max_examples=150))
 
 
 class TestManySiblings(TestInProcess):  # type: ignore[misc, valid-type]  # Hypothesis makes it at run time

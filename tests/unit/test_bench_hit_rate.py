@@ -68,4 +68,16 @@ def test_bars_that_need_the_peer_are_unmet_without_it() -> None:
     assert [bar.passed for bar in found[:3]] == [False] * 3
     assert all("it is not there" in bar.line() for bar in found[:3])
     assert [bar.value for bar in found[3:6]] == [0.5000000000000001] * 3
-    assert not found[6].passed
+    assert [bar.passed for bar in found[6:8]] == [True, False]
+
+
+def test_every_load_is_held_against_the_fixed_policy_that_is_best_at_each_capacity() -> None:
+    fixed = {"lru": [0.1, 0.2, 0.3], "lfu": [0.2, 0.1, 0.1], "optimum over blocks": [0.9] * 3}
+    level, ahead = [0.1991, 0.1991, 0.2991], [0.25, 0.2, 0.3]
+    rates = {MOONCAKE: fixed | {"adaptive": ahead}, "chats": fixed | {"adaptive": level, "hit-density": [0.5] * 3}}
+    *_, mooncake, chats, num_ahead = bars(rates, "")
+    assert mooncake.passed
+    assert chats.passed
+    assert (num_ahead.value, num_ahead.passed) == (1, False)
+    rates["chats"]["adaptive"] = [0.2, 0.1989, 0.3]
+    assert not bars(rates, "")[-2].passed

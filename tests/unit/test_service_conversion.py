@@ -285,7 +285,7 @@ def test_an_op_or_answer_of_a_later_version_is_refused() -> None:
 def test_readers_values_come_back_as_they_were() -> None:
     shape = PoolShape(num_blocks=4096, block_size=32, name="left")
     assert shape_from_proto(shape_to_proto(shape)) == shape
-    stats = CacheStats(*range(1, len(CacheStats._fields)), eviction="lru")
+    stats = CacheStats(*range(1, len(CacheStats._fields) - 1), eviction="adaptive", eviction_followed="lru")
     times = BlockTimes(*(TimeHistogram((0.5, 1.0), (number, 0, 7), 12.25) for number in range(3)))
     events = EventStats(3, 50, 7)
     sent = stats_to_proto("left", stats, times, events)

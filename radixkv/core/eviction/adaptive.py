@@ -27,7 +27,7 @@ __all__ = ["AdaptivePolicy"]
 NUM_SIGMAS = 2.0
 """By how many standard deviations of the lead another order must lead before it is followed."""
 
-LEAST_JUDGED = 256
+LEAST_JUDGED = 160
 """Requests of which the orders found different parts, before which no lead is more than chance: they come in bursts."""
 
 LEAST_BLOCKS = 64

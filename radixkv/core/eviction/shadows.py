@@ -8,21 +8,25 @@ The pool's nodes are split and merged by what it holds itself; a shadow keeps ap
 
     rests in the pool     [ A ........................ ]     evicted before, so it is one node once more
     in the shadow         [ A, used again ][ B, used once ]
+
+So a shadow of LRU finds just what LRU would, and one of LFU somewhat more: in a cache of LFU's own the two are one node where
+nothing else goes on behind A.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.core.eviction.hit_density import CACHED_USE
 from radixkv.core.eviction.policy import EvictionPolicy
 from radixkv.core.node import Node
+from radixkv.core.tokens import common_prefix_bytes
 
 __all__ = ["MOST_BLOCKS", "Rested", "Shadow"]
 
 MOST_BLOCKS = 4096
-"""A shadow holds no more. Its keys take as many bytes as the ids of twice that many blocks at most, and some 300 each."""
+"""A shadow holds no more. Its keys take as many bytes as the ids of twice that many blocks at most, and some 400 each."""
 
 
 class Rested(NamedTuple):
@@ -75,40 +79,52 @@ class Shadow:
 
     def serve(self, path: Sequence[Rested], now: int) -> int:
         """Serve a request whose path came to rest, root first; how many of its blocks were found. O(path · log entries)."""
-        found = [self._take_out(rested) for rested in path]
-        num_hit, num_wanted = 0, self._num_blocks
-        parts = []
+        num_hit, num_left = 0, self._num_blocks
+        parts: list[tuple[Rested, int, int, int]] = []
         is_whole = True
-        for rested, (num_found, num_uses) in zip(path, found, strict=True):
+        for rested in path:
+            num_found = 0
+            for num_blocks, num_uses in self._take_out(rested):
+                parts.append((rested, num_found, num_blocks, num_uses))
+                num_found += num_blocks
+            if num_found < rested.num_blocks:
+                parts.append((rested, num_found, rested.num_blocks - num_found, 0))
             if is_whole:
                 num_hit += num_found
                 is_whole = num_found == rested.num_blocks
-            for first, end, uses in ((0, num_found, num_uses), (num_found, rested.num_blocks, 0)):
-                num_blocks = min(end - first, num_wanted)  # of a path longer than the cache its front is served
-                if num_blocks > 0:
-                    parts.append((rested, first, num_blocks, uses))
-                    num_wanted -= num_blocks
-        self._make_room(self._num_blocks - num_wanted, now)
-        for rested, first, num_blocks, uses in reversed(parts):
-            self._keep(rested, rested.start + first * self._block_bytes, rested.key, first, num_blocks, uses)
+        num_wanted = min(sum(num_blocks for _, _, num_blocks, _ in parts), num_left)
+        self._make_room(num_wanted, now)
+        kept = []
+        for rested, first, num_blocks, num_uses in parts:
+            num_kept = min(num_blocks, num_left)  # of a path longer than the cache its front is served
+            num_left -= num_kept
+            kept.append((rested, first, num_kept, num_uses))
+        for rested, first, num_blocks, num_uses in reversed(kept):
+            if num_blocks:
+                self._keep(rested, rested.start + first * self._block_bytes, rested.key, first, num_blocks, num_uses)
         return num_hit
 
-    def _take_out(self, rested: Rested) -> tuple[int, int]:
-        """Take out what is known of a node from its start on; how many blocks, and the uses of the first."""
-        size = self._block_bytes
-        num_found = num_uses = 0
-        while num_found < rested.num_blocks:
-            offset = num_found * size
+    def _take_out(self, rested: Rested) -> Iterator[tuple[int, int]]:
+        """Take out what is known of a node from its start on: of each part how many blocks, and its uses with this one."""
+        size, end = self._block_bytes, rested.num_blocks * self._block_bytes
+        offset = 0
+        while offset < end:
             kept = self._kept.get(_name(rested.namespace, rested.start + offset, rested.key[offset : offset + size]))
             if kept is None:
                 break
             self._forget(kept)
-            num_uses = max(num_uses, kept.num_uses + CACHED_USE)
-            num_behind = num_found + kept.num_blocks - rested.num_blocks
-            if num_behind > 0:  # others went on differently: it ends where the node does, and what lay behind stays
-                self._split_off(kept, num_behind, rested.namespace)
-            num_found += kept.num_blocks
-        return min(num_found, rested.num_blocks), num_uses
+            num_same = self._num_same(rested, offset, kept)
+            if num_same < kept.num_blocks:  # they go on differently: what lies behind stays
+                self._split_off(kept, kept.num_blocks - num_same, rested.namespace)
+            yield num_same, kept.num_uses + CACHED_USE
+            offset += num_same * size
+
+    def _num_same(self, rested: Rested, offset: int, kept: _Kept) -> int:
+        """Blocks that a node from `offset` on and a part have in common; the first is."""
+        num_blocks = min(kept.num_blocks, rested.num_blocks - offset // self._block_bytes)
+        end = num_blocks * self._block_bytes
+        num_bytes = common_prefix_bytes(rested.key, offset, kept.key, min(end, len(kept.key)))
+        return num_blocks if num_bytes == min(end, len(kept.key)) else max(1, num_bytes // self._block_bytes)
 
     def _split_off(self, kept: _Kept, num_behind: int, namespace: str) -> None:
         first = kept.num_blocks - num_behind
