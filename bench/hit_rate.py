@@ -2,7 +2,8 @@
 
 Each load is replayed from an empty cache, one request after the other; the second half of its requests is counted. The few
 constants of `hit-density` were settled on Mooncake's trace, the two thresholds of the default policy on these loads, with the
-figures of both halves in view. Capacities are shares of a load's distinct blocks. See `bench.hit_rate_workloads` for the loads and their orders, `bench.hit_rate_peer` for the peer.
+figures of both halves in view. Capacities are shares of a load's distinct blocks. See `bench.hit_rate_workloads` for the loads
+and their orders, `bench.hit_rate_peer` for the peer.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ PACKAGES = ("worker", "gateway", "client", "service")
 MAX_TEST_S = 40.0
 TIMEOUT_S = 150.0
 ASKED = 0.95
+MAX_SHOWN = 60
 
 
 class Covering(NamedTuple):
@@ -130,7 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
             survivors.append(told)
         progress.advance()
     report = Report("mutants", options.seed, {"drawn": len(indices), **verdicts, "survivors": survivors})
-    rows = [(str(each["index"]), each["place"], each["before"], each["after"], each["verdict"]) for each in survivors]
+    names = ("place", "before", "after", "verdict")
+    rows = [(str(each["index"]), *(each[name][:MAX_SHOWN] for name in names)) for each in survivors]
     report.tables.append(Table("not found", ("drawn", "where", "before", "after", ""), rows))
     share = (verdicts["found"] + verdicts["hangs"]) / len(indices)
     report.bars.append(Bar("share found, of all that were drawn", share, ASKED, at_least=True))

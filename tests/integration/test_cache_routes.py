@@ -75,7 +75,9 @@ def test_texts_are_told_on_demand(stack: TreeStack, eye: Follower) -> None:
     eye.wait_until(lambda: len(eye.nodes) == len(stack.holder.dump()))
     labels = eye.post("/labels", {"ids": [*eye.nodes, 10**6]}).json()["labels"]
     assert set(map(int, labels)) == set(eye.nodes)
-    (deepest,) = eye.post("/search", {"text": "BE TOLD"}).json()["ids"]
+    found = eye.post("/search", {"text": "BE TOLD"}).json()
+    assert found["is_complete"]
+    (deepest,) = found["ids"]
     details = eye.client.get(f"/nodes/{deepest}").json()
     assert details["above"] + details["text"] in (PUBLIC, PUBLIC[:-1])
     assert details["text"].startswith(labels[str(deepest)])

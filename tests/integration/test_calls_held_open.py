@@ -218,6 +218,23 @@ def test_a_check_whose_request_is_late_gives_way_to_none_that_was_answered(site:
         assert late.result() == b"\x08\x01"
 
 
+def test_who_watches_health_gives_way_to_no_check(site: Site) -> None:
+    never = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        never.wait(SERVED_S)
+        yield from ()
+
+    with grpc.insecure_channel(site.address) as channel:
+        watch = channel.unary_stream(WATCH)(b"")
+        assert next(watch) == b"\x08\x01"
+        for _ in range(MAX_CHECKS):
+            channel.stream_unary(CHECK).future(requests())
+        assert channel.unary_unary(CHECK)(b"", timeout=SERVED_S) == b"\x08\x01"
+        assert watch.is_active()
+        never.set()
+
+
 @pytest.mark.parametrize("name", SITES)
 def test_a_call_that_ends_without_a_request_is_told_so(name: str, keys: Path) -> None:
     with SITES[name](keys) as site, grpc.insecure_channel(site.address) as channel:

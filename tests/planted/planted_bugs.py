@@ -188,4 +188,54 @@ PLANTED_BUGS = (
             "test_a_plain_text_begins_a_prompt_as_the_model_wants_it_and_never_a_second_time_behind_a_history",
         ),
     ),
+    PlantedBug(
+        "the time that a request is given is not told to the worker",
+        "worker/wire.py",
+        "        priority=proto.priority,\n"
+        '        timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,\n'
+        "        request_id=proto.request_id,\n        shares_prefix",
+        "        priority=proto.priority,\n        request_id=proto.request_id,\n        shares_prefix",
+        ("unit/test_wire.py::test_all_that_a_request_says_comes_through",),
+    ),
+    PlantedBug(
+        "a check that was answered makes a late one give way",
+        "service/guards.py",
+        "        call.at_end(lambda: self._openers.leave(token))\n",
+        "",
+        (
+            "integration/test_calls_held_open.py::"
+            "test_a_check_whose_request_is_late_gives_way_to_none_that_was_answered",
+        ),
+    ),
+    PlantedBug(
+        "TLS files are read anew at every look",
+        "service/security.py",
+        "            self._stamp = now\n            self._tls.check()\n",
+        "            self._tls.check()\n",
+        (
+            "unit/test_tls_watch.py::test_files_are_read_again_where_they_have_changed_and_make_sense_and_otherwise_left",
+        ),
+    ),
+    PlantedBug(
+        "a call that has ended is ended again",
+        "service/thread_calls.py",
+        "                return\n            self._is_over = True\n        self._send(None)\n",
+        "                return\n        self._send(None)\n",
+        ("unit/test_thread_calls.py::test_whatever_ends_a_call_first_ends_it_and_nothing_else_does",),
+    ),
+    PlantedBug(
+        "a listener without room looks again at once and for ever",
+        "gateway/listener.py",
+        "                self._loop.remove_reader(self._sock)\n                self._loop.call_later",
+        "                self._loop.call_later",
+        ("unit/test_listener.py::test_where_there_is_no_room_one_looks_again_after_a_while_and_not_meanwhile",),
+    ),
+    PlantedBug(
+        "a refused request is not counted",
+        "gateway/middleware.py",
+        "await error_response(refusal, scope)(scope, receive, answer.send)\n            self._end(scope, answer)\n"
+        "            return\n        try:\n",
+        "await error_response(refusal, scope)(scope, receive, answer.send)\n            return\n        try:\n",
+        ("integration/test_gateway_door.py::test_a_tenants_limit_is_looked_at_before_its_body",),
+    ),
 )

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from radixkv.gateway import anthropic_routes, chat
 from radixkv.gateway.call_parser import CallParser, CallPiece
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.tools import ChatTool, ChatTools, NamedTool, plan_tools
+from radixkv.gateway.responses_plan import Plan
+from radixkv.gateway.tools import ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
 from radixkv.worker.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 
@@ -147,6 +152,24 @@ def test_one_call_at_a_time_ends_the_reply_for_its_caller(separator: str) -> Non
     assert [call.name for call in reply.calls] == ["weather"]
     assert (reply.raw, reply.token_ids) == (first, list(range(len(first))))
     assert (reply.finish_reason, reply.stop) == ("tool_calls", None)
+
+
+@pytest.mark.parametrize("plan", [chat._Plan, anthropic_routes._Plan, Plan])
+@pytest.mark.parametrize(("takes_one_call", "num_calls"), [(True, 1), (False, 2)])
+def test_every_api_leaves_out_what_is_behind_the_first_call_where_it_is_asked_to(
+    plan: Any, takes_one_call: bool, num_calls: int
+) -> None:
+    said = dict.fromkeys(field.name for field in fields(plan))
+    said |= {"tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call), "end_ids": frozenset()}
+    said |= {
+        "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=())),
+        "request": SimpleNamespace(ignore_eos=True),
+    }
+    known = plan(**{name: said[name] for name in said if name in plan.__slots__})
+    reply = known.new_reply(0) if plan is chat._Plan else known.new_reply()
+    reply.push(Delta(0, (1,), HERMES + HERMES))
+    reply.finish(BranchFinished(0, FinishReason.LENGTH, None, None))
+    assert len(reply.calls) == num_calls
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""What a listener does where the machine has no room for a further connection."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+
+import pytest
+
+from radixkv.gateway import listener
+from radixkv.gateway.listener import Listener
+
+
+class Full(socket.socket):
+    """Has no room for a connection until there is."""
+
+    is_full = True
+    num_asked = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.num_asked += 1
+        if self.is_full:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_where_there_is_no_room_one_looks_again_after_a_while_and_not_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def serve(sock: Full) -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        retries = []
+        monkeypatch.setattr(loop, "call_later", lambda wait_s, retry: retries.append((wait_s, retry)))
+
+        class Told(asyncio.Protocol):
+            def connection_made(self, _transport: asyncio.BaseTransport) -> None:
+                arrived.set()
+
+        taking = Listener(sock, Told, None)
+        with socket.create_connection(sock.getsockname()):
+            while not retries:
+                await asyncio.sleep(0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert sock.num_asked == 1
+            [(wait_s, retry)] = retries
+            assert wait_s == listener.RETRY_S
+            sock.is_full = False
+            retry()
+            await arrived.wait()
+        taking.close()
+        await taking.wait_closed()
+
+    with Full() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        asyncio.run(serve(sock))
