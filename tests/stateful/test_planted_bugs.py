@@ -37,7 +37,7 @@ ALL_BUGS = (
 MAX_EXAMPLES = 800
 NUM_AT_A_TIME = 2
 QUICK_EVERY = 3
-HUNT_TIMEOUT_S = 120.0
+HUNT_TIMEOUT_S = 500.0
 
 
 def copy_core(folder: Path) -> Path:
