@@ -18,7 +18,7 @@ from .neighbours import check_neighbour
 from .test_in_process import InProcessMachine
 
 NUM_STREAMS = 4
-"""What a stream of draws comes to is chance, and other with each version of Hypothesis: one may miss a bug that the next meets."""
+"""What a stream of draws meets is chance, and changes with each version of Hypothesis: what one misses the next may meet."""
 
 NUM_NEIGHBOURS = 4
 """Pairs of caches that are compared before the machine runs."""
