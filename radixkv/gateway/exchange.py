@@ -89,8 +89,9 @@ class Exchange:
         for name in names:
             if len(self.left_out) == MAX_LEFT_OUT:
                 break
-            if name not in self.left_out:
-                self.left_out.append(name if _PLACE.fullmatch(name) else "?")
+            shown = name if _PLACE.fullmatch(name) else "?"
+            if shown not in self.left_out:
+                self.left_out.append(shown)
 
     @property
     def headers(self) -> dict[str, str]:

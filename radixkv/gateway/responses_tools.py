@@ -115,8 +115,7 @@ class Offer(NamedTuple):
         if self.is_custom:
             said = {"type": "string"} | ({"description": f"Held to: {tool.format}"} if tool.format else {})
             parameters = {"type": "object", "properties": {INPUT: said}, "required": [INPUT]}
-        strict = tool.strict if "strict" in tool.model_fields_set else None
-        function = ToolFunction(name=name, description=tool.description, parameters=parameters, strict=strict)
+        function = ToolFunction(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
         return ChatTool(type="function", function=function)
 
 
