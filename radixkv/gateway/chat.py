@@ -83,7 +83,8 @@ async def create_chat_completion(body: ChatRequest, request: Request, exchange: 
     """The model's next turn, at once or as it comes."""
     state = request.app.state
     plan = await _make_plan(body, request, exchange)
-    stream = await _start(plan, exchange, state.backend)
+    with body.naming("tools" if plan.tools.grammar else None):
+        stream = await _start(plan, exchange, state.backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, stream, state.backend, state.transcripts))
     answer = await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts))

@@ -90,7 +90,8 @@ async def create_completion(body: CompletionRequest, request: Request, exchange:
     """Continuations of each prompt, at once or as they come."""
     backend: Backend = request.app.state.backend
     plan = await _make_plan(body, request)
-    streams = await _start_all(plan, exchange, backend)
+    with body.naming():
+        streams = await _start_all(plan, exchange, backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, streams, backend))
     return JSONResponse(await until_disconnected(request, _collect(plan, streams, backend)))

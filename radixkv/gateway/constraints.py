@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 from pydantic import Field
 
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, PlainObject
@@ -68,6 +70,17 @@ class ConstrainedOptions(GenerationOptions):
             message = f"{names} both say what the reply is held to; leave one of them out"
             raise ApiError(400, message, code="invalid_value", param=held[1][0])
         return held[0][1] if held else None
+
+    @contextmanager
+    def naming(self, other: str | None = None) -> Iterator[None]:
+        """Within it the worker's refusal of a grammar names the field that says it; `other`: a field that goes before these."""
+        try:
+            yield
+        except InvalidArgumentError as error:
+            name = other or next((param for param, _ in self._constraints()), None)
+            if name is None or not error.argument.startswith("grammar"):
+                raise
+            raise InvalidArgumentError(name, error.value, error.bound) from None
 
     def _constraints(self) -> Iterator[tuple[str, Grammar]]:
         wanted = format_grammar(self.response_format)

@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledMatcher", "GrammarCompiler", "GrammarMatcher"]
 
+_KINDS = {
+    "json_object": "JSON object",
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "lark": "grammar in Lark's notation",
+}
+"""Of grammars, as refusals call them."""
+
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
 
 NUM_TRIALS, MAX_WAITING, MAX_WAIT_S = 4, 8, 10.0
@@ -242,9 +250,9 @@ class GrammarCompiler:
         with self._turns.take(namespace):
             verdict = trials.run(source)
             if verdict.bound:
-                raise self._refuse(grammar, namespace, f"a {grammar.kind} {verdict.bound}")
+                raise self._refuse(grammar, namespace, f"a {_KINDS[grammar.kind]} {verdict.bound}")
             if verdict.problem:
-                raise self._refuse(grammar, namespace, f"a {grammar.kind}: {verdict.problem}")
+                raise self._refuse(grammar, namespace, f"a {_KINDS[grammar.kind]}: {verdict.problem}")
             return self._compile(grammar, namespace, source, verdict.memory_bytes)
 
     def _compile(self, grammar: Grammar, namespace: str, source: str, memory_bytes: int) -> _Kept:
@@ -252,7 +260,7 @@ class GrammarCompiler:
         compiled = new_matcher(source, trie)
         compiled.compute_bitmask()  # here, and not on the engine's thread: what it finds is shared by all copies
         if compiled.is_error():
-            raise self._refuse(grammar, namespace, f"a {grammar.kind}: {first_line(compiled.get_error())}")
+            raise self._refuse(grammar, namespace, f"a {_KINDS[grammar.kind]}: {first_line(compiled.get_error())}")
         kept = _Kept(memory_bytes)
         kept.matcher = CompiledMatcher(compiled, kept.taken, partial(self._found_slow, grammar, namespace))
         with self._lock:
