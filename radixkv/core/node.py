@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from radixkv.core.sequences import Sequence
     from radixkv.core.shares import Account
 
-__all__ = ["FEW_CHILDREN", "Children", "Extras", "Node", "PinMark", "Places", "RootNode"]
+__all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "PinMark", "Places", "RootNode"]
 
 Places = tuple[tuple[int, int], ...]
 """Positions in bytes with the numbers of their places, rising; see `evicted_branches`."""
@@ -57,7 +57,18 @@ class Extras:
         self.writer: Sequence | None = None
 
 
-class Node:
+class Leaf:
+    """All that an eviction order reads of a leaf: see the attributes of these names of `Node`."""
+
+    __slots__ = ("access_number", "num_uses", "queue_entry", "reuse_class")
+
+    access_number: int
+    num_uses: int
+    queue_entry: Any
+    reuse_class: int
+
+
+class Node(Leaf):
     """One edge of the tree. Positions and lengths that end in `_bytes` count packed bytes, 4 to a token.
 
     Attributes:
@@ -83,7 +94,6 @@ class Node:
     """
 
     __slots__ = (
-        "access_number",
         "blocks",
         "children",
         "end_bytes",
@@ -93,11 +103,8 @@ class Node:
         "key",
         "last_access_s",
         "lock_ref",
-        "num_uses",
         "parent",
-        "queue_entry",
         "rested_blocks",
-        "reuse_class",
         "stored_s",
         "used_bytes",
     )
@@ -115,7 +122,7 @@ class Node:
         self.access_number = 0
         self.stored_s = 0.0
         self.found_at = 0
-        self.queue_entry: Any = None
+        self.queue_entry = None
         self.num_uses = 0
         self.rested_blocks = 0
         self.reuse_class = 0
