@@ -74,7 +74,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state.recording = Recording()
     state.backend = Backend(generator, patience_s=config.worker_wait_s, is_shared=not state.keys.is_open)
     state.cache_observer, state.node_texts = _cache_view(config, state.backend)
-    state.gate = Gate(config.max_requests, is_shared=not state.keys.is_open)
+    state.gate = Gate(config.max_requests, config.max_waiting, is_shared=not state.keys.is_open)
     state.connections = Connections()
     state.body_calls = Calls(1, None)
     state.one_by_one = FairSemaphore(None, 1)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.calls import Calls
+from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.request import ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
@@ -173,7 +174,8 @@ class Backend:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.generator = generator
-        self._patience_s = 0.0 if hasattr(generator, "is_alive") else patience_s
+        self._is_remote = not hasattr(generator, "is_alive")
+        self._patience_s = patience_s if self._is_remote else 0.0
         self._is_failing = False
         self._clock = clock
         self._info: ModelInfo | None = None
@@ -182,6 +184,7 @@ class Backend:
         self._bell: _Doorbell | None = None
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
         self._calls = Calls(NUM_THREADS, ONE_NAMESPACES_THREADS if is_shared else None, clock)
+        self._asking_again = FairSemaphore(None, 1)
 
     async def model(self) -> ModelInfo:
         """What is served; asked for again now and then, since a worker may be replaced by one with another model."""
@@ -256,7 +259,32 @@ class Backend:
         self._calls.close()
 
     async def _start(self, start: Callable[[], GenerationStream]) -> GenerationStream:
-        """Start a generation; where the asker is cancelled meanwhile, it is closed as soon as it is there."""
+        """Start a generation.
+
+        Where all streams of a worker in another process are taken it waits for one: of each namespace the first in line asks
+        again, the others behind it.
+        """
+        key = CALLER.get()
+        if not self._is_remote:
+            return await self._start_now(start)
+        if not self._asking_again.is_taken(key):
+            try:
+                return await self._start_now(start)
+            except LimitError:
+                if self._is_failing:
+                    raise
+        async with self._asking_again.place(key):
+            while True:
+                try:
+                    return await self._start_now(start)
+                except LimitError as error:
+                    if self._is_failing:
+                        raise
+                    wait_s = error.retry_after_s or _LONGEST_WAIT_S
+                await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
+
+    async def _start_now(self, start: Callable[[], GenerationStream]) -> GenerationStream:
+        """Where the asker is cancelled meanwhile, the generation is closed as soon as it is there."""
         future = await self._calls.submit(start)
         try:
             return await asyncio.wrap_future(future)

@@ -34,8 +34,9 @@ class GatewayConfig:
         system_prompt: of the page's conversations that begin without one; None: what the model's template brings.
         limits: of a tenant that the keys file gives none.
         max_body_bytes: of a request.
-        max_requests: requests under way at once, all tenants together; the next one is refused with 503,
-            529 where it speaks the Anthropic API.
+        max_requests: requests under way at once, all tenants together.
+        max_waiting: further ones, which wait for a place; the next one is refused with 503, 529 where it speaks the Anthropic
+            API. A tenant of a keys file has at most a quarter of both, and is refused with 429 beyond it.
         cors_origins: origins whose pages may call; ``("*",)`` for any.
         drain_s: how long streams, responses in the background and replies of conversations may go on once the server is told
             to stop, in seconds.
@@ -66,6 +67,7 @@ class GatewayConfig:
     limits: TenantLimits = field(default_factory=TenantLimits)
     max_body_bytes: int = 4 * 1024 * 1024
     max_requests: int = 1024
+    max_waiting: int = 6144
     cors_origins: tuple[str, ...] = ()
     drain_s: float = 30.0
     worker_wait_s: float = 30.0
@@ -93,6 +95,8 @@ class GatewayConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, getattr(self, name), "at least 1")
+        if self.max_waiting < 0:
+            raise InvalidArgumentError("max_waiting", self.max_waiting, "at least 0")
         if self.service is not None:
             parse_address(self.service)
         if self.drain_s < 0:

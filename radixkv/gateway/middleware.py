@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv.gateway.admission import Admission
+from radixkv.gateway.admission import Admission, TurnLostError
 from radixkv.gateway.anthropic_errors import speaks_anthropic
 from radixkv.gateway.auth import TENANT, KeyRing, Tenant, authenticate, sent_key
 from radixkv.gateway.config import GatewayConfig
@@ -132,8 +132,11 @@ class GatewayMiddleware:
             self._end(scope, answer)
             return
         try:
-            async with self._admission.turn(tenant, cost):
+            async with self._admission.turn(tenant, cost, connection):
                 await self._serve_while_known(scope, receive, answer, tenant)
+        except TurnLostError as lost:
+            if lost.refusal is not None:
+                await error_response(lost.refusal, scope)(scope, receive, answer.send)
         finally:
             self._admission.leave(tenant, cost)
             self._end(scope, answer)
