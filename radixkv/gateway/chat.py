@@ -83,8 +83,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, exchange: 
     """The model's next turn, at once or as it comes."""
     state = request.app.state
     plan = await _make_plan(body, request, exchange)
-    with body.naming("tools" if plan.tools.grammar else None):
-        stream = await _start(plan, exchange, state.backend)
+    stream = await _start(plan, exchange, state.backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, stream, state.backend, state.transcripts))
     answer = await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts))
@@ -103,7 +102,7 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
         model.info,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=tools.grammar or await off_loop(request, body.constraint),
+        grammar=exchange.hold(tools.constraint or await off_loop(request, body.constraint)),
     )
     assert exchange.tenant is not None
     exchange.leave_out(leave_noise_out(body.messages))
