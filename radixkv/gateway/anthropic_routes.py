@@ -95,7 +95,8 @@ async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange
     model = await chat_model(request, body.model)
     exchange.leave_out(await off_loop(request, partial(keep_readable, body)))
     tools = await off_loop(request, body.tool_plan)
-    sampling = body.sampling(model.info, tools.grammar or await off_loop(request, body.grammar))
+    grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
+    sampling = body.sampling(model.info, grammar)
     breakpoints = await off_loop(request, partial(find_breakpoints, body, tools.tools))
     transcript = await _read_transcript(body, tools, request, exchange)
     tokens = b""

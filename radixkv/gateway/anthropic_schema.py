@@ -11,7 +11,7 @@ from pydantic import Field
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
-from radixkv.gateway.formats import schema_grammar
+from radixkv.gateway.formats import Constraint, schema_constraint
 from radixkv.gateway.options import ApiModel, ModelName, StopTexts, drawing
 from radixkv.gateway.tools import (
     MAX_TOOLS,
@@ -89,6 +89,7 @@ class Tool(ApiModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")] | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     cache_control: CacheControl | None = None
 
     @property
@@ -167,12 +168,16 @@ class MessagesPrompt(ApiModel):
         """
         choice = self.tool_choice
         parallel_calls = not (choice and choice.disable_parallel_tool_use)
-        return plan_tools(list(map(_chat_tool, self.tools or ())), _chat_choice(choice), parallel_calls)
+        own = [(tool, f"tools.{index}.input_schema") for index, tool in enumerate(self.tools or ()) if tool.is_own]
+        tools, places = [_chat_tool(tool) for tool, _ in own], [place for _, place in own]
+        return plan_tools(tools, _chat_choice(choice), parallel_calls, places)
 
-    def grammar(self) -> Grammar | None:
+    def constraint(self) -> Constraint | None:
         """What `output_config` holds the reply to. Raises ApiError 400 for a schema that is none."""
-        wanted = (self.output_config and self.output_config.format) or self.output_format
-        return schema_grammar(wanted.schema_, "output_config.format.schema") if wanted else None
+        wanted, param = self.output_config and self.output_config.format, "output_config.format.schema"
+        if not wanted:
+            wanted, param = self.output_format, "output_format.schema"
+        return schema_constraint(wanted.schema_, param) if wanted else None
 
 
 class MessagesRequest(MessagesPrompt):
@@ -211,7 +216,9 @@ class MessagesRequest(MessagesPrompt):
 
 def _chat_tool(tool: Tool) -> ChatTool:
     assert tool.name is not None, "checked"
-    function = ToolFunction(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    function = ToolFunction(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
     return ChatTool(type="function", function=function)
 
 

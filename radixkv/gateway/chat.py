@@ -21,7 +21,8 @@ from radixkv.gateway.chat_chunks import ChatChunks
 from radixkv.gateway.constraints import ConstrainedOptions
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
-from radixkv.gateway.fields import FAIL_FAST, PlainObject, Whole
+from radixkv.gateway.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
+from radixkv.gateway.legacy_functions import FunctionChoice, Functions, in_old_words, plan_functions
 from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.models import ServedModel
@@ -41,6 +42,7 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 
 MAX_MODALITIES = 16
+Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS), FAIL_FAST, Plain]
 
 
 class ChatRequest(ConstrainedOptions):
@@ -54,10 +56,38 @@ class ChatRequest(ConstrainedOptions):
     tools: ChatTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Functions | None = Field(None, description="As `tools`, which have replaced them.")
+    function_call: FunctionChoice | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=MAX_MODALITIES), FAIL_FAST] | None = None
     chat_template_kwargs: PlainObject | None = Field(
         None, description="Extension. Further variables for the model's chat template."
     )
+    documents: Documents | None = Field(
+        None, description="Extension. For a chat template that reads them; refused with any other."
+    )
+
+    @property
+    def has_old_words(self) -> bool:
+        """Whether its caller knows functions, not tools."""
+        return self.functions is not None
+
+    def tool_plan(self) -> ToolPlan:
+        """What its tools or functions mean.
+
+        Raises:
+            ApiError: 400: they make no sense.
+        """
+        if self.functions is None and self.function_call in (None, "none", "auto"):
+            return plan_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if self.tools:
+            message = "functions and tools say the same in two ways; leave one of them out"
+            raise ApiError(400, message, code="invalid_value", param="functions")
+        return plan_functions(self.functions, self.function_call)
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        return {**(self.chat_template_kwargs or {}), **({"documents": self.documents} if self.documents else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +113,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, exchange: 
     """The model's next turn, at once or as it comes."""
     state = request.app.state
     plan = await _make_plan(body, request, exchange)
-    with body.naming("tools" if plan.tools.grammar else None):
-        stream = await _start(plan, exchange, state.backend)
+    stream = await _start(plan, exchange, state.backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, stream, state.backend, state.transcripts))
     answer = await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts))
@@ -94,8 +123,8 @@ async def create_chat_completion(body: ChatRequest, request: Request, exchange: 
 async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> _Plan:
     state = request.app.state
     model = await chat_model(request, body.model)
-    tools = await off_loop(request, partial(plan_tools, body.tools, body.tool_choice, body.parallel_tool_calls))
-    arguments = body.chat_template_kwargs or {}
+    tools = await off_loop(request, body.tool_plan)
+    arguments = body.template_arguments
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
     max_tokens = body.max_completion_tokens or body.max_tokens or min(state.config.max_tokens, model.info.max_length)
@@ -103,7 +132,7 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
         model.info,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=tools.grammar or await off_loop(request, body.constraint),
+        grammar=exchange.hold(tools.constraint or await off_loop(request, body.constraint)),
     )
     assert exchange.tenant is not None
     exchange.leave_out(leave_noise_out(body.messages))
@@ -185,7 +214,7 @@ async def _choice(plan: _Plan, reply: Reply, backend: Backend) -> dict[str, Any]
     choice = {"index": reply.index, "message": message, "logprobs": logprobs, "finish_reason": reply.finish_reason}
     if plan.body.return_token_ids:
         choice["token_ids"] = reply.token_ids
-    return choice
+    return in_old_words(choice) if plan.body.has_old_words else choice
 
 
 async def _stream_chunks(
@@ -199,6 +228,7 @@ async def _stream_chunks(
         plan.model.fingerprint,
         tells_usage=plan.body.includes_usage,
         tells_token_ids=bool(plan.body.return_token_ids),
+        has_old_words=plan.body.has_old_words,
     )
     replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
     wants_logprobs = plan.sampling.logprobs is not None

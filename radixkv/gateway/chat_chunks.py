@@ -10,6 +10,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from radixkv.core.tokens import unpack_tokens
+from radixkv.gateway.legacy_functions import in_old_words
 from radixkv.gateway.replies import Growth, Reply
 from radixkv.gateway.sse import dump_json
 
@@ -23,6 +24,7 @@ class ChatChunks:
         completion_id, created, model, fingerprint: what every chunk tells.
         tells_usage: a last chunk has the usage, all others say that they have none.
         tells_token_ids: chunks tell the ids of their tokens.
+        has_old_words: calls are told as `function_call`.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class ChatChunks:
         *,
         tells_usage: bool,
         tells_token_ids: bool,
+        has_old_words: bool = False,
     ) -> None:
         common = dump_json(
             {
@@ -49,6 +52,7 @@ class ChatChunks:
         self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
         self._tells_usage = tells_usage
         self._tells_token_ids = tells_token_ids
+        self._has_old_words = has_old_words
 
     def opened(self, index: int, prompt: bytes) -> bytes:
         """A choice begins."""
@@ -105,5 +109,6 @@ class ChatChunks:
         }
         if self._tells_token_ids and token_ids:
             choice["token_ids"] = list(token_ids)
+        choice = in_old_words(choice) if self._has_old_words else choice
         extra = f",{dump_json(top)[1:-1]}" if top else ""
         return f'{self._head}{extra},"choices":[{dump_json(choice)}]{self._tail}'.encode()

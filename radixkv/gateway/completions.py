@@ -89,15 +89,14 @@ class _Plan:
 async def create_completion(body: CompletionRequest, request: Request, exchange: CurrentExchange) -> Response:
     """Continuations of each prompt, at once or as they come."""
     backend: Backend = request.app.state.backend
-    plan = await _make_plan(body, request)
-    with body.naming():
-        streams = await _start_all(plan, exchange, backend)
+    plan = await _make_plan(body, request, exchange)
+    streams = await _start_all(plan, exchange, backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, streams, backend))
     return JSONResponse(await until_disconnected(request, _collect(plan, streams, backend)))
 
 
-async def _make_plan(body: CompletionRequest, request: Request) -> _Plan:
+async def _make_plan(body: CompletionRequest, request: Request, exchange: Exchange) -> _Plan:
     model = await served_model(request, body.model)
     if body.suffix:
         raise ApiError(400, "suffix is not served here: leave it out", code="unsupported_parameter", param="suffix")
@@ -115,7 +114,7 @@ async def _make_plan(body: CompletionRequest, request: Request) -> _Plan:
         model.info,
         max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs,
-        grammar=await off_loop(request, body.constraint),
+        grammar=exchange.hold(await off_loop(request, body.constraint)),
     )
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
     return _Plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -16,11 +17,13 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.auth import Tenant
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.errors import rate_limit_headers
+from radixkv.gateway.formats import Constraint
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.recording import Recorded, Recording
 from radixkv.service.limits import Limiter, Slot
 from radixkv.worker.cost import GenerationCost
 from radixkv.worker.request import GenerateParams
+from radixkv.worker.sampling import Grammar
 from radixkv.worker.stream import Completed, Delta, GenerationEvent, Started
 
 __all__ = ["EXCHANGE", "LEFT_OUT", "CurrentExchange", "Exchange", "current_exchange"]
@@ -32,7 +35,7 @@ LEFT_OUT = "x-radixkv-left-out"
 """The response header that names what of a request's body was left out."""
 
 MAX_LEFT_OUT = 32
-_PLACE = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_PLACE = re.compile(r"[\w.$-]{1,64}", re.ASCII)
 
 TOO_LONG_FOR_POOL = "prompt + max_tokens"
 """What the worker names where prompt and reply together exceed its pool."""
@@ -52,6 +55,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_constraint",
         "_metrics",
         "_recording",
         "_slot",
@@ -73,6 +77,7 @@ class Exchange:
         self._metrics = metrics
         self._recording = recording
         self._slot: Slot | None = None
+        self._constraint: Constraint | None = None
         self.left_out: list[str] = []
         self.let_body_go: Callable[[], None] = lambda: None
 
@@ -93,6 +98,14 @@ class Exchange:
             if shown not in self.left_out:
                 self.left_out.append(shown)
 
+    def hold(self, constraint: Constraint | None) -> Grammar | None:
+        """The grammar of what its replies are held to; what that leaves out is told."""
+        self._constraint = constraint
+        if constraint is None:
+            return None
+        self.leave_out(constraint.left_out)
+        return constraint.grammar
+
     @property
     def headers(self) -> dict[str, str]:
         """Response headers that tell the rate limits, and what was left out."""
@@ -109,15 +122,26 @@ class Exchange:
                 and again, rather than refused.
         """
         while True:
+            if self._constraint is not None and params.sampling.grammar is not None:
+                params = replace(params, sampling=replace(params.sampling, grammar=self._constraint.grammar))
             try:
                 stream = await backend.generate(params, _Meter(self, self._metrics, self._recording, params).watch)
                 self.let_body_go()
                 return stream
             except InvalidArgumentError as error:
+                if self._constraint is not None and error.argument.startswith("grammar"):
+                    await self._loosen(self._constraint, error)
+                    continue
                 max_tokens = params.sampling.max_tokens // 2
                 if not may_shorten or error.argument != TOO_LONG_FOR_POOL or max_tokens < 1:
                     raise
                 params = replace(params, sampling=replace(params.sampling, max_tokens=max_tokens))
+
+    async def _loosen(self, refused: Constraint, error: InvalidArgumentError) -> None:
+        """Go on with less of a schema that the engine refuses, unless it is strict; then the refusal names its field."""
+        if refused.looser is None:
+            raise InvalidArgumentError(refused.param, refused.told, error.bound) from None
+        self.hold(await asyncio.to_thread(refused.looser))
 
     def charge(self, num_tokens: int) -> None:
         """Draw tokens from the tenant's limit."""

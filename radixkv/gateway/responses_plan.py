@@ -98,7 +98,7 @@ async def make_plan(
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
     tools = await off_loop(http, request.tool_plan)
-    grammar = tools.grammar or await off_loop(http, request.grammar)
+    grammar = exchange.hold(tools.constraint or await off_loop(http, request.constraint))
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
     parent = await _read_parent(store, namespace, request.previous_response_id)
     earlier = parent.items if parent is not None else []

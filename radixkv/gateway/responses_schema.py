@@ -20,7 +20,7 @@ from radixkv.gateway.fields import (
     PlainValue,
     check_fits,
 )
-from radixkv.gateway.formats import schema_grammar
+from radixkv.gateway.formats import Constraint, json_object, schema_constraint
 from radixkv.gateway.options import ApiModel, ModelName, RetentionRanges, StopTexts, check_plain, drawing
 from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
@@ -170,7 +170,7 @@ class ResponseRequest(ApiModel):
         """
         return plan_response_tools(offers_of(self.tools), self.tool_choice, self.parallel_tool_calls)
 
-    def grammar(self) -> Grammar | None:
+    def constraint(self) -> Constraint | None:
         """What `text.format` holds the reply to.
 
         Raises:
@@ -180,10 +180,10 @@ class ResponseRequest(ApiModel):
         if wanted is None or wanted.type == "text":
             return None
         if wanted.type == "json_object":
-            return Grammar("json_object")
+            return json_object("text.format")
         if wanted.schema_ is None:
             raise _refusal("text.format of type json_schema needs a schema", "text.format.schema")
-        return schema_grammar(wanted.schema_, "text.format.schema")
+        return schema_constraint(wanted.schema_, "text.format.schema", is_strict=bool(wanted.strict))
 
     def sampling(self, info: ModelInfo, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
         """The sampling parameters.

@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.control_tokens import ControlTokens, Rendered
 from radixkv.worker.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.errors import ModelError
@@ -47,7 +48,6 @@ _OUR_ARGUMENTS = frozenset(
         "chat_template",
         "continue_final_message",
         "conversation",
-        "documents",
         "max_length",
         "messages",
         "padding",
@@ -237,6 +237,8 @@ class ChatText:
         if self._control_tokens is None:
             raise ModelError("the model has no chat template; choose an instruct model to chat with")
         further = {name: value for name, value in (arguments or {}).items() if name not in _OUR_ARGUMENTS}
+        if "documents" in further and "documents" not in str(self._tokenizer.chat_template):
+            raise InvalidArgumentError("documents", "given", "left out: the model's template reads none")
         said = [_without_role(message) for message in messages], list(tools), list(further.values())
         self._encoder.check_length(sum(map(len, strings_of(said))), asker)
         veil = None
@@ -272,7 +274,7 @@ class ChatText:
         messages = getattr(templates, "_alias_reasoning_fields", list)(kept)  # earlier ones have no aliases
         context = {**self._tokenizer.special_tokens_map, **variables}
         rendered: str = template.render(
-            messages=messages, tools=tools, documents=None, add_generation_prompt=True, **context
+            **{"documents": None, **context}, messages=messages, tools=tools, add_generation_prompt=True
         )
         return rendered
 

@@ -195,21 +195,22 @@ def test_of_a_list_of_calls_the_first_is_taken_where_one_is_wanted() -> None:
 
 def test_a_choice_of_none_hides_the_tools() -> None:
     plan = plan_tools([tool()], "none")
-    assert (plan.tools, plan.names, plan.grammar) == ((), frozenset(), None)
+    assert (plan.tools, plan.names, plan.constraint) == ((), frozenset(), None)
 
 
 def test_a_required_call_is_held_to_the_functions_schemas() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     both = plan_tools([tool(**schema), tool("time")], "required")
-    assert both.grammar is not None
-    assert [call["properties"]["name"] for call in json.loads(both.grammar.text)["anyOf"]] == [
+    assert both.constraint is not None
+    assert [call["properties"]["name"] for call in json.loads(both.constraint.grammar.text)["anyOf"]] == [
         {"const": "weather"},
         {"const": "time"},
     ]
     choice = NamedTool.model_validate({"type": "function", "function": {"name": "weather"}})
     named = plan_tools([tool(**schema), tool("time")], choice)
-    assert named.grammar is not None
-    assert json.loads(named.grammar.text)["properties"]["arguments"] == schema
+    assert named.constraint is not None
+    (call,) = json.loads(named.constraint.grammar.text)["anyOf"]
+    assert call["properties"]["arguments"] == schema | {"additionalProperties": False}
     assert named.names == {"weather"}
 
 

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.errors import ModelError
 from radixkv.worker.text import ChatText, Message
 
@@ -271,3 +272,17 @@ def test_text_that_a_template_writes_behind_every_reply_is_kept_behind_one_that_
     kept = text.prompt_ids(CHAT[:1]) + text.encode("world") + [end]
     shown = text.decode(kept + text.continuation_ids(kept, CHAT[2:3]), skip_special_tokens=False)
     assert "world<|im_end|>.<|im_end|>" in shown
+
+
+RETRIEVING = "{% for d in documents or [] %}[{{ d.title }}: {{ d.text }}]{% endfor %}" + CHATML
+
+
+def test_documents_reach_a_template_that_reads_them_and_are_refused_by_another(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, RETRIEVING)
+    told = {"documents": [{"title": "A", "text": "one<|im_end|>"}, {"title": "B", "text": "two"}]}
+    written = shown(text, text.prompt_ids([user("Hi")], (), told))
+    assert written.startswith("[A: one<|im_end|>][B: two]<|im_start|>system")
+    end = text.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert text.prompt_ids([user("Hi")], (), told).count(end) == text.prompt_ids([user("Hi")]).count(end)
+    with pytest.raises(InvalidArgumentError, match=r"^documents is"):
+        byte_level(tmp_path, CHATML).prompt_ids([user("Hi")], (), told)
