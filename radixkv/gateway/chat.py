@@ -89,6 +89,24 @@ class ChatRequest(ConstrainedOptions):
         """Variables of the chat template."""
         return {**(self.chat_template_kwargs or {}), **({"documents": self.documents} if self.documents else {})}
 
+    continue_final_message: bool | None = Field(
+        None,
+        description="Extension, as vLLM has it. The reply goes on from the text of the last message, an assistant's. "
+        "The answer holds what is new, and a grammar holds that alone.",
+    )
+    add_generation_prompt: bool | None = Field(None, description="Extension. False with `continue_final_message`.")
+    echo: bool | None = Field(None, description="Extension. The answer begins with the text that it goes on from.")
+
+    def check(self) -> None:
+        goes_on = bool(self.continue_final_message)
+        for name, is_wrong, when in (
+            ("add_generation_prompt", self.add_generation_prompt is goes_on, "the opposite of continue_final_message"),
+            ("echo", self.echo and not goes_on, "left out without continue_final_message"),
+        ):
+            if is_wrong:
+                message = f"{name} is {str(getattr(self, name)).lower()}; it must be {when}"
+                raise ApiError(400, message, code="invalid_value", param=name)
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -103,6 +121,11 @@ class _Plan:
     template_arguments: dict[str, Any]
     body: ChatRequest
     end_ids: frozenset[int]
+
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with."""
+        return self.transcript.begun if self.body.echo else ""
 
     def new_reply(self, index: int) -> Reply:
         return Reply(index, self.tools.names, self.end_ids, **self.tools.reading)
@@ -122,6 +145,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, exchange: 
 
 async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> _Plan:
     state = request.app.state
+    body.check()
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
     arguments = body.template_arguments
@@ -138,7 +162,8 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
     exchange.leave_out(leave_noise_out(body.messages))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
-    transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments)
+    goes_on = bool(body.continue_final_message)
+    transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments, goes_on=goes_on)
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
     return _Plan(
         completion_id=f"chatcmpl-{uuid.uuid4().hex}",
@@ -205,9 +230,10 @@ async def _answer(plan: _Plan, replies: list[Reply], prompt: bytes, usage: Any, 
 
 
 async def _choice(plan: _Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    text = plan.echoed + reply.text
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if reply.calls:
-        message |= {"content": reply.text or None, "tool_calls": reply.as_message()["tool_calls"]}
+        message |= {"content": text or None, "tool_calls": reply.as_message()["tool_calls"]}
     logprobs = None
     if plan.sampling.logprobs is not None:
         logprobs = {"content": await chat_logprobs(backend, reply.logprobs), "refusal": None}
@@ -251,6 +277,7 @@ async def _stream_chunks(
                     case Started():
                         prompt = event.prompt
                         pieces += [chunks.opened(index, prompt) for index in range(len(replies))]
+                        pieces += [chunks.echoed(index, plan.echoed) for index in range(len(replies)) if plan.echoed]
                     case Completed():
                         pieces.append(chunks.completed(usage_body(event.usage)))
             yield b"".join(pieces)

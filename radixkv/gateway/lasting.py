@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from radixkv.core.errors import UnavailableError
 from radixkv.worker.request import GenerateParams
@@ -74,13 +75,18 @@ class Lasting:
         return replace(
             params,
             sampling=sampling,
-            token_ids=self._prompt,
+            **_after(self._prompt, params.continue_final_message),
             text=None,
-            messages=None,
-            history=b"",
             tools=(),
             template_arguments={},
         )
+
+
+def _after(prompt: bytes, is_continued: bool) -> dict[str, Any]:
+    """The prompt as its ids. A reply that went on within a turn does so again, so that its text is decoded as before."""
+    if not is_continued:
+        return {"token_ids": prompt, "messages": None, "history": b""}
+    return {"history": prompt, "messages": [{"role": "assistant", "content": ""}]}
 
 
 class _Again:

@@ -17,27 +17,31 @@ blanks around a reply are no change where the template takes them away itself, s
 What the model sees differs from the template's own rendering in nothing but the replies themselves, which are as they were
 generated: their token boundaries, and what the template would have stripped from an earlier turn.
 
+A reply that goes on from its own text has the ids of the known reply that begins most like it, as far as they say its text:
+
+    messages of a request    system  user  assistant's text, unfinished
+    known replies to these   '----------'  | ids ... |          the text behind these is encoded behind them
+
 The memo is in memory, bounded, least recently used forgotten first; a copy in the gateway's database outlives a restart.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import json
+import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
-from radixkv.core.json_text import read_json
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.fair_semaphore import own_work
 from radixkv.gateway.memo import Memo, MemoLimits, Remembered
+from radixkv.gateway.splicing import Spliced, splice, splice_whole
+from radixkv.gateway.transcript_keys import canonical, digest, message_bytes, root_key
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
 
@@ -51,6 +55,9 @@ MAX_MESSAGES_AT_ONCE = 500
 
 MAX_STOP_TOKENS = 64
 """Tokens that a stop string may span; a reply that ended with a longer one is not remembered."""
+
+MAX_COMPARED = 16
+"""Replies to one prompt of which the one is looked for that a text goes on from."""
 
 _READING = b"control tokens are the template's"
 """How messages become ids. What another reading of them left in a database is not found again."""
@@ -68,6 +75,8 @@ class Reader(Protocol):
 
     async def detokenize(self, token_ids: TokensLike) -> str: ...
 
+    async def spell(self, token_ids: Collection[int]) -> Mapping[int, bytes]: ...
+
 
 class Transcript(NamedTuple):
     """How to put a list of messages to the model: `GenerateParams(messages=rest, history=history, ...)`.
@@ -76,6 +85,8 @@ class Transcript(NamedTuple):
     rest: the messages behind it, at least one.
     messages: all of them. With an empty history they say the same to a model whose template refuses `rest` on its own.
     model: identifies the model, its tokenizer and its template; empty where its chats cannot go on after a reply.
+    goes_on: the last message is an assistant's, and the reply goes on from its text, which is `begun`. `stem`: then the ids up
+        to where that text begins, empty where they are not known.
     """
 
     history: bytes
@@ -85,6 +96,9 @@ class Transcript(NamedTuple):
     namespace: str
     key: bytes
     parent: Remembered | None
+    goes_on: bool = False
+    begun: str = ""
+    stem: bytes = b""
 
 
 class Transcripts:
@@ -109,6 +123,7 @@ class Transcripts:
         self._clock = clock
         self._memo = Memo(database, limits or MemoLimits(), clock)
         self._model: bytes | None = None
+        self._end_ids: Collection[int] = ()
         self._trims_replies = False
         self._probed_s: float | None = None
         self._probing = asyncio.Lock()
@@ -120,17 +135,26 @@ class Transcripts:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        goes_on: bool = False,
     ) -> Transcript:
         """The longest beginning of `messages` that ends in a known reply, as its ids, and the messages behind it.
 
-        Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used.
-        O(characters of the messages).
+        Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used. With
+        `goes_on` the last one is the assistant's text that the reply goes on from. O(characters of the messages).
+
+        Raises:
+            InvalidArgumentError: there is no such text, or the template does not take the messages before it.
         """
+        if goes_on:
+            Prompt(messages=messages, continue_final_message=True)  # which refuses what cannot be gone on from
+            before = await self.read(namespace, messages[:-1], tools, template_arguments)
+            return await self._go_on(before, messages[-1], tools, template_arguments or {})
         listed = list(messages)
         model = await self._identify_model()
         if model is None or not listed:
             return Transcript(b"", listed, listed, model or b"", namespace, b"", None)
-        chain = partial(self._chain, _root(model, namespace, tools, template_arguments or {}), listed)
+        chain = partial(self._chain, root_key(model, namespace, tools, template_arguments or {}), listed)
         keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
         for position in range(len(listed) - 2, -1, -1):  # something must be left to reply to
             if listed[position].get("role") != "assistant":
@@ -140,6 +164,48 @@ class Transcripts:
                 self._memo.use(found)
                 return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, namespace, keys[-1], found)
         return Transcript(b"", listed, listed, model, namespace, keys[-1], None)
+
+    async def _go_on(
+        self, before: Transcript, last: Message, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> Transcript:
+        """The transcript of the turns `before`, and the text of the `last` one that the reply goes on from."""
+        begun: str = last["content"]
+        whole = before._replace(rest=[*before.rest, last], messages=[*before.messages, last], goes_on=True, begun=begun)
+        if not before.key:
+            return whole
+        found = await self._most_alike(before, last)
+        if found is not None:
+            entry, spliced = found
+            self._memo.use(entry)
+            stem = entry.all_tokens()[: -entry.num_reply]
+            rest: list[Message] = [{"role": "assistant", "content": spliced.rest}]
+            return whole._replace(history=stem + spliced.tokens, rest=rest, stem=stem, parent=entry.parent)
+        prompt = Prompt(messages=before.rest, tools=tools, template_arguments=arguments)
+        try:
+            return whole._replace(stem=await self._reader.tokenize(prompt, before.history, before.namespace))
+        except InvalidArgumentError as error:
+            if error.argument != "messages":
+                raise
+        return whole  # the template cannot put these behind a reply; the whole may do
+
+    async def _most_alike(self, before: Transcript, last: Message) -> tuple[Remembered, Spliced] | None:
+        """Of the latest known replies to `before`, the one of which the last message's text has most ids."""
+        namespace, begun = before.namespace, last["content"]
+        same = self._memo.find(namespace, self._link(before.key, last))
+        stem = self._memo.find(namespace, digest(before.key, b"prompt"))
+        latest = itertools.islice(reversed(stem.replies.values()), MAX_COMPARED) if stem is not None else ()
+        best: tuple[Remembered, Spliced] | None = None
+        for entry in ([same] if same is not None else []) + [entry for entry in latest if entry is not same]:
+            if not entry.num_reply or not await self._is_sound(entry):
+                continue
+            spliced = await splice(self._reader, entry.reply, begun, trims=self._trims_replies)
+            if entry is same and spliced.rest:
+                spliced = await splice_whole(self._reader, entry.reply, begun, self._end_ids) or spliced
+            if spliced.tokens and (best is None or len(spliced.tokens) > len(best[1].tokens)):
+                best = entry, spliced
+            if not spliced.rest:
+                break
+        return best
 
     async def remember(
         self,
@@ -155,7 +221,8 @@ class Transcripts:
 
         Args:
             transcript: what `read` answered for the request.
-            reply: the reply as a client will send it back, an assistant's message as the chat template takes it.
+            reply: the reply as a client will send it back, an assistant's message as the chat template takes it; without the
+                text that it went on from.
             prompt: the packed ids that were continued, as the `Started` event told them.
             token_ids: all that was sampled for this branch.
             text: all text that was told of it.
@@ -164,6 +231,12 @@ class Transcripts:
         if not transcript.key:
             return
         tokens = pack_tokens(token_ids)
+        if transcript.goes_on:
+            stem, begun = transcript.stem, transcript.begun
+            if not stem or not prompt.startswith(stem):
+                return  # the template begins a turn that is there in another way
+            reply = {**reply, "content": begun + (reply.get("content") or "")}
+            prompt, tokens, text = stem, prompt[len(stem) :] + tokens, begun + text
         if isinstance(stop, str):
             trimmed = await self._without_stop(tokens, text)
             if trimmed is None:
@@ -172,9 +245,9 @@ class Transcripts:
         if not tokens:
             return
         namespace, parent = transcript.namespace, transcript.parent
-        stem = self._memo.put(namespace, _digest(transcript.key, b"prompt"), prompt, b"", parent)
+        prompted = self._memo.put(namespace, digest(transcript.key, b"prompt"), prompt, b"", parent)
         key = self._link(transcript.key, reply)
-        entry = self._memo.put(namespace, key, prompt, tokens, stem or parent)
+        entry = self._memo.put(namespace, key, prompt, tokens, prompted or parent)
         if entry is not None and not entry.decoded:
             task = asyncio.get_running_loop().create_task(self._save(entry))
             self._saving.add(task)
@@ -186,7 +259,7 @@ class Transcripts:
         """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
         model = await self._identify_model()
         if model is not None and messages:
-            found = self._memo.find(namespace, self._chain(_root(model, namespace, tools, {}), messages)[-1])
+            found = self._memo.find(namespace, self._chain(root_key(model, namespace, tools, {}), messages)[-1])
             if found is not None:
                 self._memo.forget(found)
 
@@ -200,7 +273,7 @@ class Transcripts:
         model = await self._identify_model()
         if model is None:
             return
-        root = [_root(model, namespace, (), {}), *self._chain(_root(model, namespace, (), {}), above)][-1]
+        root = [root_key(model, namespace, (), {}), *self._chain(root_key(model, namespace, (), {}), above)][-1]
         keys: list[bytes] = []
         for parent, message in below:
             keys.append(self._link(root if parent is None else keys[parent], message))
@@ -233,7 +306,7 @@ class Transcripts:
 
     async def _save(self, entry: Remembered) -> None:
         try:
-            entry.decoded = _digest((await self._reader.detokenize(entry.reply)).encode())
+            entry.decoded = digest((await self._reader.detokenize(entry.reply)).encode())
         except RadixKVError as error:
             _LOG.info("a reply stays out of the database: %s", error)
             return
@@ -245,7 +318,7 @@ class Transcripts:
         for part in path:
             if part.reply:
                 try:
-                    decoded = _digest((await self._reader.detokenize(part.reply)).encode())
+                    decoded = digest((await self._reader.detokenize(part.reply)).encode())
                 except InvalidArgumentError:  # ids that this model does not have
                     decoded = b""
                 if decoded != part.decoded:
@@ -265,6 +338,7 @@ class Transcripts:
             with own_work():
                 info = await self._reader.model()
                 self._model = await self._probe(info) if info.has_chat_template else None
+                self._end_ids = info.eos_token_ids
             self._probed_s = now_s
         return self._model
 
@@ -279,7 +353,7 @@ class Transcripts:
         except RadixKVError as error:
             _LOG.warning("replies are tokenised anew each time: %s", error)
             return None
-        return _digest(_READING, _canonical([info.name, info.vocab_size]), prompt, behind)
+        return digest(_READING, canonical([info.name, info.vocab_size]), prompt, behind)
 
     async def _spell_reply(self, reply: str) -> bytes:
         """A conversation with this reply, rendered."""
@@ -302,37 +376,4 @@ class Transcripts:
         content = message.get("content")
         if self._trims_replies and message.get("role") == "assistant" and isinstance(content, str):
             message = {**message, "content": content.strip()}
-        return _digest(key, _canonical(_canonical_message(message)))
-
-
-def _root(model: bytes, namespace: str, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> bytes:
-    return _digest(model, namespace.encode(), _canonical(list(tools)), _canonical(dict(arguments)))
-
-
-def _canonical_message(message: Message) -> list[Any]:
-    """What of a message can matter to the model. An absent field is an empty one; ids that the gateway made up are left out."""
-    fields = {name: value for name, value in message.items() if value not in (None, "", [], {})}
-    if "tool_calls" in fields:
-        fields["tool_calls"] = [_canonical_call(call) for call in fields["tool_calls"]]
-    return [[name, fields[name]] for name in sorted(fields)]
-
-
-def _canonical_call(call: Mapping[str, Any]) -> list[Any]:
-    function = call.get("function", call)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # what is no JSON is a text
-            arguments = read_json(arguments)
-    return [function.get("name"), arguments]
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
-
-
-def _digest(*parts: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=32)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+        return digest(key, message_bytes(message))

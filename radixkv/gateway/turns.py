@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -34,20 +35,27 @@ async def chat_model(request: Request, asked: str | None) -> ServedModel:
     return model
 
 
-async def read_prompt(reader: Reader, transcript: Transcript, tools: Sequence[Mapping[str, Any]]) -> bytes:
+async def read_prompt(
+    reader: Reader,
+    transcript: Transcript,
+    tools: Sequence[Mapping[str, Any]],
+    arguments: Mapping[str, Any] | None = None,
+) -> bytes:
     """The packed tokens that a turn behind a transcript goes on from, as `start_turn` puts them to the model.
 
     Raises:
         InvalidArgumentError: the model's template does not take the messages.
     """
+    goes_on = transcript.goes_on
+    told = partial(Prompt, tools=tools, template_arguments=arguments or {}, continue_final_message=goes_on)
     if transcript.history:
         try:
-            behind = Prompt(messages=transcript.rest, tools=tools)
+            behind = told(messages=transcript.rest)
             return await reader.tokenize(behind, transcript.history, transcript.namespace)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
-    return await reader.tokenize(Prompt(messages=transcript.messages, tools=tools), b"", transcript.namespace)
+    return await reader.tokenize(told(messages=transcript.messages), b"", transcript.namespace)
 
 
 async def start_turn(
@@ -55,18 +63,20 @@ async def start_turn(
 ) -> EventStream:
     """Begin to generate a turn behind a transcript. `params` say all but the prompt; `may_shorten`: as `Exchange.generate`."""
     if transcript.history:
-        behind = replace(params, messages=transcript.rest, history=transcript.history)
+        behind = replace(
+            params, messages=transcript.rest, history=transcript.history, continue_final_message=transcript.goes_on
+        )
         try:
             return await exchange.generate(backend, behind, may_shorten=may_shorten)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
-    whole = replace(params, messages=transcript.messages)
+    whole = replace(params, messages=transcript.messages, continue_final_message=transcript.goes_on)
     return await exchange.generate(backend, whole, may_shorten=may_shorten)
 
 
 async def remember_reply(transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes) -> None:
-    """Remember a turn that has ended, before the client is told so; `prompt`: as its `Started` event told."""
+    """Remember a turn that has ended, before the client is told so; `prompt`: as its `Started` event told it."""
     if reply.is_exact:
         await transcripts.remember(
             transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop

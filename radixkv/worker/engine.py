@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
-from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.service.namespaces import adapter_namespace, adapter_of, owner_of
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
@@ -52,6 +52,9 @@ DRAIN_S = 1.0
 
 _LONGEST_WAIT_S = 3600.0
 """How long an idle engine sleeps at a time."""
+
+_NUM_BEFORE = 8
+"""Tokens of a text that a reply goes on from, by which its first ones are decoded."""
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -282,7 +285,8 @@ class Engine:
     ) -> GenerationStream:
         tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
-        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace))
+        before = unpack_tokens(tokens[-_NUM_BEFORE * TOKEN_BYTES :]) if params.goes_on_from_text else ()
+        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace), before)
         if len(self._rounds.generations) >= MAX_GENERATIONS:
             wait_s = self._rounds.pace.wait_s(MAX_GENERATIONS // 16)
             raise LimitError(

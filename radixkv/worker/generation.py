@@ -213,7 +213,8 @@ class Generation:
         told = (*(self._told_of_trunk if is_first else ()), sampled)
         has_logprobs = self.sampling.logprobs is not None
         text = reply.text + text if is_first else text
-        return Delta(index, (*lead, sampled.token_id), text, told if has_logprobs else ())
+        num_cached = self.num_cached_tokens if is_first else None
+        return Delta(index, (*lead, sampled.token_id), text, told if has_logprobs else (), num_cached)
 
     def drew_at(self, index: int, now_s: float) -> float | None:
         """A branch has a further token now. Returns the seconds since its last one, None for its first."""

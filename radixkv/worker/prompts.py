@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from radixkv.worker.grammar import GrammarCompiler
 from radixkv.worker.reply import ReplyRules
 from radixkv.worker.request import Prompt
 from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.text import Asker, ChatText
+from radixkv.worker.text import Asker, ChatText, Message
 
 __all__ = ["PromptReader"]
 
@@ -89,22 +90,30 @@ class PromptReader:
             raise InvalidArgumentError("prompt", "text", "token ids: this worker has no tokenizer")
         if prompt.text is not None:
             return pack_tokens(self._text.encode(prompt.text, special=not kept, asker=asker))
-        messages, tools, arguments = list(prompt.messages or ()), prompt.tools, prompt.template_arguments
+        messages = list(prompt.messages or ())
         if not messages:
             raise InvalidArgumentError("messages", messages, "at least 1 message")
         if len(messages) > self._max_length:
             bound = f"at most {self._max_length} tokens, and a message is one at the least"
             raise InvalidArgumentError("prompt", f"{len(messages)} messages", bound)
         try:
-            if kept:
-                ids = self._text.continuation_ids(token_array(kept), messages, tools, arguments, asker=asker)
-            else:
-                ids = self._text.prompt_ids(messages, tools, arguments, asker=asker)
+            ids = self._chat_ids(self._text, prompt, messages, kept, asker)
         except ModelError as error:
             raise InvalidArgumentError(
                 "messages", f"{len(messages)} messages", f"readable for the model: {error}"
             ) from error
         return pack_tokens(ids)
+
+    def _chat_ids(
+        self, text: ChatText, prompt: Prompt, messages: Sequence[Message], kept: bytes, asker: Asker
+    ) -> list[int]:
+        goes_on = prompt.continue_final_message
+        if goes_on and kept and len(messages) == 1:
+            return text.further_ids(messages[0]["content"], asker=asker)
+        told = messages, prompt.tools, prompt.template_arguments
+        if kept:
+            return text.continuation_ids(token_array(kept), *told, goes_on=goes_on, asker=asker)
+        return text.prompt_ids(*told, goes_on=goes_on, asker=asker)
 
     def bound_length(self, num_prompt_tokens: int, sampling: SamplingParams) -> int:
         """The length that a history with this prompt may reach: `max_tokens` more, or the model's length.
@@ -127,8 +136,12 @@ class PromptReader:
             )
         return max_length
 
-    def reply_rules(self, sampling: SamplingParams, namespace: str = DEFAULT_NAMESPACE) -> ReplyRules:
+    def reply_rules(
+        self, sampling: SamplingParams, namespace: str = DEFAULT_NAMESPACE, before: Sequence[int] = ()
+    ) -> ReplyRules:
         """What the replies to a request are held to. A grammar that `namespace` has not met before is tried and compiled here.
+
+        `before`: the last tokens of a text that the replies go on from; what they say may depend on them.
 
         Raises:
             InvalidArgumentError: as `ReplyRules`; the grammar is none, or cannot be used here.
@@ -148,7 +161,7 @@ class PromptReader:
             sampling,
             vocab_size=self._vocab_size,
             stop_token_ids=stop_token_ids,
-            make_decoder=self._text.stream_decoder if self._text else lambda: None,
+            make_decoder=partial(self._text.stream_decoder, before) if self._text else lambda: None,
             matcher=matcher,
         )
 

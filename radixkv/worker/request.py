@@ -62,6 +62,8 @@ class Prompt:
             is encoded: the history's own tokens stay as they are.
         tools: with messages, what the model may call, as the chat template takes it (JSON schemas of functions).
         template_arguments: with messages, further variables for the chat template.
+        continue_final_message: with messages, of which the last is an assistant's: the reply goes on from its text. As the only
+            one behind a kept history, which ends within a reply, its text goes on within that one; it may be empty.
     """
 
     token_ids: TokensLike | None = None
@@ -69,6 +71,7 @@ class Prompt:
     messages: Sequence[Message] | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         given = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
@@ -80,11 +83,20 @@ class Prompt:
             if message.get("role") not in ROLES:
                 role = str(message.get("role"))[:MAX_ROLE_CHARACTERS]
                 raise InvalidArgumentError(f"messages[{index}].role", role, f"one of {', '.join(ROLES)}")
+        if self.continue_final_message:
+            _check_continued(self.messages or ())
 
     @property
     def is_empty(self) -> bool:
         """Whether none of the forms is given."""
         return self.token_ids is None and self.text is None and self.messages is None
+
+    @property
+    def goes_on_from_text(self) -> bool:
+        """Whether the reply goes on from text of its own turn."""
+        if not self.continue_final_message or not self.messages:
+            return False
+        return len(self.messages) == 1 or bool(self.messages[-1]["content"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +168,17 @@ class ForkParams(Prompt):
         Prompt.__post_init__(self)
         _check_service(self.priority, self.timeout_s, self.request_id)
         check_retention(self.retention)
+
+
+def _check_continued(messages: Sequence[Message]) -> None:
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        found = f"a last message of role {last.get('role')}" if messages else "no messages"
+        raise InvalidArgumentError("continue_final_message", found, "set where the last message is an assistant's text")
+    if last.get("tool_calls"):
+        raise InvalidArgumentError(
+            "continue_final_message", "a last message with tool calls", "set where it is text alone"
+        )
 
 
 def _check_service(priority: int, timeout_s: float | None, request_id: str) -> None:

@@ -72,13 +72,15 @@ class Delta:
     """Tokens sampled for one branch and the text that became certain with them.
 
     Text is held back while it may be the beginning of a stop string or half a character: it can lag behind the tokens.
-    `logprobs` has one entry per token where they were asked for, else none.
+    `logprobs` has one entry per token where they were asked for, else none. `num_cached_tokens`: with the first tokens of a
+    branch, how many tokens of the prompt were found in the cache.
     """
 
     branch: int
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[SampledToken, ...] = ()
+    num_cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,10 @@ def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
         return pb.Prompt(text=prompt.text)
     if prompt.messages is None:
         return pb.Prompt()
-    chat = pb.ChatMessages(messages=[_message_to_proto(message) for message in prompt.messages])
+    chat = pb.ChatMessages(
+        messages=[_message_to_proto(message) for message in prompt.messages],
+        continue_final_message=prompt.continue_final_message,
+    )
     if prompt.tools:
         chat.tools_json = json.dumps(list(prompt.tools))
     if prompt.template_arguments:
@@ -167,6 +170,7 @@ def prompt_from_proto(proto: pb.Prompt) -> Prompt:
                 messages=[_message_from_proto(message) for message in chat.messages],
                 tools=_read_json("messages.tools_json", chat.tools_json, list),
                 template_arguments=_read_json("messages.template_arguments_json", chat.template_arguments_json, dict),
+                continue_final_message=chat.continue_final_message,
             )
         case _:
             return Prompt()
@@ -242,6 +246,7 @@ def generate_from_proto(proto: pb.GenerateRequest, defaults: SamplingDefaults = 
         messages=prompt.messages,
         tools=prompt.tools,
         template_arguments=prompt.template_arguments,
+        continue_final_message=prompt.continue_final_message,
         history=proto.history,
         sampling=_sampling_from_proto(proto.sampling, defaults),
         namespace=proto.namespace if proto.HasField("namespace") else None,
@@ -283,6 +288,7 @@ def fork_from_proto(proto: pb.ForkGenerationRequest, defaults: SamplingDefaults 
         messages=prompt.messages,
         tools=prompt.tools,
         template_arguments=prompt.template_arguments,
+        continue_final_message=prompt.continue_final_message,
         sampling=_sampling_from_proto(proto.sampling, defaults),
         priority=proto.priority,
         timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
@@ -299,9 +305,10 @@ def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Respon
         case Delta():
             logprobs = [_logprobs_to_proto(sampled) for sampled in event.logprobs]
             token_ids = pack_tokens(event.token_ids)
-            return response(
-                delta=pb.Delta(branch=event.branch, token_ids=token_ids, text=event.text, logprobs=logprobs)
-            )
+            delta = pb.Delta(branch=event.branch, token_ids=token_ids, text=event.text, logprobs=logprobs)
+            if event.num_cached_tokens is not None:
+                delta.num_cached_tokens = event.num_cached_tokens
+            return response(delta=delta)
         case BranchFinished():
             finished = pb.BranchFinished(branch=event.branch, reason=_REASON_TO_PROTO[event.reason], score=event.score)
             if isinstance(event.stop, str):
@@ -333,7 +340,9 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
                 SampledToken(p.token_id, p.logprob, tuple((t.token_id, t.logprob) for t in p.top))
                 for p in proto.delta.logprobs
             )
-            return Delta(proto.delta.branch, tuple(unpack_tokens(proto.delta.token_ids)), proto.delta.text, logprobs)
+            delta = proto.delta
+            num_cached = delta.num_cached_tokens if delta.HasField("num_cached_tokens") else None
+            return Delta(delta.branch, tuple(unpack_tokens(delta.token_ids)), delta.text, logprobs, num_cached)
         case "branch_finished":
             finished = proto.branch_finished
             kind = finished.WhichOneof("stop")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from chat_templates import CHATML as KIND
+from chat_templates import FAMILIES, Family, chat_text
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -286,3 +288,54 @@ def test_documents_reach_a_template_that_reads_them_and_are_refused_by_another(t
     assert text.prompt_ids([user("Hi")], (), told).count(end) == text.prompt_ids([user("Hi")]).count(end)
     with pytest.raises(InvalidArgumentError, match=r"^documents is"):
         byte_level(tmp_path, CHATML).prompt_ids([user("Hi")], (), told)
+
+
+# -- a reply that goes on from its own text
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("begun", ["hello wor", "hello ", "a\n", "", "<|im_end|> or </s>"])
+def test_a_reply_goes_on_where_transformers_lets_it(tmp_path: Path, family: Family, begun: str) -> None:
+    text = chat_text(tmp_path / "model", family)
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+    if begun:
+        wanted = text.tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        ids = text.prompt_ids(messages, goes_on=True)
+        assert text.decode(ids, skip_special_tokens=False).rstrip() == wanted.rstrip()
+        assert text.decode(ids).endswith(begun), "blanks at its end stay"
+    opened = text.prompt_ids(messages[:1])
+    assert text.prompt_ids(messages, goes_on=True)[: len(opened)] == opened or family.name == "qwen3"
+
+
+def test_behind_a_kept_history_a_turn_stays_open(tmp_path: Path) -> None:
+    text = chat_text(tmp_path / "model", KIND)
+    first = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    begun = [{"role": "user", "content": "more"}, {"role": "assistant", "content": "or"}]
+    kept = text.prompt_ids(first, goes_on=True)
+    assert [*kept, *text.continuation_ids(kept, begun, goes_on=True)] == text.prompt_ids([*first, *begun], goes_on=True)
+
+
+@pytest.mark.parametrize("begun", ["</think>so", "<think>hm</think>so"])
+def test_a_template_that_rewrites_the_text_is_refused(tmp_path: Path, begun: str) -> None:
+    text = chat_text(tmp_path / "model", next(family for family in FAMILIES if "</think>" in family.template))
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+    with pytest.raises(ModelError, match="no reply can go on from it"):
+        text.prompt_ids(messages, goes_on=True)
+
+
+@pytest.mark.parametrize("piece", [" world", "lo", "now", "", "\n\n", "</s>", "é", " "])
+def test_further_text_gets_no_space_and_no_control_token(tmp_path: Path, piece: str) -> None:
+    for number, text in enumerate(
+        (byte_level(tmp_path / "bytes", CHATML), sentencepiece_like(tmp_path / "words", CHATML))
+    ):
+        before = text.encode("hello", special=False)
+        ids = text.further_ids(piece)
+        assert text.decode([*before, *ids], skip_special_tokens=False) == "hello" + piece, number
+        assert not any(map(text.is_special, ids))
+
+
+def test_the_first_word_that_goes_on_keeps_its_space(tmp_path: Path) -> None:
+    text = sentencepiece_like(tmp_path, CHATML)
+    hello, world = text.encode("hello world", special=False)
+    assert text.stream_decoder().push([world]) == "world"
+    assert text.stream_decoder([hello]).push([world]) == " world"

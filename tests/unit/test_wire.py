@@ -42,7 +42,8 @@ def test_ids_within_the_bound_are_left_as_they_are() -> None:
 
 def test_all_that_a_request_says_comes_through() -> None:
     said = GenerateParams(
-        messages=[{"role": "user", "content": "hello"}],
+        messages=[{"role": "user", "content": "hello"}, {"role": "assistant", "content": "he"}],
+        continue_final_message=True,
         tools=[{"type": "function", "function": {"name": "look"}}],
         template_arguments={"thinks": True},
         history=pack_tokens([3]),
