@@ -147,15 +147,17 @@ def gateway(generator: Generator, config: GatewayConfig | None = None) -> Iterat
 
 
 class Watched:
-    """An engine that keeps every prompt it was given, as token ids, and how it was to be drawn."""
+    """An engine that keeps every request it was given, its prompt as token ids, and how it was to be drawn."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.prompts: list[list[int]] = []
         self.samplings: list[SamplingParams] = []
+        self.requests: list[GenerateParams] = []
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         stream = self._engine.generate(params)
+        self.requests.append(params)
         self.samplings.append(params.sampling)
         self.prompts.append(list(unpack_tokens(self._engine.tokenize(params, params.history))))
         return stream
