@@ -20,7 +20,9 @@ COMMANDS = (up, serve, worker, gateway, chat, top, stats, tree, explain, quota, 
 """In the order in which the help lists them."""
 
 EXTRAS = {
-    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "pydantic", "starlette"), "gateway"),
+    **dict.fromkeys(
+        ("fastapi", "uvicorn", "prometheus_client", "pydantic", "python_multipart", "starlette"), "gateway"
+    ),
     **dict.fromkeys(("zmq", "msgspec"), "events"),
     "matplotlib": "plot",
 }

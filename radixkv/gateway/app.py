@@ -30,6 +30,8 @@ from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.errors import RATE_LIMIT_HEADERS
 from radixkv.gateway.fair_semaphore import FairSemaphore
 from radixkv.gateway.gate import Gate
+from radixkv.gateway.jobs import message_batch_routes
+from radixkv.gateway.jobs import routes as job_routes
 from radixkv.gateway.lately import Lately
 from radixkv.gateway.metrics import CONTENT_TYPE, Metrics
 from radixkv.gateway.middleware import GatewayMiddleware
@@ -89,6 +91,8 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(responses.router)
     app.include_router(anthropic_routes.router)
     app.include_router(engine_routes.router)
+    app.include_router(job_routes.router)
+    app.include_router(message_batch_routes.router)
     app.include_router(conversations.router)
     app.include_router(cache_routes.router)
     app.include_router(replay.router)
@@ -101,6 +105,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
         keys=state.keys,
         gate=state.gate,
         admission=Admission(state.gate, state.limiter),
+        limiter=state.limiter,
         metrics=state.metrics,
         recording=state.recording,
     )

@@ -7,6 +7,7 @@ put, put, put -> queues             _Doorbell rings once per burst, whatever the
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -21,7 +22,7 @@ from radixkv.core.tokens import TokensLike
 from radixkv.gateway.calls import Calls
 from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.lasting import Lasting
-from radixkv.worker.request import ForkParams, GenerateParams, Generator, ModelInfo, Prompt
+from radixkv.worker.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
 
 __all__ = ["Backend", "EventStream", "Watch"]
@@ -180,6 +181,7 @@ class Backend:
         self._clock = clock
         self._info: ModelInfo | None = None
         self._asked_s = 0.0
+        self._wanted_s = -math.inf  # when a generation was last asked for that is none of the background
         self._spelled: dict[int, bytes] = {}  # as many as the vocabulary at most
         self._bell: _Doorbell | None = None
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
@@ -198,6 +200,8 @@ class Backend:
 
     async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
         """Continue a prompt. Returns once it was accepted."""
+        if params.priority != BACKGROUND_PRIORITY:
+            self._wanted_s = self._clock()
         if not self._patience_s:
             return self._listen(await self._start(partial(self.generator.generate, params)), watch)
         go_on = _GoOn(self, params)
@@ -234,6 +238,10 @@ class Backend:
         except (RadixKVError, TimeoutError):
             return False
         return True
+
+    def was_asked(self, within_s: float) -> bool:
+        """Whether a generation that is none of the background was asked for in the last `within_s` seconds."""
+        return self._clock() - self._wanted_s <= within_s
 
     @property
     def is_stuck(self) -> bool:

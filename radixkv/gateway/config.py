@@ -50,6 +50,8 @@ class GatewayConfig:
         response_ttl_s: how long a stored response is kept, in seconds.
         max_responses: stored responses per tenant, the oldest forgotten first. max_response_bytes: the same, in bytes.
         max_conversations: conversations kept per tenant, further ones are refused. max_conversation_bytes: the same, in bytes.
+        max_file_bytes: of an uploaded file. max_batch_body_bytes: of the body of a message batch.
+        max_job_bytes: of the files and batches of one tenant, with their results.
         service: address of the cache service behind the worker, whose tree is shown; None: the tree page says how to name it.
         service_credentials: what is shown to that service; None: nothing.
         pool_name: of the worker's pool there.
@@ -79,6 +81,9 @@ class GatewayConfig:
     max_response_bytes: int = 1024 * 1024 * 1024
     max_conversations: int = 10_000
     max_conversation_bytes: int = 1024 * 1024 * 1024
+    max_file_bytes: int = 100 * 1024 * 1024
+    max_batch_body_bytes: int = 32 * 1024 * 1024
+    max_job_bytes: int = 1024 * 1024 * 1024
     service: str | None = None
     service_credentials: Credentials | None = None
     pool_name: str = "default"
@@ -92,6 +97,9 @@ class GatewayConfig:
             "max_response_bytes",
             "max_conversations",
             "max_conversation_bytes",
+            "max_file_bytes",
+            "max_batch_body_bytes",
+            "max_job_bytes",
         ):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, getattr(self, name), "at least 1")

@@ -22,7 +22,7 @@ from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.recording import Recorded, Recording
 from radixkv.service.limits import Limiter, Slot
 from radixkv.worker.cost import GenerationCost
-from radixkv.worker.request import GenerateParams
+from radixkv.worker.request import BACKGROUND_PRIORITY, GenerateParams
 from radixkv.worker.sampling import Grammar
 from radixkv.worker.stream import Completed, Delta, GenerationEvent, Started
 
@@ -50,7 +50,9 @@ class Exchange:
         request_id: the caller's `x-request-id`, or ours.
         tenant: on whose behalf; None until the caller is known.
         num_prompt_tokens, num_cached_tokens, num_generated_tokens: of all its generations so far.
+        is_background: it is a batch's, and runs when nobody else's prompt waits, whatever priority it names.
         left_out: fields and parts of its body that were left out, being harmless; see `leave_out`.
+        error_code: the stable name of the error that it is answered with, if it is.
         let_body_go: called once the worker has the prompt, so that its body is needed no longer; may be called again.
     """
 
@@ -59,6 +61,8 @@ class Exchange:
         "_metrics",
         "_recording",
         "_slot",
+        "error_code",
+        "is_background",
         "left_out",
         "let_body_go",
         "num_cached_tokens",
@@ -69,8 +73,9 @@ class Exchange:
         "tenant",
     )
 
-    def __init__(self, request_id: str, metrics: Metrics, recording: Recording) -> None:
+    def __init__(self, request_id: str, metrics: Metrics, recording: Recording, *, is_background: bool = False) -> None:
         self.request_id = request_id
+        self.is_background = is_background
         self.started_s = time.perf_counter()
         self.tenant: Tenant | None = None
         self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
@@ -78,6 +83,7 @@ class Exchange:
         self._recording = recording
         self._slot: Slot | None = None
         self._constraint: Constraint | None = None
+        self.error_code: str | None = None
         self.left_out: list[str] = []
         self.let_body_go: Callable[[], None] = lambda: None
 
@@ -87,7 +93,7 @@ class Exchange:
         Raises:
             LimitError: a limit is reached.
         """
-        self._slot = limiter.admit(tenant)
+        self._slot = limiter.admit(tenant, is_background=self.is_background)
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Fields and parts of the body were left out: the answer's header and the log name the first of them."""
@@ -121,6 +127,8 @@ class Exchange:
             may_shorten: the caller has named no length, so a reply that would not fit the pool may be bound to half of it,
                 and again, rather than refused.
         """
+        if self.is_background:
+            params = replace(params, priority=BACKGROUND_PRIORITY)
         while True:
             if self._constraint is not None and params.sampling.grammar is not None:
                 params = replace(params, sampling=replace(params.sampling, grammar=self._constraint.grammar))

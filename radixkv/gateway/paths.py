@@ -10,9 +10,11 @@ API_PREFIX = "/v1/"
 """Below it a caller must be known."""
 
 _ROOTS = (
+    "batches",
     "chat",
     "completions",
     "detokenize",
+    "files",
     "get_model_info",
     "messages",
     "models",

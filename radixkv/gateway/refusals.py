@@ -24,6 +24,7 @@ MAX_PARAM_CHARACTERS = 200
 
 def error_response(error: ApiError, scope: Scope) -> JSONResponse:
     """The HTTP response of an error to the request of `scope`."""
+    scope[EXCHANGE].error_code = error.code
     if speaks_anthropic(scope):
         body = anthropic_error_body(error, scope[EXCHANGE].request_id)
         return JSONResponse(body, anthropic_status(error), headers=error.headers)

@@ -178,6 +178,14 @@ class KeyRing:
         found = self._known.by_digest.get(digest)
         return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
 
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name, whose work goes on without a key being sent; None where it has none any more. O(keys)."""
+        if self._file is None:
+            tenant = replace(ANONYMOUS, limits=self._limits)
+            return tenant if tenant.name == name else None
+        self._reload_if_changed()
+        return next((tenant for _, tenant in self._known.by_digest.values() if tenant.name == name), None)
+
     def find_certificate(self, common_names: Iterable[str]) -> Tenant | None:
         """The tenant of a client certificate that was verified, by the common names of its subject; None if it is nobody's."""
         if self._file is None:

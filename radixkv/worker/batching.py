@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from radixkv.worker.branch import Branch
-from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.limits import BACKGROUND_PRIORITY, SchedulerLimits
 
-__all__ = ["Row", "choose_rows"]
+__all__ = ["Row", "choose_rows", "without_background"]
 
 
 class Row(NamedTuple):
@@ -22,6 +22,17 @@ class Row(NamedTuple):
     @property
     def wants_logits(self) -> bool:
         return self.end == len(self.branch.tokens)
+
+
+def without_background(branches: Iterable[Branch], priority: Callable[[Branch], int]) -> list[Branch]:
+    """The branches that may run: those of the background rest while another one's prompt is run. O(n).
+
+    `priority`: of a branch, or of those that wait for what it computes.
+    """
+    running = list(branches)
+    background = {b for b in running if b.is_background and priority(b) == BACKGROUND_PRIORITY}
+    others = [branch for branch in running if branch not in background] if background else running
+    return others if background and any(branch.awaits_first_token for branch in others) else running
 
 
 def choose_rows(

@@ -18,8 +18,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from radixkv.core.api import AcquireResult, ExtendResult
-from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens
 from radixkv.service.namespaces import owner_of
+from radixkv.worker.limits import BACKGROUND_PRIORITY
 from radixkv.worker.lines import OpenedLine
 
 if TYPE_CHECKING:
@@ -147,6 +148,17 @@ class Branch:
     def is_prefilling(self) -> bool:
         """Whether more than the last token of its history is still to be run."""
         return len(self.tokens) - self.num_computed > 1
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it gives way to whatever else awaits its first token."""
+        return self.priority == BACKGROUND_PRIORITY
+
+    @property
+    def awaits_first_token(self) -> bool:
+        """Whether its next positions are of its prompt, and it holds what they need or is about to."""
+        is_prompt = self.num_computed < num_tokens(self.generation.prompt)
+        return self.phase is Phase.OPENING or (is_prompt and self.can_run)
 
     @property
     def can_run(self) -> bool:

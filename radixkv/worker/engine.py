@@ -29,7 +29,7 @@ from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens
 from radixkv.service.namespaces import adapter_namespace, adapter_of, owner_of
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
-from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.limits import BACKGROUND_PRIORITY, SchedulerLimits
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
@@ -314,7 +314,8 @@ class Engine:
         self, now_s: float, params: GenerateParams | ForkParams, prompt: History, pins: tuple[PrefixPin, ...]
     ) -> Terms:
         given_s = math.inf if params.timeout_s is None else params.timeout_s
-        due_s = now_s + min(self._limits.max_wait_s, given_s / 2)
+        is_background = params.priority == BACKGROUND_PRIORITY
+        due_s = math.inf if is_background else now_s + min(self._limits.max_wait_s, given_s / 2)
         return Terms(params.priority, due_s, now_s + given_s, prompt.shares_prefix, prompt.retention, pins)
 
     def _post(self, command: Callable[[], None]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SchedulerLimits"]
+__all__ = ["BACKGROUND_PRIORITY", "SchedulerLimits"]
+
+BACKGROUND_PRIORITY = -100
+"""The lowest: a request of this priority is never due, and runs in no batch that brings another one's first token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention, check_unicode
+from radixkv.worker.limits import BACKGROUND_PRIORITY
 from radixkv.worker.pinning import PrefixPin, check_pins
 from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.stats import WorkerStats
@@ -25,6 +26,7 @@ from radixkv.worker.text import Message
 from radixkv.worker.verification import Verification
 
 __all__ = [
+    "BACKGROUND_PRIORITY",
     "ForkParams",
     "GenerateParams",
     "Generator",
@@ -109,7 +111,8 @@ class GenerateParams(Prompt):
         namespace: isolation domain of what is cached; nothing matches across two. None: the caller's own, where a
             worker knows its callers, and else "default".
         adapter: name of the low-rank adapter to generate with; empty: the model alone. Nothing matches across two of them.
-        priority: among those of the same namespace, the higher, the earlier it is served, -100 to 100.
+        priority: among those of the same namespace, the higher, the earlier it is served, -100 to 100. -100 is the background,
+            which gives way to all others, also of other namespaces, whose first token is awaited.
         timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
         shares_prefix: False neither uses what is cached nor leaves anything there.
         request_id: whose request this is, for logs; at most 128 characters.
