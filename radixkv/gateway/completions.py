@@ -219,6 +219,7 @@ async def _stream_chunks(plan: _Plan, streams: list[EventStream], backend: Backe
         plan.model.name,
         plan.model.fingerprint,
         tells_usage=plan.body.includes_usage,
+        tells_running_usage=plan.body.tells_running_usage,
         tells_token_ids=bool(plan.body.return_token_ids),
     )
     replies = plan.new_replies()

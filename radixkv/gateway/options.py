@@ -63,6 +63,7 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
             "mirostat",
             "prompt_logprobs",
             "regex",
+            "structural_tag",
             "return_tokens_as_token_ids",
             "structured_outputs",
             "truncate_prompt_tokens",
@@ -74,6 +75,7 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
     "skip_special_tokens": (None, True),
     "repeat_penalty": (None, 1),
     "repetition_penalty": (None, 1),
+    "store": (None, False),
     "typical_p": (None, 1),
 }
 """Fields of other servers that are refused where a model does not have them, unless they say no more than leaving them out."""
@@ -100,18 +102,25 @@ class ApiModel(BaseModel):
         """
 
 
-def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
-    """The fields of a body that its model does not have, but for those that say nothing.
+def unknown_fields(model: ApiModel, told: Mapping[str, Any], place: str = "") -> list[str]:
+    """The fields of a body, and of the objects in it, that its model does not have, but for those that say nothing.
+
+    Lists are not looked into: what messages, items and tools hold besides is told by those who read them.
 
     Raises:
         ApiError: 400: one of them would change the answer.
     """
-    known = {field.alias or name for name, field in type(model).model_fields.items()}
-    unknown = [name for name, value in told.items() if name not in known and value is not None]
-    for name in unknown:
-        if told[name] not in CHANGES_THE_ANSWER.get(name, (told[name],)):
-            message = f"{name} is not supported here; leave it out"
-            raise ApiError(400, message, code="unsupported_parameter", param=name)
+    fields = {field.alias or name: name for name, field in type(model).model_fields.items()}
+    unknown: list[str] = []
+    for name, value in told.items():
+        inner = getattr(model, fields[name]) if name in fields else None
+        if isinstance(inner, ApiModel) and isinstance(value, Mapping):
+            unknown += unknown_fields(inner, value, f"{place}{name}.")
+        elif name not in fields and value is not None and model.model_config.get("extra") != "allow":
+            if value not in CHANGES_THE_ANSWER.get(name, (value,)):
+                message = f"{place}{name} is not supported here; leave it out"
+                raise ApiError(400, message, code="unsupported_parameter", param=f"{place}{name}")
+            unknown.append(f"{place}{name}")
     return unknown
 
 
@@ -119,6 +128,9 @@ class StreamOptions(ApiModel):
     """`stream_options` of a request."""
 
     include_usage: bool | None = Field(None, description="A last chunk tells the usage of the whole request.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Extension. With `include_usage`: every chunk tells the usage so far, of its choice."
+    )
 
 
 class RetentionRange(ClosedModel):
@@ -213,6 +225,11 @@ class GenerationOptions(ApiModel):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that tells the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def tells_running_usage(self) -> bool:
+        """Whether every chunk of a stream tells the usage so far."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(
         self, info: ModelInfo, *, max_tokens: int, logprobs: int | None = None, grammar: Grammar | None = None

@@ -16,9 +16,11 @@ _ROOTS = (
     "get_model_info",
     "messages",
     "models",
+    "props",
     "responses",
     "server_info",
     "tokenize",
+    "tokenizer_info",
     "version",
 )
 

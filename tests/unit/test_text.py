@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.encoding import ANYBODY, TextEncoder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.text import ChatText, Message
 
@@ -286,3 +288,22 @@ def test_documents_reach_a_template_that_reads_them_and_are_refused_by_another(t
     assert text.prompt_ids([user("Hi")], (), told).count(end) == text.prompt_ids([user("Hi")]).count(end)
     with pytest.raises(InvalidArgumentError, match=r"^documents is"):
         byte_level(tmp_path, CHATML).prompt_ids([user("Hi")], (), told)
+
+
+class OwnWay(PreTrainedTokenizerFast):
+    """One that does something of its own, as those of some models do."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return super().__call__(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_long_text_is_no_matter_for_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = byte_level(tmp_path, CHATML).tokenizer
+    encoder = TextEncoder(OwnWay(tokenizer_object=plain.backend_tokenizer, model_max_length=8))
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        assert len(encoder.encode("far too long for a model", True, ANYBODY)) == 24
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
