@@ -65,7 +65,7 @@ class CompletionRequest(ConstrainedOptions):
     prompt: Prompt
     max_tokens: MaxTokens = None
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: str | None = Field(None, description="Not supported.")
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 

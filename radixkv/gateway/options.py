@@ -63,7 +63,6 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
             "mirostat",
             "prompt_logprobs",
             "regex",
-            "structural_tag",
             "return_tokens_as_token_ids",
             "structured_outputs",
             "truncate_prompt_tokens",
@@ -71,11 +70,42 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
         ),
         _OFF,
     ),
+    **dict.fromkeys(
+        (
+            "chat_template_kwargs",
+            "custom_logit_processor",
+            "dynatemp_range",
+            "extra_key",
+            "frequency_penalty",
+            "logit_bias",
+            "logprob_token_ids",
+            "lora",
+            "lora_path",
+            "min_tokens",
+            "n_indent",
+            "n_probs",
+            "no_stop_trim",
+            "presence_penalty",
+            "prompt_embeds",
+            "repetition_detection",
+            "return_hidden_states",
+            "session_params",
+            "stop_regex",
+            "store",
+            "structural_tag",
+            "use_beam_search",
+        ),
+        _OFF,
+    ),
+    **dict.fromkeys(("best_of", "n", "num_beams"), (None, 1)),
+    "n_predict": (None, -1),
+    "response_format": (None, {"type": "text"}),
+    "top_n_sigma": (None, -1, 0),
+    "typ_p": (None, 1),
     "add_generation_prompt": (None, True),
     "skip_special_tokens": (None, True),
     "repeat_penalty": (None, 1),
     "repetition_penalty": (None, 1),
-    "store": (None, False),
     "typical_p": (None, 1),
 }
 """Fields of other servers that are refused where a model does not have them, unless they say no more than leaving them out."""
@@ -192,7 +222,7 @@ class GenerationOptions(ApiModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Name | None = None
+    user: Name | None = Field(None, description="Accepted; used for nothing.")
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
     best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
 
