@@ -189,7 +189,7 @@ class MessagesRequest(MessagesPrompt):
     top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     stop_sequences: StopTexts | None = None
     stream: bool | None = None
-    metadata: Metadata | None = None
+    metadata: Metadata | None = Field(None, description="Accepted; used for nothing.")
     seed: Annotated[Whole, Field(ge=0, lt=2**64)] | None = Field(None, description="Extension.")
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
         None, description="Extension. The higher, the earlier it is served among your own."

@@ -98,6 +98,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(replay.router)
     app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
+    app.add_api_route("/ping", _health, methods=["GET", "POST"], include_in_schema=False)
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
     app.add_middleware(
         GatewayMiddleware,

@@ -254,6 +254,7 @@ async def _stream_chunks(
         plan.model.fingerprint,
         tells_usage=plan.body.includes_usage,
         tells_token_ids=bool(plan.body.return_token_ids),
+        tells_running_usage=plan.body.tells_running_usage,
         has_old_words=plan.body.has_old_words,
     )
     replies = [plan.new_reply(index) for index in range(plan.sampling.n)]

@@ -65,7 +65,7 @@ class CompletionRequest(ConstrainedOptions):
     prompt: Prompt
     max_tokens: MaxTokens = None
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: str | None = Field(None, description="Not supported.")
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
@@ -219,6 +219,7 @@ async def _stream_chunks(plan: _Plan, streams: list[EventStream], backend: Backe
         plan.model.name,
         plan.model.fingerprint,
         tells_usage=plan.body.includes_usage,
+        tells_running_usage=plan.body.tells_running_usage,
         tells_token_ids=bool(plan.body.return_token_ids),
     )
     replies = plan.new_replies()

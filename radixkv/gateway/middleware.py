@@ -34,7 +34,7 @@ from radixkv.service.limits import Limiter
 
 __all__ = ["GatewayMiddleware"]
 
-ALWAYS_ANSWERED = ("/health", "/metrics")
+ALWAYS_ANSWERED = ("/health", "/metrics", "/ping")
 """Paths that are also answered while the server is full or drains, and never logged."""
 
 BODIES_AT_ONCE = 4

@@ -70,6 +70,38 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
         ),
         _OFF,
     ),
+    **dict.fromkeys(
+        (
+            "chat_template_kwargs",
+            "custom_logit_processor",
+            "dynatemp_range",
+            "extra_key",
+            "frequency_penalty",
+            "logit_bias",
+            "logprob_token_ids",
+            "lora",
+            "lora_path",
+            "min_tokens",
+            "n_indent",
+            "n_probs",
+            "no_stop_trim",
+            "presence_penalty",
+            "prompt_embeds",
+            "repetition_detection",
+            "return_hidden_states",
+            "session_params",
+            "stop_regex",
+            "store",
+            "structural_tag",
+            "use_beam_search",
+        ),
+        _OFF,
+    ),
+    **dict.fromkeys(("best_of", "n", "num_beams"), (None, 1)),
+    "n_predict": (None, -1),
+    "response_format": (None, {"type": "text"}),
+    "top_n_sigma": (None, -1, 0),
+    "typ_p": (None, 1),
     "add_generation_prompt": (None, True),
     "skip_special_tokens": (None, True),
     "repeat_penalty": (None, 1),
@@ -100,18 +132,25 @@ class ApiModel(BaseModel):
         """
 
 
-def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
-    """The fields of a body that its model does not have, but for those that say nothing.
+def unknown_fields(model: ApiModel, told: Mapping[str, Any], place: str = "") -> list[str]:
+    """The fields of a body, and of the objects in it, that its model does not have, but for those that say nothing.
+
+    Lists are not looked into: what messages, items and tools hold besides is told by those who read them.
 
     Raises:
         ApiError: 400: one of them would change the answer.
     """
-    known = {field.alias or name for name, field in type(model).model_fields.items()}
-    unknown = [name for name, value in told.items() if name not in known and value is not None]
-    for name in unknown:
-        if told[name] not in CHANGES_THE_ANSWER.get(name, (told[name],)):
-            message = f"{name} is not supported here; leave it out"
-            raise ApiError(400, message, code="unsupported_parameter", param=name)
+    fields = {field.alias or name: name for name, field in type(model).model_fields.items()}
+    unknown: list[str] = []
+    for name, value in told.items():
+        inner = getattr(model, fields[name]) if name in fields else None
+        if isinstance(inner, ApiModel) and isinstance(value, Mapping):
+            unknown += unknown_fields(inner, value, f"{place}{name}.")
+        elif name not in fields and value is not None and model.model_config.get("extra") != "allow":
+            if value not in CHANGES_THE_ANSWER.get(name, (value,)):
+                message = f"{place}{name} is not supported here; leave it out"
+                raise ApiError(400, message, code="unsupported_parameter", param=f"{place}{name}")
+            unknown.append(f"{place}{name}")
     return unknown
 
 
@@ -119,6 +158,9 @@ class StreamOptions(ApiModel):
     """`stream_options` of a request."""
 
     include_usage: bool | None = Field(None, description="A last chunk tells the usage of the whole request.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Extension. With `include_usage`: every chunk tells the usage so far, of its choice."
+    )
 
 
 class RetentionRange(ClosedModel):
@@ -180,7 +222,7 @@ class GenerationOptions(ApiModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Name | None = None
+    user: Name | None = Field(None, description="Accepted; used for nothing.")
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
     best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
 
@@ -213,6 +255,11 @@ class GenerationOptions(ApiModel):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that tells the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def tells_running_usage(self) -> bool:
+        """Whether every chunk of a stream tells the usage so far."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(
         self, info: ModelInfo, *, max_tokens: int, logprobs: int | None = None, grammar: Grammar | None = None

@@ -18,9 +18,11 @@ _ROOTS = (
     "get_model_info",
     "messages",
     "models",
+    "props",
     "responses",
     "server_info",
     "tokenize",
+    "tokenizer_info",
     "version",
 )
 

@@ -18,6 +18,18 @@ from radixkv.gateway.exchange import EXCHANGE
 
 __all__ = ["add_error_handlers", "error_response", "refusal_of"]
 
+_NOT_SERVED = {
+    **dict.fromkeys(("embeddings", "api/embed", "api/embeddings", "embedding"), "embeddings are"),
+    **dict.fromkeys(("rerank", "score", "pooling", "classify"), "scores of texts are"),
+    "moderations": "moderation is",
+    **dict.fromkeys(("images", "videos"), "images are"),
+    "audio": "sound is",
+    "realtime": "sound is",
+    **dict.fromkeys(("fine_tuning", "assistants", "threads", "vector_stores", "containers", "evals"), "that is"),
+    "conversations": "conversations of this kind are",
+}
+"""What other servers have, by the beginning of the path."""
+
 MAX_PARAM_CHARACTERS = 200
 """Of the path to a fault, in which the caller's own names stand."""
 
@@ -43,7 +55,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return error_response(_of_http(error), request.scope)
+        return error_response(_of_http(error, request), request.scope)
 
     app.add_exception_handler(ApiError, answer)
     app.add_exception_handler(RadixKVError, answer)
@@ -83,9 +95,22 @@ def _path(error: Any, body: Any) -> list[str | int]:
     return path
 
 
-def _of_http(error: HTTPException) -> ApiError:
-    messages = {404: "there is no such URL here", 405: "this URL does not take this method"}
+def _of_http(error: HTTPException, request: Request) -> ApiError:
+    messages = {404: _no_such_url(request), 405: "this URL does not take this method"}
     codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
     message = messages.get(error.status_code, str(error.detail))
     code = codes.get(error.status_code)
     return ApiError(error.status_code, message, code=code, headers=error.headers)
+
+
+def _no_such_url(request: Request) -> str:
+    """Which there are: of what other servers have, no more than is served here."""
+    asked = request.url.path.removeprefix("/v1").strip("/")
+    kind = next((kind for start, kind in _NOT_SERVED.items() if f"{asked}/".startswith(f"{start}/")), None)
+    if kind is None and not request.url.path.startswith("/v1/"):
+        return "there is no such URL here; the API lies below /v1 and is described at /docs"
+    described = (request.app.openapi_schema or {}).get("paths", {})  # made when the server starts
+    paths = sorted(path.removeprefix("/v1") for path, methods in described.items() if "post" in methods)
+    served = ", ".join(path for path in paths if "{" not in path and not path.startswith("/radixkv"))
+    why = "there is no such URL here" if kind is None else f"{kind} not served here: the model writes text"
+    return f"{why}; {f'POST below /v1 takes {served}; ' if served else ''}all is described at /docs"

@@ -108,12 +108,12 @@ class ResponseRequest(ApiModel):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
     tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: int | None = Field(None, description="Accepted, and told back; no tool runs here.")
     metadata: Metadata | None = None
-    user: Name | None = None
-    safety_identifier: Name | None = None
+    user: Name | None = Field(None, description="Accepted, and told back.")
+    safety_identifier: Name | None = Field(None, description="Accepted, and told back.")
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
-    service_tier: Name | None = None
+    service_tier: Name | None = Field(None, description="Accepted; there is one.")
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[Name], Field(max_length=MAX_INCLUDE), FAIL_FAST] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -35,6 +35,8 @@ OPERATIONS = (
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/tokenize"),
     ("POST", "/v1/detokenize"),
+    ("GET", "/v1/tokenizer_info"),
+    ("GET", "/v1/props"),
     ("GET", "/v1/version"),
     ("GET", "/v1/get_model_info"),
     ("GET", "/v1/server_info"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.encoding import ANYBODY, TextEncoder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.text import ChatText, Message
 
@@ -339,3 +341,22 @@ def test_the_first_word_that_goes_on_keeps_its_space(tmp_path: Path) -> None:
     hello, world = text.encode("hello world", special=False)
     assert text.stream_decoder().push([world]) == "world"
     assert text.stream_decoder([hello]).push([world]) == " world"
+
+
+class OwnWay(PreTrainedTokenizerFast):
+    """One that does something of its own, as those of some models do."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return super().__call__(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_long_text_is_no_matter_for_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = byte_level(tmp_path, CHATML).tokenizer
+    encoder = TextEncoder(OwnWay(tokenizer_object=plain.backend_tokenizer, model_max_length=8))
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        assert len(encoder.encode("far too long for a model", True, ANYBODY)) == 24
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
