@@ -75,9 +75,14 @@ async def start_turn(
     return await exchange.generate(backend, whole, may_shorten=may_shorten)
 
 
-async def remember_reply(transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes) -> None:
-    """Remember a turn that has ended, before the client is told so; `prompt`: as its `Started` event told it."""
+async def remember_reply(
+    transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes, *, is_cut: bool = False
+) -> None:
+    """Remember a turn that has ended, before the client is told so.
+
+    `prompt`: as its `Started` event told it. `is_cut`: as for `Transcripts.remember`.
+    """
     if reply.is_exact:
         await transcripts.remember(
-            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop
+            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop, is_cut=is_cut
         )
