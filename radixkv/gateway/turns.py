@@ -18,7 +18,7 @@ from radixkv.gateway.replies import Reply
 from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
 from radixkv.worker.request import GenerateParams, Prompt
 
-__all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn"]
+__all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
@@ -56,6 +56,14 @@ async def read_prompt(
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
     return await reader.tokenize(told(messages=transcript.messages), b"", transcript.namespace)
+
+
+def with_prompt(params: GenerateParams, tokens: bytes, transcript: Transcript) -> GenerateParams:
+    """A request for what `read_prompt` has read of a transcript."""
+    if not transcript.goes_on:
+        return replace(params, token_ids=tokens)
+    nothing = [{"role": "assistant", "content": ""}]
+    return replace(params, history=tokens, messages=nothing, continue_final_message=True)
 
 
 async def start_turn(
