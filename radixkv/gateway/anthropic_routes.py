@@ -127,7 +127,8 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
     )
     # Clients of this API must name a length and name a large one, so what does not fit the pool is shortened.
     if plan.pins:
-        return await exchange.generate(backend, with_prompt(params, plan.tokens, plan.transcript), may_shorten=True)
+        asked = with_prompt(params, plan.tokens, plan.transcript)
+        return await exchange.generate(backend, asked, may_shorten=True, transcript=plan.transcript)
     return await start_turn(exchange, backend, plan.transcript, params, may_shorten=True)
 
 

@@ -22,6 +22,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.gate import Gate, StrangersLane
+from radixkv.gateway.generations import Generations
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.origins import WhileKnown, check_origin
 from radixkv.gateway.paths import API_PREFIX, as_served
@@ -58,6 +59,7 @@ class GatewayMiddleware:
         admission: Admission,
         metrics: Metrics,
         recording: Recording,
+        generations: Generations,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -68,13 +70,14 @@ class GatewayMiddleware:
         self._bodies = FairSemaphore(None, BODIES_AT_ONCE)
         self._metrics = metrics
         self._recording = recording
+        self._generations = generations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope = as_served(scope)
-        exchange = Exchange(_request_id(scope), self._metrics, self._recording)
+        exchange = Exchange(_request_id(scope), self._metrics, self._recording, self._generations)
         scope[EXCHANGE] = exchange
         answer = _Answer(send, exchange, _id_headers(scope))
         try:

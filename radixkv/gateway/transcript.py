@@ -10,7 +10,7 @@ from radixkv.gateway.memo import Remembered
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
 
-__all__ = ["Reader", "Transcript"]
+__all__ = ["Reader", "Transcript", "nothing_said"]
 
 
 class Reader(Protocol):
@@ -46,3 +46,8 @@ class Transcript(NamedTuple):
     goes_on: bool = False
     begun: str = ""
     stem: bytes = b""
+
+
+def nothing_said(namespace: str) -> Transcript:
+    """Of what is no chat."""
+    return Transcript(b"", [], [], b"", namespace, b"", None)

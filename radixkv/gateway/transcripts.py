@@ -32,7 +32,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
@@ -191,7 +191,9 @@ class Transcripts:
         if not text.startswith(before):
             raise InvalidArgumentError("position", len(text), f"at least {len(before)}, where this reply goes on")
         sampled = prompt[len(base) :] + pack_tokens(token_ids)
-        spliced = await splice(self._reader, sampled, text[len(before) :], trims=self._trims_replies)
+        spliced = await splice(
+            self._reader, sampled, text[len(before) :], trims=bool(transcript.key) and self._trims_replies
+        )
         turns = transcript.messages[:-1] if transcript.goes_on else transcript.messages
         return transcript._replace(
             history=base + spliced.tokens,
@@ -201,6 +203,13 @@ class Transcripts:
             begun=text,
             stem=stem if is_known else b"",
         )
+
+    def behind(self, transcript: Transcript, tokens: bytes, messages: Sequence[Message]) -> Transcript:
+        """What `messages` say behind a reply that ends where a transcript goes on, of which `tokens` are all ids."""
+        reply = {"role": "assistant", "content": transcript.begun}
+        key = transcript.key and reduce(self._link, [reply, *messages], transcript.key)
+        turns = [*transcript.messages, *messages]
+        return Transcript(tokens, list(messages), turns, transcript.model, transcript.namespace, key, None)
 
     async def remember(
         self,

@@ -75,12 +75,12 @@ async def start_turn(
             params, messages=transcript.rest, history=transcript.history, continue_final_message=transcript.goes_on
         )
         try:
-            return await exchange.generate(backend, behind, may_shorten=may_shorten)
+            return await exchange.generate(backend, behind, may_shorten=may_shorten, transcript=transcript)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
     whole = replace(params, messages=transcript.messages, continue_final_message=transcript.goes_on)
-    return await exchange.generate(backend, whole, may_shorten=may_shorten)
+    return await exchange.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
 
 
 async def remember_reply(
