@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from radixkv.gateway.replies import Reply
 from radixkv.gateway.sse import EventStreamResponse, sse, until_disconnected
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import chat_model, read_prompt, remember_reply, start_turn
+from radixkv.gateway.turns import chat_model, read_prompt, remember_reply, start_turn, with_prompt
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
@@ -112,7 +112,7 @@ async def _read_transcript(body: MessagesPrompt, tools: ToolPlan, request: Reque
     assert exchange.tenant is not None
     transcripts: Transcripts = request.app.state.transcripts
     turns = await off_loop(request, partial(template_turns, body.system, body.messages))
-    return await transcripts.read(exchange.tenant.namespace, turns, tools.tools)
+    return await transcripts.read(exchange.tenant.namespace, turns, tools.tools, goes_on=body.goes_on)
 
 
 async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
@@ -128,7 +128,8 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
     )
     # Clients of this API must name a length and name a large one, so what does not fit the pool is shortened.
     if plan.pins:
-        return await exchange.generate(backend, replace(params, token_ids=plan.tokens), may_shorten=True)
+        asked = with_prompt(params, plan.tokens, plan.transcript)
+        return await exchange.generate(backend, asked, may_shorten=True, transcript=plan.transcript)
     return await start_turn(exchange, backend, plan.transcript, params, may_shorten=True)
 
 

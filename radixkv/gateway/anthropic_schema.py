@@ -156,8 +156,24 @@ class MessagesPrompt(ApiModel):
         for index, tool in enumerate(self.tools or ()):
             if tool.is_own and tool.name is None:
                 raise ApiError(400, f"tools.{index}.name is missing", param=f"tools.{index}.name")
-        if self.messages[-1].role == "assistant":
-            message = "messages: the last turn is the assistant's; a reply cannot be begun for the model here"
+        if self.goes_on:
+            self._check_begun(self.messages[-1])
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last turn is the assistant's, from whose text the reply goes on."""
+        return self.messages[-1].role == "assistant"
+
+    def _check_begun(self, turn: Turn) -> None:
+        blocks = [] if isinstance(turn.content, str) else turn.content
+        if any(block.type == "tool_use" for block in blocks):
+            message = (
+                "messages: the last turn is the assistant's and has a tool_use block; its tool_result comes behind it"
+            )
+            raise ApiError(400, message, param="messages")
+        text = turn.content if isinstance(turn.content, str) else "".join(block.text or "" for block in blocks)
+        if text[-1:].isspace():
+            message = "messages: final assistant content cannot end with trailing whitespace"
             raise ApiError(400, message, param="messages")
 
     def tool_plan(self) -> ToolPlan:

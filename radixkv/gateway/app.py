@@ -15,7 +15,7 @@ from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway import anthropic_routes, chat, completions, engine_routes, models, pages, replay, responses
+from radixkv.gateway import anthropic_routes, chat, completions, engine_routes, forks, models, pages, replay, responses
 from radixkv.gateway.admission import Admission
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
@@ -28,8 +28,10 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.connections import Connections
 from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.errors import RATE_LIMIT_HEADERS
+from radixkv.gateway.exchange import GENERATION_ID
 from radixkv.gateway.fair_semaphore import FairSemaphore
 from radixkv.gateway.gate import Gate
+from radixkv.gateway.generations import Generations
 from radixkv.gateway.jobs import message_batch_routes
 from radixkv.gateway.jobs import routes as job_routes
 from radixkv.gateway.lately import Lately
@@ -74,6 +76,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state.limiter = limiter or Limiter()
     state.metrics = Metrics()
     state.recording = Recording()
+    state.generations = Generations()
     state.backend = Backend(generator, patience_s=config.worker_wait_s, is_shared=not state.keys.is_open)
     state.cache_observer, state.node_texts = _cache_view(config, state.backend)
     state.gate = Gate(config.max_requests, config.max_waiting, is_shared=not state.keys.is_open)
@@ -88,6 +91,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(models.router)
     app.include_router(chat.router)
     app.include_router(completions.router)
+    app.include_router(forks.router)
     app.include_router(responses.router)
     app.include_router(anthropic_routes.router)
     app.include_router(engine_routes.router)
@@ -109,6 +113,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
         limiter=state.limiter,
         metrics=state.metrics,
         recording=state.recording,
+        generations=state.generations,
     )
     if config.cors_origins:  # outermost, so that pages can read refusals too
         app.add_middleware(
@@ -116,7 +121,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
             allow_origins=config.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS],
+            expose_headers=["x-request-id", "request-id", "retry-after", GENERATION_ID, *RATE_LIMIT_HEADERS],
         )
     return app
 

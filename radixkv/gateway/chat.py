@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -33,10 +33,10 @@ from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import chat_model, remember_reply, start_turn
 from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
+from radixkv.worker.sampling import MAX_LOGPROBS, Grammar, SamplingParams
 from radixkv.worker.stream import BranchFinished, Completed, Delta, Started
 
-__all__ = ["ChatRequest", "router"]
+__all__ = ["ChatOptions", "ChatRequest", "Plan", "answer_plan", "plan_turn", "router"]
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
@@ -45,14 +45,25 @@ MAX_MODALITIES = 16
 Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS), FAIL_FAST, Plain]
 
 
-class ChatRequest(ConstrainedOptions):
-    """Body of a chat completion."""
+class ChatOptions(ConstrainedOptions):
+    """How a turn of a chat is generated, and how it is told."""
 
-    messages: ChatMessages
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = Field(None, description="Extension. The answer begins with the text that it goes on from.")
+
+    @property
+    def has_old_words(self) -> bool:
+        """Whether its caller knows functions, not tools."""
+        return False
+
+
+class ChatRequest(ChatOptions):
+    """Body of a chat completion."""
+
+    messages: ChatMessages
     tools: ChatTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -66,9 +77,15 @@ class ChatRequest(ConstrainedOptions):
         None, description="Extension. For a chat template that reads them; refused with any other."
     )
 
+    continue_final_message: bool | None = Field(
+        None,
+        description="Extension, as vLLM has it. The reply goes on from the text of the last message, an assistant's. "
+        "The answer holds what is new, and a grammar holds that alone.",
+    )
+    add_generation_prompt: bool | None = Field(None, description="Extension. False with `continue_final_message`.")
+
     @property
     def has_old_words(self) -> bool:
-        """Whether its caller knows functions, not tools."""
         return self.functions is not None
 
     def tool_plan(self) -> ToolPlan:
@@ -89,14 +106,6 @@ class ChatRequest(ConstrainedOptions):
         """Variables of the chat template."""
         return {**(self.chat_template_kwargs or {}), **({"documents": self.documents} if self.documents else {})}
 
-    continue_final_message: bool | None = Field(
-        None,
-        description="Extension, as vLLM has it. The reply goes on from the text of the last message, an assistant's. "
-        "The answer holds what is new, and a grammar holds that alone.",
-    )
-    add_generation_prompt: bool | None = Field(None, description="Extension. False with `continue_final_message`.")
-    echo: bool | None = Field(None, description="Extension. The answer begins with the text that it goes on from.")
-
     def check(self) -> None:
         goes_on = bool(self.continue_final_message)
         for name, is_wrong, when in (
@@ -109,7 +118,7 @@ class ChatRequest(ConstrainedOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What a request means."""
 
     completion_id: str
@@ -119,7 +128,7 @@ class _Plan:
     transcript: Transcript
     tools: ToolPlan
     template_arguments: dict[str, Any]
-    body: ChatRequest
+    body: ChatOptions
     end_ids: frozenset[int]
 
     @property
@@ -134,51 +143,72 @@ class _Plan:
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
 async def create_chat_completion(body: ChatRequest, request: Request, exchange: CurrentExchange) -> Response:
     """The model's next turn, at once or as it comes."""
-    state = request.app.state
     plan = await _make_plan(body, request, exchange)
+    return await answer_plan(plan, request, exchange)
+
+
+async def answer_plan(plan: Plan, request: Request, exchange: Exchange) -> Response:
+    """The reply of a plan, at once or as it comes."""
+    state, body = request.app.state, plan.body
     stream = await _start(plan, exchange, state.backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, stream, state.backend, state.transcripts))
-    answer = await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts))
-    return JSONResponse(answer)
+    return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
 
 
-async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> _Plan:
+async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> Plan:
     state = request.app.state
     body.check()
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
     arguments = body.template_arguments
-    if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
-    max_tokens = body.max_completion_tokens or body.max_tokens or min(state.config.max_tokens, model.info.max_length)
-    sampling = body.sampling(
-        model.info,
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=exchange.hold(tools.constraint or await off_loop(request, body.constraint)),
-    )
+    grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
     assert exchange.tenant is not None
     exchange.leave_out(leave_noise_out(body.messages))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     goes_on = bool(body.continue_final_message)
     transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments, goes_on=goes_on)
+    return plan_turn(body, model, transcript, tools, arguments, grammar, state.config.max_tokens)
+
+
+def plan_turn(
+    body: ChatOptions,
+    model: ServedModel,
+    transcript: Transcript,
+    tools: ToolPlan,
+    template_arguments: Mapping[str, Any],
+    grammar: Grammar | None,
+    max_tokens: int,
+) -> Plan:
+    """What a request means for a transcript. `grammar`: of the reply. `max_tokens`: of one that names no bound.
+
+    Raises:
+        ApiError: 400 with the field that is at fault.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
+    sampling = body.sampling(
+        model.info,
+        max_tokens=body.max_completion_tokens or body.max_tokens or min(max_tokens, model.info.max_length),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=grammar,
+    )
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
-    return _Plan(
+    return Plan(
         completion_id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=model,
         sampling=sampling,
         transcript=transcript,
         tools=tools,
-        template_arguments=arguments,
+        template_arguments=dict(template_arguments),
         body=body,
         end_ids=frozenset(ends),
     )
 
 
-async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
+async def _start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
     assert exchange.tenant is not None
     params = GenerateParams(
         tools=plan.tools.tools,
@@ -195,7 +225,7 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
     return await start_turn(exchange, backend, plan.transcript, params, may_shorten=may_shorten)
 
 
-async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
+async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
     """The whole answer, once it is there."""
     replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
     prompt = b""
@@ -214,7 +244,7 @@ async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcrip
     raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
 
 
-async def _answer(plan: _Plan, replies: list[Reply], prompt: bytes, usage: Any, backend: Backend) -> dict[str, Any]:
+async def _answer(plan: Plan, replies: list[Reply], prompt: bytes, usage: Any, backend: Backend) -> dict[str, Any]:
     answer = {
         "id": plan.completion_id,
         "object": "chat.completion",
@@ -229,7 +259,7 @@ async def _answer(plan: _Plan, replies: list[Reply], prompt: bytes, usage: Any, 
     return answer
 
 
-async def _choice(plan: _Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
+async def _choice(plan: Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
     text = plan.echoed + reply.text
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if reply.calls:
@@ -244,7 +274,7 @@ async def _choice(plan: _Plan, reply: Reply, backend: Backend) -> dict[str, Any]
 
 
 async def _stream_chunks(
-    plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
+    plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
 ) -> AsyncIterator[bytes]:
     """The answer piece by piece."""
     chunks = ChatChunks(

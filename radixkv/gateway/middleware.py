@@ -23,6 +23,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.gate import Gate, StrangersLane
+from radixkv.gateway.generations import Generations
 from radixkv.gateway.jobs.calling import JOB
 from radixkv.gateway.jobs.uploads import FORM_BYTES
 from radixkv.gateway.metrics import Metrics
@@ -66,6 +67,7 @@ class GatewayMiddleware:
         limiter: Limiter,
         metrics: Metrics,
         recording: Recording,
+        generations: Generations,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -78,6 +80,7 @@ class GatewayMiddleware:
         self._uploads = FairSemaphore(None, UPLOADS_AT_ONCE)
         self._metrics = metrics
         self._recording = recording
+        self._generations = generations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,7 +88,9 @@ class GatewayMiddleware:
             return
         scope = as_served(scope)
         job: Tenant | None = scope.get(JOB)
-        exchange = Exchange(_request_id(scope), self._metrics, self._recording, is_background=job is not None)
+        exchange = Exchange(
+            _request_id(scope), self._metrics, self._recording, self._generations, is_background=job is not None
+        )
         scope[EXCHANGE] = exchange
         answer = _Answer(send, exchange, _id_headers(scope))
         if job is not None:

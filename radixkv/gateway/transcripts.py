@@ -32,8 +32,8 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from functools import partial, reduce
+from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -41,6 +41,7 @@ from radixkv.gateway.database import Database
 from radixkv.gateway.fair_semaphore import own_work
 from radixkv.gateway.memo import Memo, MemoLimits, Remembered
 from radixkv.gateway.splicing import Spliced, splice, splice_whole
+from radixkv.gateway.transcript import Reader, Transcript
 from radixkv.gateway.transcript_keys import canonical, digest, message_bytes, root_key
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
@@ -64,41 +65,6 @@ _READING = b"control tokens are the template's"
 
 _PROBE = 'The 3 quick foxes,\tno. 12345: naïve 日本語 ½ 🙂\n\n  x = {"a": [1.5, None]}  # <end>'
 _LOG = logging.getLogger(__name__)
-
-
-class Reader(Protocol):
-    """What transcripts ask of the worker: a `Backend`."""
-
-    async def model(self) -> ModelInfo: ...
-
-    async def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes: ...
-
-    async def detokenize(self, token_ids: TokensLike) -> str: ...
-
-    async def spell(self, token_ids: Collection[int]) -> Mapping[int, bytes]: ...
-
-
-class Transcript(NamedTuple):
-    """How to put a list of messages to the model: `GenerateParams(messages=rest, history=history, ...)`.
-
-    history: packed token ids of what was generated before; empty where none of the replies is known.
-    rest: the messages behind it, at least one.
-    messages: all of them. With an empty history they say the same to a model whose template refuses `rest` on its own.
-    model: identifies the model, its tokenizer and its template; empty where its chats cannot go on after a reply.
-    goes_on: the last message is an assistant's, and the reply goes on from its text, which is `begun`. `stem`: then the ids up
-        to where that text begins, empty where they are not known.
-    """
-
-    history: bytes
-    rest: list[Message]
-    messages: list[Message]
-    model: bytes
-    namespace: str
-    key: bytes
-    parent: Remembered | None
-    goes_on: bool = False
-    begun: str = ""
-    stem: bytes = b""
 
 
 class Transcripts:
@@ -207,6 +173,44 @@ class Transcripts:
                 break
         return best
 
+    async def within(self, transcript: Transcript, prompt: bytes, token_ids: TokensLike, text: str) -> Transcript:
+        """A reply that goes on from `text`, as one begins that is being generated.
+
+        Args:
+            transcript: what that one replies to.
+            prompt: the packed ids that it continues, as its `Started` event told them.
+            token_ids: what was sampled of it so far.
+            text: a beginning of it, with what it went on from itself.
+
+        Raises:
+            InvalidArgumentError: `text` ends within what that one went on from, of which the ids are not known.
+        """
+        stem = transcript.stem if transcript.goes_on else prompt
+        is_known = bool(stem) and prompt.startswith(stem)
+        base, before = (stem, "") if is_known else (prompt, transcript.begun)
+        if not text.startswith(before):
+            raise InvalidArgumentError("position", len(text), f"at least {len(before)}, where this reply goes on")
+        sampled = prompt[len(base) :] + pack_tokens(token_ids)
+        spliced = await splice(
+            self._reader, sampled, text[len(before) :], trims=bool(transcript.key) and self._trims_replies
+        )
+        turns = transcript.messages[:-1] if transcript.goes_on else transcript.messages
+        return transcript._replace(
+            history=base + spliced.tokens,
+            rest=[{"role": "assistant", "content": spliced.rest}],
+            messages=[*turns, {"role": "assistant", "content": text}],
+            goes_on=True,
+            begun=text,
+            stem=stem if is_known else b"",
+        )
+
+    def behind(self, transcript: Transcript, tokens: bytes, messages: Sequence[Message]) -> Transcript:
+        """What `messages` say behind a reply that ends where a transcript goes on, of which `tokens` are all ids."""
+        reply = {"role": "assistant", "content": transcript.begun}
+        key = transcript.key and reduce(self._link, [reply, *messages], transcript.key)
+        turns = [*transcript.messages, *messages]
+        return Transcript(tokens, list(messages), turns, transcript.model, transcript.namespace, key, None)
+
     async def remember(
         self,
         transcript: Transcript,
@@ -216,6 +220,7 @@ class Transcripts:
         *,
         text: str,
         stop: str | int | None = None,
+        is_cut: bool = False,
     ) -> None:
         """Remember one reply to what `read` answered. Call it before the client is told that the reply is complete.
 
@@ -227,6 +232,7 @@ class Transcripts:
             token_ids: all that was sampled for this branch.
             text: all text that was told of it.
             stop: as its `BranchFinished` tells; tokens of a stop string are no part of the reply.
+            is_cut: it was stopped, maybe with tokens at its end of which no text was told.
         """
         if not transcript.key:
             return
@@ -237,7 +243,7 @@ class Transcripts:
                 return  # the template begins a turn that is there in another way
             reply = {**reply, "content": begun + (reply.get("content") or "")}
             prompt, tokens, text = stem, prompt[len(stem) :] + tokens, begun + text
-        if isinstance(stop, str):
+        if isinstance(stop, str) or (is_cut and await self._reader.detokenize(tokens) != text):
             trimmed = await self._without_stop(tokens, text)
             if trimmed is None:
                 return

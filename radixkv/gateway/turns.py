@@ -18,7 +18,7 @@ from radixkv.gateway.replies import Reply
 from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
 from radixkv.worker.request import GenerateParams, Prompt
 
-__all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn"]
+__all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
@@ -58,6 +58,14 @@ async def read_prompt(
     return await reader.tokenize(told(messages=transcript.messages), b"", transcript.namespace)
 
 
+def with_prompt(params: GenerateParams, tokens: bytes, transcript: Transcript) -> GenerateParams:
+    """A request for what `read_prompt` has read of a transcript."""
+    if not transcript.goes_on:
+        return replace(params, token_ids=tokens)
+    nothing = [{"role": "assistant", "content": ""}]
+    return replace(params, history=tokens, messages=nothing, continue_final_message=True)
+
+
 async def start_turn(
     exchange: Exchange, backend: Backend, transcript: Transcript, params: GenerateParams, *, may_shorten: bool = False
 ) -> EventStream:
@@ -67,17 +75,22 @@ async def start_turn(
             params, messages=transcript.rest, history=transcript.history, continue_final_message=transcript.goes_on
         )
         try:
-            return await exchange.generate(backend, behind, may_shorten=may_shorten)
+            return await exchange.generate(backend, behind, may_shorten=may_shorten, transcript=transcript)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
     whole = replace(params, messages=transcript.messages, continue_final_message=transcript.goes_on)
-    return await exchange.generate(backend, whole, may_shorten=may_shorten)
+    return await exchange.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
 
 
-async def remember_reply(transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes) -> None:
-    """Remember a turn that has ended, before the client is told so; `prompt`: as its `Started` event told it."""
+async def remember_reply(
+    transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes, *, is_cut: bool = False
+) -> None:
+    """Remember a turn that has ended, before the client is told so.
+
+    `prompt`: as its `Started` event told it. `is_cut`: as for `Transcripts.remember`.
+    """
     if reply.is_exact:
         await transcripts.remember(
-            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop
+            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop, is_cut=is_cut
         )

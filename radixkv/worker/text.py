@@ -154,13 +154,12 @@ class ChatText:
         """Ids of text that goes on within a turn: no control tokens, and no space that a tokenizer puts before a first word.
 
         Raises:
-            ModelError: there is no chat template, or the text cannot be told from control tokens.
+            ModelError: the text cannot be told from control tokens.
             InvalidArgumentError: it is many times too long.
         """
-        if self._control_tokens is None:
-            raise _no_template()
-        veil = self._control_tokens.veil_for(text)
-        is_spelled = self._control_tokens.is_spelled_in(text)
+        control = self._control_tokens  # none without a template, where nothing controls a chat
+        veil = control.veil_for(text) if control else None
+        is_spelled = control is not None and control.is_spelled_in(text)
 
         def encode(lead: str) -> list[int]:
             veiled = None if veil is None else "".join([lead, veil.hide(text)])

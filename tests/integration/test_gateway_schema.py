@@ -41,6 +41,7 @@ OPERATIONS = (
     ("GET", "/v1/get_model_info"),
     ("GET", "/v1/server_info"),
     ("GET", "/v1/radixkv/replay"),
+    ("POST", "/v1/radixkv/generations/{generation_id}/fork"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/responses/input_tokens"),
     ("GET", "/v1/responses/{response_id}"),

@@ -105,7 +105,7 @@ class Conversations:
             if message.parent in live.growing:
                 await self.store.message(namespace, conversation_id, message.parent or "")
                 raise conflict(
-                    "the message to go on from is still being written; stop it, or wait for its end", "parent"
+                    "the message to go on from is still being written; say a position in it, or stop it", "parent"
                 )
             change = await self.store.add(namespace, conversation_id, message, live.version)
             if not change.is_repeat:
