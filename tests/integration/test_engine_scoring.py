@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from answers import collect, draw_prompt, generate_tokens, greedy, start_together
+from hash_model import HashRunner
 from scored import Scored, check, read_scores
-from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_model
+from tiny_adapters import linear_paths, save_adapter
+from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_model, save_wide
 
 from radixkv import InvalidArgumentError, PrefixCache
+from radixkv.kernels.native_build import native_library
 from radixkv.worker.arena import Arena
 from radixkv.worker.engine import Engine
 from radixkv.worker.limits import SchedulerLimits
@@ -281,3 +284,68 @@ def test_a_prompt_as_long_as_the_model_is_scored_where_no_token_is_to_follow(fol
         check(score(engine, prompt), reference, prompt)
         with pytest.raises(InvalidArgumentError, match="at most 255 tokens"):
             score(engine, prompt, sampling(max_tokens=1))
+
+
+# -- however it is computed
+
+
+def forced_scores(engine: Engine, prompt: list[int], adapter: str = "") -> list[float]:
+    """Log probabilities of the prompt but its first token, as they are told where a reply is forced to be it."""
+    asked = SamplingParams(
+        max_tokens=len(prompt), forced_token_ids=tuple(prompt[1:]), logprobs=0, temperature=0, ignore_eos=True
+    )
+    params = GenerateParams(token_ids=prompt[:1], sampling=asked, adapter=adapter, shares_prefix=False)
+    return [sampled.logprob or 0.0 for sampled in collect(engine.generate(params)).branches[0].logprobs[:-1]]
+
+
+KINDS: dict[str, tuple[dict[str, Any], float]] = {
+    "native decoder": ({"dtype": "bfloat16", "quantization": "int8"}, 0.2),
+    "native decoder, deterministic": ({"dtype": "bfloat16", "quantization": "int8", "deterministic": True}, 0.0),
+    "own code, deterministic": ({"dtype": "float32", "quantization": "none", "deterministic": True}, 0.0),
+    "int8 KV": ({"dtype": "float32", "quantization": "none", "kv_dtype": "int8"}, 1e-3),
+    "an adapter": ({"dtype": "float32", "quantization": "none"}, 1e-4),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_however_it_is_computed_a_prompt_is_as_likely_as_a_reply(tmp_path: Path, kind: str) -> None:
+    given, apart = KINDS[kind]
+    if given["quantization"] == "int8" and native_library() is None:
+        pytest.skip("there is no C++ compiler here")
+    folder = save_wide("llama", tmp_path / "model", head_dim=32)
+    adapter = "one" if kind == "an adapter" else ""
+    if adapter:
+        model = reference_model(folder)
+        save_adapter(tmp_path / "adapter", model, linear_paths(model, "q_proj", "v_proj"), seed=1)
+        given = {**given, "adapters": {adapter: tmp_path / "adapter"}}
+    runner = ModelRunner(folder, num_blocks=64, block_size=BLOCK_SIZE, device="cpu", **given)
+    assert runner.is_native == kind.startswith("native")
+    limits = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16, max_scored_tokens=11)
+    prompt = draw_prompt(VOCAB_SIZE, 20, 50)
+    with Engine(runner, PrefixCache(64, BLOCK_SIZE), limits=limits, adapters=runner.adapter_names) as engine:
+        expected = forced_scores(engine, prompt, adapter)
+        if adapter:
+            assert expected != pytest.approx(forced_scores(engine, prompt), abs=0.1)
+        score(engine, prompt)  # of the model alone, which an adapter must not be told of
+        for part in (prompt[:20], prompt, prompt):
+            told = list(score(engine, part, adapter=adapter).logprobs.values())
+            assert told == pytest.approx(expected[: len(part) - 1], rel=0, abs=apart)
+        again = score(engine, prompt, sampling(num_top=2), adapter=adapter)  # computed again, all of it
+        assert list(again.logprobs.values()) == pytest.approx(expected, rel=0, abs=apart)
+
+
+def test_under_a_batch_that_is_left_under_way_prompts_are_scored_as_without() -> None:
+    told = []
+    for overlaps in (False, True):
+        runner = HashRunner(64, 8)
+        with Engine(
+            runner, PrefixCache(64, 8), limits=SchedulerLimits(max_scored_tokens=5), overlaps=overlaps
+        ) as engine:
+            asked = [
+                GenerateParams(token_ids=[1, 2, 3, 2, 1, 3, number % 4, 1], sampling=sampling(1, number % 3))
+                for number in range(6)
+            ]
+            found = [read_scores(stream) for stream in start_together(engine, asked)]
+            told.append([(each.logprobs, each.top, each.tokens) for each in found])
+            assert all(len(each.logprobs) == 7 for each in found)
+    assert told[0] == told[1]
