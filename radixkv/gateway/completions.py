@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -108,7 +109,8 @@ async def create_completion(body: CompletionRequest, request: Request, exchange:
         streams, prompts = await _start_all(plan, exchange, backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, streams, prompts, backend))
-    return JSONResponse(await until_disconnected(request, _collect(plan, streams, prompts, backend)))
+    answer = await until_disconnected(request, _collect(plan, streams, prompts, backend))
+    return await off_loop(request, partial(JSONResponse, answer))
 
 
 async def _make_plan(body: CompletionRequest, request: Request) -> _Plan:
@@ -216,6 +218,7 @@ async def _collect(
         if plan.body.return_token_ids:
             choice |= {"token_ids": reply.token_ids, "prompt_token_ids": unpack_tokens(prompts[number])}
         choices.append(choice)
+        await asyncio.sleep(0)  # of a scored prompt it is long work
     return {
         "id": plan.completion_id,
         "object": "text_completion",

@@ -162,7 +162,9 @@ class Engine:
         return self._reader.spell(token_ids)
 
     def generate(self, params: GenerateParams) -> GenerationStream:
-        """Continue a prompt; see `GenerationStream`.
+        """Continue a prompt, or score it, or both; see `GenerationStream`.
+
+        With `prompt_logprobs` its tokens' log probabilities come first. With `max_tokens` 0 nothing is drawn: it is cached.
 
         Raises:
             InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool; there is no such
