@@ -199,7 +199,7 @@ class MessagesPrompt(ApiModel):
 class MessagesRequest(MessagesPrompt):
     """Body of `POST /v1/messages`."""
 
-    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)]
+    max_tokens: Annotated[Whole, Field(ge=0, lt=2**31)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from radixkv.core.tokens import unpack_tokens
+from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.gateway.answers import ChatCompletion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.bodies import JsonRoute, off_loop
@@ -27,6 +27,7 @@ from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import MaxTokens, retention_of
+from radixkv.gateway.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
@@ -34,7 +35,7 @@ from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import chat_model, remember_reply, start_turn
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import MAX_LOGPROBS, Grammar, SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, Started
+from radixkv.worker.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started
 
 __all__ = ["ChatOptions", "ChatRequest", "Plan", "answer_plan", "plan_turn", "router"]
 
@@ -188,9 +189,10 @@ def plan_turn(
     """
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
+    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = body.sampling(
         model.info,
-        max_tokens=body.max_completion_tokens or body.max_tokens or min(max_tokens, model.info.max_length),
+        max_tokens=min(max_tokens, model.info.max_length) if given is None else given,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar,
     )
@@ -228,19 +230,28 @@ async def _start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStrea
 async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
     """The whole answer, once it is there."""
     replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
-    prompt = b""
+    prompt, num_top = b"", plan.body.prompt_logprobs
+    scored = ScoredPrompt(b"")
     async with stream:
         async for event in stream:
             match event:
                 case Started():
                     prompt = event.prompt
+                    if num_top is not None:
+                        check_size(num_tokens(prompt), num_top, 1)
+                        scored = ScoredPrompt(prompt)
+                case PromptLogprobs():
+                    scored.push(event)
                 case Delta():
                     replies[event.branch].push(event)
                 case BranchFinished():
                     replies[event.branch].finish(event)
                     await remember_reply(transcripts, plan.transcript, replies[event.branch], prompt)
                 case Completed():
-                    return await _answer(plan, replies, prompt, usage_body(event.usage), backend)
+                    answer = await _answer(plan, replies, prompt, usage_body(event.usage), backend)
+                    if num_top is not None:
+                        answer["prompt_logprobs"] = await scored.as_vllm(backend, num_top)
+                    return answer
     raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
 
 

@@ -49,14 +49,14 @@ class CompletionChunks:
         self._tells_usage = tells_usage
         self._tells_token_ids = tells_token_ids
 
-    def opened(self, index: int, echo: str, prompt: bytes) -> bytes:
-        """A choice begins; no bytes unless the prompt is to be told."""
+    def opened(self, index: int, echo: str, prompt: bytes, logprobs: Mapping[str, Any] | None = None) -> bytes:
+        """A choice begins; no bytes unless the prompt is to be told. `logprobs`: of what is echoed."""
         if self._usages is not None:
             self._usages[index] = RunningUsage()
             self._usages[index].num_prompt_tokens = num_tokens(prompt)
         if self._tells_token_ids:
-            return self._chunk(index, echo, None, None, {"prompt_token_ids": unpack_tokens(prompt)})
-        return self._chunk(index, echo, None, None) if echo else b""
+            return self._chunk(index, echo, logprobs, None, {"prompt_token_ids": unpack_tokens(prompt)})
+        return self._chunk(index, echo, logprobs, None) if echo or logprobs else b""
 
     def grown(self, index: int, text: str, logprobs: Mapping[str, Any] | None, token_ids: Sequence[int]) -> bytes:
         """A choice has grown; no bytes where there is nothing to tell."""

@@ -8,7 +8,7 @@ from typing import Any
 from radixkv.gateway.backend import Backend
 from radixkv.worker.sampling import SampledToken
 
-__all__ = ["chat_logprobs", "completion_logprobs"]
+__all__ = ["LEAST_LOGPROB", "chat_logprobs", "completion_logprobs", "token_text"]
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
@@ -27,17 +27,24 @@ async def chat_logprobs(backend: Backend, sampled: Sequence[SampledToken]) -> li
 
 
 async def completion_logprobs(backend: Backend, sampled: Sequence[SampledToken], offset: int) -> dict[str, Any]:
-    """`choices[].logprobs` of completions. `offset`: where in the text the first token begins, in characters."""
+    """`choices[].logprobs` of completions; null of a token that stands behind nothing.
+
+    Args:
+        offset: where in the text the first token begins, in characters.
+    """
     spelled = await _spell(backend, sampled)
-    texts = [_text(spelled[token.token_id]) for token in sampled]
+    texts = [token_text(spelled[token.token_id]) for token in sampled]
     offsets = [offset]
     for text in texts:
         offsets.append(offsets[-1] + len(text))
     return {
         "tokens": texts,
-        "token_logprobs": [_number(token.logprob) for token in sampled],
+        "token_logprobs": [None if token.logprob is None else _number(token.logprob) for token in sampled],
         "top_logprobs": [
-            {_text(spelled[i]): _number(logprob) for i, logprob in reversed(token.top)} for token in sampled
+            None
+            if token.logprob is None
+            else {token_text(spelled[i]): _number(logprob) for i, logprob in reversed(token.top)}
+            for token in sampled
         ],
         "text_offset": offsets[:-1],
     }
@@ -49,10 +56,10 @@ async def _spell(backend: Backend, sampled: Iterable[SampledToken]) -> dict[int,
 
 
 def _entry(spelled: bytes, logprob: float | None) -> dict[str, Any]:
-    return {"token": _text(spelled), "logprob": _number(logprob), "bytes": list(spelled)}
+    return {"token": token_text(spelled), "logprob": _number(logprob), "bytes": list(spelled)}
 
 
-def _text(spelled: bytes) -> str:
+def token_text(spelled: bytes) -> str:
     """As text; a piece of a character as the API writes it: ``bytes:\\xe2\\x82``."""
     try:
         return spelled.decode()

@@ -18,7 +18,15 @@ from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
 from radixkv.worker.request import ModelInfo
-from radixkv.worker.sampling import MAX_BIASES, MAX_STOPS, EarlyStopping, Grammar, SamplingDefaults, SamplingParams
+from radixkv.worker.sampling import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOPS,
+    EarlyStopping,
+    Grammar,
+    SamplingDefaults,
+    SamplingParams,
+)
 
 __all__ = [
     "CHANGES_THE_ANSWER",
@@ -61,7 +69,6 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
             "json_schema",
             "logits_processors",
             "mirostat",
-            "prompt_logprobs",
             "regex",
             "return_tokens_as_token_ids",
             "structured_outputs",
@@ -103,6 +110,7 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
     "top_n_sigma": (None, -1, 0),
     "typ_p": (None, 1),
     "add_generation_prompt": (None, True),
+    "prompt_logprobs": (None,),
     "skip_special_tokens": (None, True),
     "repeat_penalty": (None, 1),
     "repetition_penalty": (None, 1),
@@ -190,8 +198,8 @@ def _unbounded(value: Any) -> Any:
     return None if value == -1 else value
 
 
-MaxTokens = Annotated[Annotated[Whole, Field(ge=1, lt=2**31)] | None, BeforeValidator(_unbounded)]
-"""Of a reply; -1, as some frontends have it, is none."""
+MaxTokens = Annotated[Annotated[Whole, Field(ge=0, lt=2**31)] | None, BeforeValidator(_unbounded)]
+"""Of a reply; -1, as some frontends have it, is none. 0: the prompt is computed, and nothing is drawn."""
 
 RetentionRanges = Annotated[list[RetentionRange], Field(max_length=MAX_RETENTION_RANGES), FAIL_FAST]
 
@@ -247,6 +255,10 @@ class GenerationOptions(ApiModel):
     retention: RetentionRanges | None = Field(
         None, description="Extension. What ranges of the history, prompt and reply, are worth to be kept in the cache."
     )
+    prompt_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="Extension, as vLLM has it. Tells how likely the prompt's tokens are, and the most likely; not streamed.",
+    )
     return_token_ids: bool | None = Field(
         None, description="Extension. Tells `prompt_token_ids`, and `token_ids` of each choice."
     )
@@ -262,13 +274,23 @@ class GenerationOptions(ApiModel):
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(
-        self, info: ModelInfo, *, max_tokens: int, logprobs: int | None = None, grammar: Grammar | None = None
+        self,
+        info: ModelInfo,
+        *,
+        max_tokens: int,
+        logprobs: int | None = None,
+        echoed_logprobs: int | None = None,
+        grammar: Grammar | None = None,
     ) -> SamplingParams:
-        """The sampling parameters.
+        """The sampling parameters. `echoed_logprobs`: most likely tokens that an echo tells for each of the prompt's.
 
         Raises:
             ApiError: 400 with the field that is at fault.
         """
+        if self.stream and self.prompt_logprobs is not None:
+            message = "prompt_logprobs are not told in a stream: leave one of them out"
+            raise ApiError(400, message, code="unsupported_parameter", param="prompt_logprobs")
+        scores = [each for each in (self.prompt_logprobs, echoed_logprobs) if each is not None]
         biases = {int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()}
         for token_id in (*biases, *(self.stop_token_ids or ())):
             if token_id >= info.vocab_size:
@@ -299,6 +321,7 @@ class GenerationOptions(ApiModel):
                 length_penalty=_or(self.length_penalty, 1.0),
                 early_stopping=_early_stopping(self.early_stopping),
                 logprobs=logprobs,
+                prompt_logprobs=max(scores, default=None),
                 grammar=grammar,
             )
         except InvalidArgumentError as error:

@@ -196,14 +196,29 @@ class Branch:
         self.block_table = answer.block_table
         self.num_stored = answer.num_stored_tokens
         # Where all of the history has KV (a full hit), its last token is run again for its logits alone.
-        self.num_computed = min(answer.num_stored_tokens, len(self.tokens) - 1)
+        # While its prompt is scored, the logits that tell of the first token that is not known are wanted as well.
+        if self.is_scored:
+            self.generation.recall_scores()
+        self.num_computed = min(answer.num_stored_tokens, self.first_logit)
         self.num_reported = answer.num_stored_tokens
         self.room = self.num_known
 
     @property
+    def is_scored(self) -> bool:
+        """Whether log probabilities of its prompt are still wanted of it."""
+        return self.index == 0 and self.generation.num_unscored > 0
+
+    @property
+    def first_logit(self) -> int:
+        """The first position whose logits are wanted: of its prompt while that is scored, else the last of its history."""
+        if self.is_scored:
+            return self.generation.num_prompt_tokens - 1 - self.generation.num_unscored
+        return len(self.tokens) - 1
+
+    @property
     def num_lost(self) -> int:
         """Positions whose KV it would lose by giving up its sequence now, if nothing of it stayed cached."""
-        return self.num_computed - self.num_stored if self.phase is Phase.RUNNING else 0
+        return max(0, self.num_computed - self.num_stored) if self.phase is Phase.RUNNING else 0
 
     def extended(self, answer: ExtendResult, room: int) -> None:
         """Room up to `room` was given. After a refusal a smaller ask can be answered behind a larger one."""

@@ -35,8 +35,9 @@ from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.worker.rounds import Origin, Rounds
 from radixkv.worker.runner import Runner
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.scheduler import Scheduler
+from radixkv.worker.scoring import PromptScores, ScoreMemory
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
 from radixkv.worker.text import ChatText
@@ -122,6 +123,7 @@ class Engine:
         )
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces
+        self._scores = ScoreMemory()  # of the engine's thread
         self._cache_stats = cache_stats
         self._clock = clock
         self._new_id = new_id
@@ -163,7 +165,9 @@ class Engine:
         return self._reader.spell(token_ids)
 
     def generate(self, params: GenerateParams) -> GenerationStream:
-        """Continue a prompt; see `GenerationStream`.
+        """Continue a prompt, or score it, or both; see `GenerationStream`.
+
+        With `prompt_logprobs` its tokens' log probabilities come first. With `max_tokens` 0 nothing is drawn: it is cached.
 
         Raises:
             InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool; there is no such
@@ -304,11 +308,17 @@ class Engine:
             submitted_s=now_s,
             adapter=prompt.adapter,
             terms=self._terms(now_s, params, prompt, pins),
+            scores=self._scores_of(prompt, params.sampling),
         )
         items.bound(partial(self._inbox.put, partial(self._rounds.cut_off, generation)))
         items.put(Started(generation.generation_id, tokens))
         self._post(partial(self._rounds.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
+
+    def _scores_of(self, prompt: History, sampling: SamplingParams) -> PromptScores | None:
+        num_top, start = sampling.prompt_logprobs, sampling.prompt_logprobs_start
+        memory = self._scores if prompt.shares_prefix else None
+        return None if num_top is None else PromptScores(prompt.namespace, prompt.tokens, start, num_top, memory)
 
     def _terms(
         self, now_s: float, params: GenerateParams | ForkParams, prompt: History, pins: tuple[PrefixPin, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -18,8 +18,9 @@ from radixkv.worker.pinning import Pinning, PrefixPin
 from radixkv.worker.reply import Reply, ReplyRules
 from radixkv.worker.sampler import SamplerRow
 from radixkv.worker.sampling import SampledToken, fresh_seed
+from radixkv.worker.scoring import PromptScores, Scores
 from radixkv.worker.stopping import Taken
-from radixkv.worker.stream import BranchFinished, Completed, Delta, StreamItem, Usage
+from radixkv.worker.stream import BranchFinished, Completed, Delta, PromptLogprobs, StreamItem, Usage
 
 __all__ = ["FinishedGenerations", "Generation", "History", "Terms"]
 
@@ -55,6 +56,7 @@ class Generation:
     Attributes:
         prompt: `num_prompt_tokens` of them, packed.
         trunk_length: tokens that all of its branches begin with: the prompt and the forced ones.
+        scores: how likely the tokens of its prompt are, as branch 0 computes it; None where nobody asked.
     """
 
     __slots__ = (
@@ -77,6 +79,7 @@ class Generation:
         "replies",
         "rules",
         "sampling",
+        "scores",
         "seed",
         "submitted_s",
         "terms",
@@ -96,6 +99,7 @@ class Generation:
         submitted_s: float,
         adapter: str = "",
         terms: Terms = Terms(),  # noqa: B008  # immutable
+        scores: PromptScores | None = None,
     ) -> None:
         self.generation_id = generation_id
         self.arrival = arrival
@@ -111,6 +115,7 @@ class Generation:
         self.num_prompt_tokens = num_tokens(prompt)
         self.trunk_length = self.num_prompt_tokens + len(self.sampling.forced_token_ids)
         self.pinning = Pinning(terms.pins)
+        self.scores = scores
         self.branches: list[Branch] = []
         self.replies: list[Reply] = []
         self.num_cached_tokens: int | None = None
@@ -181,6 +186,27 @@ class Generation:
             tokens = [branch.packed_tokens for branch in self.branches]
         terms = self.terms
         return tuple(History(one, self.namespace, terms.shares_prefix, terms.retention, self.adapter) for one in tokens)
+
+    # -- scoring the prompt
+
+    @property
+    def num_unscored(self) -> int:
+        """Tokens at the end of its prompt whose log probabilities are wanted and not known yet."""
+        return 0 if self.scores is None else self.scores.num_left
+
+    def recall_scores(self) -> None:
+        """Tell what others have left behind."""
+        if self.scores is not None:
+            self._tell_scores(self.scores.recall())
+
+    def take_scores(self, start: int, scores: Scores) -> None:
+        """Tell what was computed of the prompt's tokens from position `start` on."""
+        if self.scores is not None:
+            self._tell_scores(self.scores.take(start, scores))
+
+    def _tell_scores(self, events: Iterable[PromptLogprobs]) -> None:
+        for event in events:
+            self.items.put(event)
 
     # -- drawing
 

@@ -121,18 +121,25 @@ class PromptReader:
         Raises:
             InvalidArgumentError: it is too long for the model, or would not fit the pool even alone.
         """
+        start = sampling.prompt_logprobs_start
+        if start > num_prompt_tokens:
+            bound = f"at most {num_prompt_tokens}, the prompt's length in tokens"
+            raise InvalidArgumentError("prompt_logprobs_start", start, bound)
         num_forced = len(sampling.forced_token_ids)
-        if num_prompt_tokens + num_forced >= self._max_length:
-            bound = f"at most {self._max_length - 1} tokens, 1 less than the model's length"
+        longest = self._max_length - 1 if sampling.max_tokens else self._max_length
+        if num_prompt_tokens + num_forced > longest:
+            less = "1 less than the model's length" if sampling.max_tokens else "the model's length"
+            bound = f"at most {longest} tokens, {less}"
             length = f"{num_prompt_tokens + num_forced} tokens{', forced ones included' if num_forced else ''}"
             raise InvalidArgumentError("prompt", length, bound)
         max_length = min(num_prompt_tokens + sampling.max_tokens, self._max_length)
         capacity = self._num_blocks * self._block_size
-        if max_length - 1 > capacity:  # the last token of a history is never run
+        if max(num_prompt_tokens, max_length - 1) > capacity:  # the last token that is drawn is never run
+            most, pool = capacity + bool(sampling.max_tokens), f"{self._num_blocks} blocks of {self._block_size} slots"
             raise InvalidArgumentError(
                 "prompt + max_tokens",
                 f"{num_prompt_tokens} + {sampling.max_tokens} tokens",
-                f"at most {capacity + 1} tokens, for the pool's {self._num_blocks} blocks of {self._block_size} slots",
+                f"at most {most} tokens, for the pool's {pool}",
             )
         return max_length
 

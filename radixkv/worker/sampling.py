@@ -89,7 +89,7 @@ class SamplingParams:
     """How one request is sampled and when it ends. What is left out keeps all; see `SamplingDefaults` for what models want.
 
     Attributes:
-        max_tokens: tokens to generate at most, at least 1.
+        max_tokens: tokens to generate at most; 0 computes the prompt alone, so that it is cached, and not with beams.
         temperature: 0 (and anything below 1e-5) is greedy; else logits are divided by it. At most 100.
         top_k: keep the `top_k` most likely entries; 0 keeps all.
         top_p: keep the most likely entries that together reach this mass, in (0, 1].
@@ -117,6 +117,11 @@ class SamplingParams:
         stop_token_ids: token ids at which the reply ends, besides the model's own.
         ignore_eos: go on past the model's own end of reply.
         logprobs: answer log probabilities of the token drawn and of this many most likely ones; None for none at all.
+        prompt_logprobs: answer the log probability of each token of the prompt behind those before it, and of this many most
+            likely ones there; None for none at all. What is cached is not computed again where its log probabilities are
+            remembered too, as those of shared prefixes are with up to 1 most likely one.
+        prompt_logprobs_start: the first position of the prompt whose token is asked about, at most the prompt's length; what is
+            cached before it is not computed again. At 0 there is none to tell of: nothing stands before it.
     """
 
     max_tokens: int = 256
@@ -130,6 +135,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     best_of: int | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
@@ -143,7 +150,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the first field outside its bound."""
-        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _check("max_tokens", self.max_tokens, self.max_tokens >= 0, "at least 0")
         _check("temperature", self.temperature, 0 <= self.temperature <= 100, "between 0 and 100")
         _check("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 keeps all)")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
@@ -157,8 +164,14 @@ class SamplingParams:
         _check("stop", f"a text of {longest} characters", longest <= MAX_STOP_CHARACTERS, bound)
         ids_ok = len(self.stop_token_ids) <= MAX_STOPS and all(token_id >= 0 for token_id in self.stop_token_ids)
         _check("stop_token_ids", self.stop_token_ids, ids_ok, f"at most {MAX_STOPS} token ids, none negative")
-        logprobs_ok = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        _check("logprobs", self.logprobs, logprobs_ok, f"None or between 0 and {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            value_ok = value is None or 0 <= value <= MAX_LOGPROBS
+            _check(name, value, value_ok, f"None or between 0 and {MAX_LOGPROBS}")
+        start = self.prompt_logprobs_start
+        _check("prompt_logprobs_start", start, start >= 0, "at least 0")
+        start_ok = not start or self.prompt_logprobs is not None
+        _check("prompt_logprobs_start", start, start_ok, "0 without prompt_logprobs")
         self._check_search()
         self._check_biases()
 
@@ -167,6 +180,7 @@ class SamplingParams:
         _check("best_of", self.best_of, best_of_ok, f"None or between n, {self.n}, and {MAX_BRANCHES}")
         _check("num_beams", self.num_beams, 1 <= self.num_beams <= MAX_BEAMS, f"between 1 and {MAX_BEAMS}")
         if self.num_beams > 1:
+            _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1 with num_beams")
             _check("n", self.n, self.n <= self.num_beams, f"at most num_beams, {self.num_beams}")
             _check("best_of", self.best_of, self.best_of is None, "left out with num_beams")
             _check("grammar", self.grammar, self.grammar is None, "left out with num_beams")

@@ -29,7 +29,16 @@ from radixkv.worker.sampling import (
     SamplingParams,
 )
 from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
-from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
+from radixkv.worker.stream import (
+    BranchFinished,
+    Completed,
+    Delta,
+    FinishReason,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+    Usage,
+)
 from radixkv.worker.text import Message
 from radixkv.worker.verification import BlockDifference, BlockVerdict, Verification
 
@@ -82,11 +91,12 @@ _WITH_PRESENCE = (
     "seed",
     "n",
     "logprobs",
+    "prompt_logprobs",
     "best_of",
     "num_beams",
     "length_penalty",
 )
-_WITHOUT_PRESENCE = ("ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty")
+_WITHOUT_PRESENCE = ("ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "prompt_logprobs_start")
 MAX_IDS = 500_000
 """Token ids of a call that are made into numbers or text one by one."""
 
@@ -302,6 +312,17 @@ def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Respon
     match event:
         case Started():
             return response(started=pb.Started(generation_id=event.generation_id, prompt=event.prompt))
+        case PromptLogprobs():
+            top_token_ids = pack_tokens(event.top_ids)
+            return response(
+                prompt_logprobs=pb.PromptLogprobs(
+                    start=event.start,
+                    logprobs=event.logprobs,
+                    ranks=event.ranks,
+                    top_token_ids=top_token_ids,
+                    top_logprobs=event.top_logprobs,
+                )
+            )
         case Delta():
             logprobs = [_logprobs_to_proto(sampled) for sampled in event.logprobs]
             token_ids = pack_tokens(event.token_ids)
@@ -335,6 +356,12 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
     match proto.WhichOneof("event"):
         case "started":
             return Started(proto.started.generation_id, proto.started.prompt)
+        case "prompt_logprobs":
+            told = proto.prompt_logprobs
+            top_ids = tuple(unpack_tokens(told.top_token_ids))
+            return PromptLogprobs(
+                told.start, tuple(told.logprobs), tuple(told.ranks), top_ids, tuple(told.top_logprobs)
+            )
         case "delta":
             logprobs = tuple(
                 SampledToken(p.token_id, p.logprob, tuple((t.token_id, t.logprob) for t in p.top))

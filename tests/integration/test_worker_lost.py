@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hash_model import HashRunner
 
-from radixkv import InvalidArgumentError, PrefixCache, UnavailableError
+from radixkv import InvalidArgumentError, PrefixCache, UnavailableError, pack_tokens
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.lasting import Lasting
@@ -23,7 +23,15 @@ from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.request import GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started
+from radixkv.worker.stream import (
+    BranchFinished,
+    Completed,
+    Delta,
+    FinishReason,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+)
 
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
 PROMPT = [1, 2, 3, 4, 5]
@@ -181,6 +189,20 @@ def test_an_end_that_was_told_is_not_told_again() -> None:
     lasting.again(None)
     other = BranchFinished(1, FinishReason.LENGTH)
     assert lasting.fresh([Delta(0, (1,), "a"), end, Delta(1, (2,), "b"), other]) == [Delta(1, (2,), "b"), other]
+
+
+def test_of_a_prompt_only_what_was_not_told_is_scored_again() -> None:
+    lasting = Lasting(request(prompt_logprobs=1))
+    first, rest = (
+        PromptLogprobs(start, (-1.0,) * count, (1,) * count, (5,) * count, (-1.0,) * count)
+        for start, count in ((1, 2), (3, 2))
+    )
+    lasting.fresh([Started("first", pack_tokens(PROMPT)), first])
+    assert lasting.again(None).sampling.prompt_logprobs_start == 3
+    assert lasting.fresh([Started("second", pack_tokens(PROMPT)), rest]) == [rest]
+    with Engine(HashRunner(NUM_BLOCKS, BLOCK_SIZE), PrefixCache(NUM_BLOCKS, BLOCK_SIZE)) as engine:
+        events = list(engine.generate(lasting.again(None)))  # all are told
+    assert not any(isinstance(event, PromptLogprobs) for event in events)
 
 
 def test_the_seed_of_a_request_that_names_none_is_kept() -> None:
