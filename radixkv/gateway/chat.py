@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.answers import ChatCompletion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
@@ -109,7 +110,8 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
     exchange.leave_out(leave_noise_out(body.messages))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
-    transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments)
+    namespace = derived_namespace(exchange.tenant.namespace, salt=body.cache_salt or "")
+    transcript = await transcripts.read(namespace, messages, tools.tools, arguments)
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
     return _Plan(
         completion_id=f"chatcmpl-{uuid.uuid4().hex}",
@@ -132,6 +134,7 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
         sampling=plan.sampling,
         namespace=exchange.tenant.namespace,
         adapter=plan.model.adapter,
+        cache_salt=plan.body.cache_salt or "",
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,

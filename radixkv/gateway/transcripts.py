@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.json_text import read_json
+from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.fair_semaphore import own_work
@@ -76,6 +77,7 @@ class Transcript(NamedTuple):
     rest: the messages behind it, at least one.
     messages: all of them. With an empty history they say the same to a model whose template refuses `rest` on its own.
     model: identifies the model, its tokenizer and its template; empty where its chats cannot go on after a reply.
+    namespace: the owner's.
     """
 
     history: bytes
@@ -123,23 +125,24 @@ class Transcripts:
     ) -> Transcript:
         """The longest beginning of `messages` that ends in a known reply, as its ids, and the messages behind it.
 
+        What is remembered in a derived `namespace` is found there alone, and bounded with all that its owner has.
         Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used.
         O(characters of the messages).
         """
-        listed = list(messages)
+        listed, owner = list(messages), owner_of(namespace)
         model = await self._identify_model()
         if model is None or not listed:
-            return Transcript(b"", listed, listed, model or b"", namespace, b"", None)
+            return Transcript(b"", listed, listed, model or b"", owner, b"", None)
         chain = partial(self._chain, _root(model, namespace, tools, template_arguments or {}), listed)
         keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
         for position in range(len(listed) - 2, -1, -1):  # something must be left to reply to
             if listed[position].get("role") != "assistant":
                 continue
-            found = self._memo.find(namespace, keys[position])
+            found = self._memo.find(owner, keys[position])
             if found is not None and await self._is_sound(found):
                 self._memo.use(found)
-                return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, namespace, keys[-1], found)
-        return Transcript(b"", listed, listed, model, namespace, keys[-1], None)
+                return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, owner, keys[-1], found)
+        return Transcript(b"", listed, listed, model, owner, keys[-1], None)
 
     async def remember(
         self,
@@ -186,7 +189,8 @@ class Transcripts:
         """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
         model = await self._identify_model()
         if model is not None and messages:
-            found = self._memo.find(namespace, self._chain(_root(model, namespace, tools, {}), messages)[-1])
+            key = self._chain(_root(model, namespace, tools, {}), messages)[-1]
+            found = self._memo.find(owner_of(namespace), key)
             if found is not None:
                 self._memo.forget(found)
 

@@ -17,12 +17,12 @@ from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.core.namespaces import owner_of
 from radixkv.service.addresses import parse_address
 from radixkv.service.callers import current_caller
 from radixkv.service.config import REQUEST_S
 from radixkv.service.keepalive import server_keepalive
 from radixkv.service.limits import Limiter, Slot
-from radixkv.service.namespaces import owner_of
 from radixkv.service.security import Security, bind
 from radixkv.service.shares import Shares
 from radixkv.service.thread_calls import ThreadCalls, leave_calls
