@@ -204,12 +204,11 @@ class RootNode(Node):
 
     `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
     opened it shares with nobody; its sequences and their forks share among themselves, and what they leave is freed at once.
-    `account`: what the namespace holds of the pool. `pins`: the namespace's by their tokens, the oldest first. `num_pinned`:
-    blocks that they protect. `cut_pins`: the lengths in bytes of those that end inside a block, with how many have each, by
-    where that block begins.
+    `account`: what the namespace's owner holds of the pool. `pins`: the namespace's by their tokens, the oldest first.
+    `cut_pins`: the lengths in bytes of those that end inside a block, with how many have each, by where that block begins.
     """
 
-    __slots__ = ("account", "cut_pins", "is_hidden", "namespace", "num_pinned", "pins")
+    __slots__ = ("account", "cut_pins", "is_hidden", "namespace", "pins")
 
     def __init__(self, namespace: str, account: Account, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
@@ -218,7 +217,6 @@ class RootNode(Node):
         self.is_hidden = is_hidden
         self.pins: dict[bytes, Pin] = {}
         self.cut_pins: dict[int, Counter[int]] = {}
-        self.num_pinned = 0
 
 
 class Children(dict[bytes, Node]):

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.answers import streamed_or
 from radixkv.gateway.anthropic_answers import ERRORS, MessageAnswer, MessageContent, TokenCount, stop_of
@@ -104,15 +105,19 @@ async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange
     if breakpoints:
         state = request.app.state
         tokens = await read_prompt(state.backend, transcript, tools.tools)
-        pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, transcript.namespace)
+        pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, _namespace(body, exchange))
     return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, tokens, pins, body)
 
 
 async def _read_transcript(body: MessagesPrompt, tools: ToolPlan, request: Request, exchange: Exchange) -> Transcript:
-    assert exchange.tenant is not None
     transcripts: Transcripts = request.app.state.transcripts
     turns = await off_loop(request, partial(template_turns, body.system, body.messages))
-    return await transcripts.read(exchange.tenant.namespace, turns, tools.tools, goes_on=body.goes_on)
+    return await transcripts.read(_namespace(body, exchange), turns, tools.tools, goes_on=body.goes_on)
+
+
+def _namespace(body: MessagesPrompt, exchange: Exchange) -> str:
+    assert exchange.tenant is not None
+    return derived_namespace(exchange.tenant.namespace, salt=body.cache_salt or "")
 
 
 async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
@@ -121,6 +126,7 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
         sampling=plan.sampling,
         namespace=plan.transcript.namespace,
         adapter=plan.model.adapter,
+        cache_salt=plan.body.cache_salt or "",
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,

@@ -12,7 +12,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
 from radixkv.gateway.formats import Constraint, schema_constraint
-from radixkv.gateway.options import ApiModel, ModelName, StopTexts, drawing
+from radixkv.gateway.options import ApiModel, CacheSalt, ModelName, StopTexts, drawing
 from radixkv.gateway.tools import (
     MAX_TOOLS,
     ChatTool,
@@ -146,6 +146,7 @@ class MessagesPrompt(ApiModel):
     container: PlainValue = Field(None, description="Left out.")
     context_management: PlainValue = Field(None, description="Left out: the prompt is read as it is.")
     mcp_servers: PlainValue = Field(None, description="Left out.")
+    cache_salt: CacheSalt = None
 
     def check(self) -> None:
         """Refuse what cannot be honoured.

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.gateway.answers import ChatCompletion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
@@ -169,7 +170,8 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     goes_on = bool(body.continue_final_message)
-    transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments, goes_on=goes_on)
+    namespace = derived_namespace(exchange.tenant.namespace, salt=body.cache_salt or "")
+    transcript = await transcripts.read(namespace, messages, tools.tools, arguments, goes_on=goes_on)
     return plan_turn(body, model, transcript, tools, arguments, grammar, state.config.max_tokens)
 
 
@@ -218,6 +220,7 @@ async def _start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStrea
         sampling=plan.sampling,
         namespace=exchange.tenant.namespace,
         adapter=plan.model.adapter,
+        cache_salt=plan.body.cache_salt or "",
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,

@@ -161,6 +161,7 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> tuple
                 sampling=plan.sampling,
                 namespace=namespace,
                 adapter=plan.model.adapter,
+                cache_salt=plan.body.cache_salt or "",
                 priority=plan.body.priority or 0,
                 timeout_s=plan.body.timeout,
                 request_id=exchange.request_id,

@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import derived_namespace
 from radixkv.gateway.auth import Tenant
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.errors import rate_limit_headers
@@ -262,11 +263,13 @@ class _Meter:
                 exchange.num_prompt_tokens += cost.num_prompt_tokens
                 self._metrics.prompted(cost.num_prompt_tokens)
                 told = event.generation_id, self._transcript, self._params.adapter, event.prompt
-                self._told = ToldGeneration(*told, self._params.sampling.n)
+                self._told = ToldGeneration(*told, self._params.sampling.n, self._params.cache_salt)
                 self._generations.begin(self._told)
+                namespace, salt = self._params.namespace or DEFAULT_NAMESPACE, self._params.cache_salt
+                place = derived_namespace(namespace, salt=salt, adapter=self._params.adapter)
                 self._recorded = self._recording.begin(
-                    self._params.namespace or DEFAULT_NAMESPACE,
-                    self._params.adapter,
+                    namespace,
+                    place.removeprefix(namespace),
                     exchange.started_s,
                     self._params.sampling.max_tokens,
                     event.prompt,

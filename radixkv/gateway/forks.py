@@ -64,6 +64,9 @@ async def fork_generation(
     if body.model is not None and await served_model(request, body.model) != model:
         message = f"model is {body.model!r}; a generation goes on with its own, {model.name!r}"
         raise ApiError(400, message, code="invalid_value", param="model")
+    if (body.cache_salt or "") != told.cache_salt:
+        message = "the generation has another cache_salt, or none; name that one"
+        raise ApiError(400, message, code="invalid_value", param="cache_salt")
     grammar = exchange.hold(await off_loop(request, body.constraint))
     transcript = await _transcript(state.transcripts, told, body)
     if body.messages is not None:

@@ -46,16 +46,23 @@ class ToldGeneration:
     Attributes:
         generation_id: as the caller is told.
         transcript: what it replies to, in the namespace of its caller; without a key where that were no messages.
-        adapter: with which it was generated.
+        adapter, cache_salt: with which it was generated.
         prompt: packed ids that it continues. branches: by index.
     """
 
     def __init__(
-        self, generation_id: str, transcript: Transcript, adapter: str, prompt: bytes, num_branches: int
+        self,
+        generation_id: str,
+        transcript: Transcript,
+        adapter: str,
+        prompt: bytes,
+        num_branches: int,
+        cache_salt: str = "",
     ) -> None:
         self.generation_id = generation_id
         self.transcript = transcript
         self.adapter = adapter
+        self.cache_salt = cache_salt
         self.prompt = prompt
         self.branches = [GeneratedBranch() for _ in range(num_branches)]
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from radixkv.core.api import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import MAX_SALT_CHARS
 from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
@@ -31,6 +32,7 @@ from radixkv.worker.sampling import (
 __all__ = [
     "CHANGES_THE_ANSWER",
     "ApiModel",
+    "CacheSalt",
     "GenerationOptions",
     "MaxTokens",
     "ModelName",
@@ -190,6 +192,14 @@ class RetentionRange(ClosedModel):
         return self
 
 
+CacheSalt = Annotated[
+    Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None,
+    Field(
+        description="Extension. What is computed under one salt is found under no other, nor without one. It counts as your "
+        "own all the same. A secret: only its hash is kept."
+    ),
+]
+
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 """Of the model, or an adapter; left out: the model that is served."""
 
@@ -233,6 +243,7 @@ class GenerationOptions(ApiModel):
     user: Name | None = Field(None, description="Accepted; used for nothing.")
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
     best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
+    cache_salt: CacheSalt = None
 
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")

@@ -26,7 +26,7 @@ from radixkv.gateway.models import served_model
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.responses_answers import DeletedResponse, InputTokens, ItemList, ResponseObject
 from radixkv.gateway.responses_items import assistant_turn
-from radixkv.gateway.responses_plan import Plan, conversation_of, make_plan, start
+from radixkv.gateway.responses_plan import Plan, conversation_of, make_plan, space_of, start
 from radixkv.gateway.responses_run import Run, Runs
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.responses_tools import offers_of
@@ -200,7 +200,7 @@ async def delete_response(response_id: str, request: Request, tenant: Caller) ->
     except UnknownResponseError as error:
         raise _not_found(error) from None
     state.runs.forget(response_id)
-    await state.transcripts.forget(tenant.namespace, *conversation_of(context))
+    await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 

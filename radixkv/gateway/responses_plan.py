@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.bodies import off_loop
@@ -37,10 +38,13 @@ from radixkv.worker.request import GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.text import Message
 
-__all__ = ["Plan", "conversation_of", "make_plan", "start"]
+__all__ = ["Plan", "conversation_of", "make_plan", "space_of", "start"]
 
 _ABOUT_INPUT = ("history", "messages", "prompt", "prompt + max_tokens")
 """What the worker calls what the request calls `input`."""
+
+_SPACE = "cache_namespace"
+"""Where a stored response with a `cache_salt` says what it is cached in: the name holds a hash of the salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,20 @@ async def make_plan(
     tools = await off_loop(http, request.tool_plan)
     grammar = exchange.hold(tools.constraint or await off_loop(http, request.constraint))
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
+    space = derived_namespace(namespace, salt=request.cache_salt or "")
     parent = await _read_parent(store, namespace, request.previous_response_id)
+    if parent is not None and space_of(parent, namespace) != space:
+        message = (
+            f"previous_response_id: {request.previous_response_id!r} has another cache_salt, or none; name that one"
+        )
+        raise ApiError(400, message, code="invalid_value", param="cache_salt")
     earlier = parent.items if parent is not None else []
     items = await off_loop(http, partial(read_input, request.input, earlier))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
+    if request.cache_salt:
+        body[_SPACE] = space
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
-    transcript = await transcripts.read(namespace, messages, tools.tools)
+    transcript = await transcripts.read(space, messages, tools.tools)
     if parent is not None:
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
     return Plan(request, namespace, model, body, items, tools, sampling, transcript)
@@ -123,6 +135,12 @@ async def _read_parent(store: ResponseStore, namespace: str, response_id: str | 
         message = f"previous response {response_id!r} is {parent.response.status}; go on from one that is completed"
         raise ApiError(400, message, code="invalid_value", param="previous_response_id")
     return parent
+
+
+def space_of(context: Context, namespace: str) -> str:
+    """Where what a stored response was computed from is cached: in the tenant's `namespace`, or that of its salt there."""
+    space: str = context.response.body.get(_SPACE, namespace)
+    return space
 
 
 def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transcript: Transcript) -> Transcript:
@@ -225,6 +243,7 @@ def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
         sampling=plan.sampling,
         namespace=plan.namespace,
         adapter=plan.model.adapter,
+        cache_salt=plan.request.cache_salt or "",
         priority=plan.request.priority or 0,
         timeout_s=plan.request.timeout,
         request_id=exchange.request_id,

@@ -21,7 +21,7 @@ from radixkv.gateway.fields import (
     check_fits,
 )
 from radixkv.gateway.formats import Constraint, json_object, schema_constraint
-from radixkv.gateway.options import ApiModel, ModelName, RetentionRanges, StopTexts, check_plain, drawing
+from radixkv.gateway.options import ApiModel, CacheSalt, ModelName, RetentionRanges, StopTexts, check_plain, drawing
 from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
 from radixkv.worker.request import ModelInfo
@@ -96,7 +96,9 @@ class ResponseRequest(ApiModel):
     input: str | Annotated[list[Annotated[InputItem, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST]
     instructions: str | None = Field(None, description="A system message. Not carried over from the previous response.")
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="Any stored response: the new one goes on behind it."
+        None,
+        description="Any stored response: the new one goes on behind it. It needs the same `cache_salt`, or none as well; "
+        "under another one it is refused.",
     )
     store: bool | None = Field(None, description="Default true.")
     stream: bool | None = None
@@ -120,6 +122,7 @@ class ResponseRequest(ApiModel):
     conversation: PlainValue = Field(None, description="Not supported; use previous_response_id.")
     prompt: PlainValue = Field(None, description="Not supported; use instructions and input.")
 
+    cache_salt: CacheSalt = None
     seed: Annotated[int, Field(ge=-(2**63), lt=_UINT64)] | None = Field(None, description="Extension.")
     stop: StopTexts | None = Field(None, description="Extension.")
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")

@@ -36,6 +36,7 @@ from functools import partial, reduce
 from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
+from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.fair_semaphore import own_work
@@ -106,6 +107,7 @@ class Transcripts:
     ) -> Transcript:
         """The longest beginning of `messages` that ends in a known reply, as its ids, and the messages behind it.
 
+        What is remembered in a derived `namespace` is found there alone, and bounded with all that its owner has.
         Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used. With
         `goes_on` the last one is the assistant's text that the reply goes on from. O(characters of the messages).
 
@@ -116,20 +118,20 @@ class Transcripts:
             Prompt(messages=messages, continue_final_message=True)  # which refuses what cannot be gone on from
             before = await self.read(namespace, messages[:-1], tools, template_arguments)
             return await self._go_on(before, messages[-1], tools, template_arguments or {})
-        listed = list(messages)
+        listed, owner = list(messages), owner_of(namespace)
         model = await self._identify_model()
         if model is None or not listed:
-            return Transcript(b"", listed, listed, model or b"", namespace, b"", None)
+            return Transcript(b"", listed, listed, model or b"", owner, b"", None)
         chain = partial(self._chain, root_key(model, namespace, tools, template_arguments or {}), listed)
         keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
         for position in range(len(listed) - 2, -1, -1):  # something must be left to reply to
             if listed[position].get("role") != "assistant":
                 continue
-            found = self._memo.find(namespace, keys[position])
+            found = self._memo.find(owner, keys[position])
             if found is not None and await self._is_sound(found):
                 self._memo.use(found)
-                return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, namespace, keys[-1], found)
-        return Transcript(b"", listed, listed, model, namespace, keys[-1], None)
+                return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, owner, keys[-1], found)
+        return Transcript(b"", listed, listed, model, owner, keys[-1], None)
 
     async def _go_on(
         self, before: Transcript, last: Message, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
@@ -265,7 +267,8 @@ class Transcripts:
         """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
         model = await self._identify_model()
         if model is not None and messages:
-            found = self._memo.find(namespace, self._chain(root_key(model, namespace, tools, {}), messages)[-1])
+            key = self._chain(root_key(model, namespace, tools, {}), messages)[-1]
+            found = self._memo.find(owner_of(namespace), key)
             if found is not None:
                 self._memo.forget(found)
 

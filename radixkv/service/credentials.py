@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import is_derived, owner_of
 from radixkv.service.keys_file import KeysFile
-from radixkv.service.namespaces import is_made_here, owner_of
 
 __all__ = ["ANONYMOUS", "LIMITS", "ROLES", "KeyRing", "Tenant", "TenantLimits"]
 
@@ -105,7 +105,7 @@ class Tenant:
         return "admin" in self.roles or not self.roles.isdisjoint(roles)
 
     def may_name(self, namespace: str) -> bool:
-        """Whether it may name a namespace; that of an adapter as the one that it belongs to. O(1)."""
+        """Whether it may name a namespace; that of an adapter or salt as the one that it is derived of. O(1)."""
         named = frozenset((self.namespace,)) if self.namespaces is None else self.namespaces
         return self.sees_all or namespace in named or owner_of(namespace) in named
 
@@ -284,8 +284,8 @@ def _read_names(row: dict[str, Any]) -> tuple[str, str]:
             )
     assert isinstance(name, str)
     assert isinstance(namespace, str)
-    if is_made_here(namespace):
-        raise InvalidArgumentError("[[tenant]] namespace", namespace, "one that is no adapter's")
+    if is_derived(namespace):
+        raise InvalidArgumentError("[[tenant]] namespace", namespace, "one that is no adapter's or salt's")
     return name, namespace
 
 

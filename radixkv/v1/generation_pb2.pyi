@@ -156,7 +156,7 @@ class Grammar(_message.Message):
     def __init__(self, json_object: _Optional[bool] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "history", "sampling", "namespace", "priority", "timeout_s", "request_id", "no_prefix_sharing", "retention", "adapter", "pins")
+    __slots__ = ("prompt", "history", "sampling", "namespace", "priority", "timeout_s", "request_id", "no_prefix_sharing", "retention", "adapter", "pins", "cache_salt")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,7 @@ class GenerateRequest(_message.Message):
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     history: bytes
     sampling: SamplingParams
@@ -179,7 +180,8 @@ class GenerateRequest(_message.Message):
     retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
     adapter: str
     pins: _containers.RepeatedCompositeFieldContainer[PrefixPin]
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., namespace: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., no_prefix_sharing: _Optional[bool] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., adapter: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., namespace: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., no_prefix_sharing: _Optional[bool] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., adapter: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class PrefixPin(_message.Message):
     __slots__ = ("num_tokens", "ttl_s")

@@ -157,7 +157,7 @@ class Admission:
         self._growth.finished(len(branch.tokens) - prompt_length, branch.max_length - prompt_length)
         self._recovering.clear()
         self.freed()
-        self.tenants.freed(branch.generation.namespace)
+        self.tenants.freed(branch.owner)
 
     def preempted(self, owner: str) -> None:
         """A running branch needed blocks that had been given away, and got those of `owner`, of which nobody is admitted until
@@ -170,7 +170,7 @@ class Admission:
         """A branch that waits for others has given up its blocks for them."""
         self._recovering.clear()
         self.freed()
-        self.tenants.freed(branch.generation.namespace)
+        self.tenants.freed(branch.owner)
 
     def gave_way_to(self, branch: Branch) -> None:
         """A running branch has given up its blocks for one that was refused."""

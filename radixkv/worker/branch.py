@@ -18,8 +18,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from radixkv.core.api import AcquireResult, ExtendResult
+from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens
-from radixkv.service.namespaces import owner_of
 from radixkv.worker.limits import BACKGROUND_PRIORITY
 from radixkv.worker.lines import OpenedLine
 

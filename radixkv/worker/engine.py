@@ -25,8 +25,8 @@ from typing import TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
+from radixkv.core.namespaces import adapter_of, derived_namespace, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
-from radixkv.service.namespaces import adapter_namespace, adapter_of, owner_of
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
 from radixkv.worker.limits import BACKGROUND_PRIORITY, SchedulerLimits
@@ -182,7 +182,7 @@ class Engine:
         if params.adapter and params.adapter not in self._info.adapters:
             bound = f"one of {', '.join(self._info.adapters)}" if self._info.adapters else "left out: none is served"
             raise InvalidArgumentError("adapter", params.adapter, bound)
-        namespace = adapter_namespace(namespace, params.adapter)
+        namespace = derived_namespace(namespace, salt=params.cache_salt, adapter=params.adapter)
         history = History(tokens, namespace, shares_prefix, tuple(params.retention), params.adapter)
         for pin in params.pins:
             if not 1 <= pin.num_tokens <= num_tokens(tokens):
@@ -206,7 +206,7 @@ class Engine:
         position = length if params.position is None else params.position
         if not 0 <= position <= length:
             raise InvalidArgumentError("position", position, f"between 0 and {length}, the length of its history")
-        tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES], history.namespace)
+        tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES], owner_of(history.namespace))
         retention = tuple(params.retention) or history.retention
         can_fork = num_tokens(tokens) == position and retention == history.retention
         origin = Origin(params.generation_id, params.branch, position) if can_fork else None

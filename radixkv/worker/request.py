@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
+from radixkv.core.namespaces import check_salt
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention, check_unicode
 from radixkv.worker.limits import BACKGROUND_PRIORITY
@@ -111,6 +112,8 @@ class GenerateParams(Prompt):
         namespace: isolation domain of what is cached; nothing matches across two. None: the caller's own, where a
             worker knows its callers, and else "default".
         adapter: name of the low-rank adapter to generate with; empty: the model alone. Nothing matches across two of them.
+        cache_salt: nothing matches across two salts of a namespace, in whose books all of them are; at most 256 characters. A
+            secret: what is cached and told names a hash. Empty: none, which is one of its own.
         priority: among those of the same namespace, the higher, the earlier it is served, -100 to 100. -100 is the background,
             which gives way to all others, also of other namespaces, whose first token is awaited.
         timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
@@ -131,12 +134,14 @@ class GenerateParams(Prompt):
     request_id: str = ""
     retention: Sequence[Retention] = ()
     pins: Sequence[PrefixPin] = ()
+    cache_salt: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)
         _check_service(self.priority, self.timeout_s, self.request_id)
         check_retention(self.retention)
         check_pins(self.pins)
+        check_salt(self.cache_salt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +153,7 @@ class ForkParams(Prompt):
         branch: which of its branches, as answered. Before its end, a generation with `best_of` or beams has nothing but its
             prompt to share.
         position: tokens of that branch's history (prompt and generated) to be shared; None: all there are.
-        sampling: as for a generation of its own. Namespace and adapter are the other generation's.
+        sampling: as for a generation of its own. Namespace, salt and adapter are the other generation's.
         priority, timeout_s, request_id: as in `GenerateParams`.
         retention: the same; empty: that of the other generation.
         sees: whether who asks may know of what is generated in a namespace; a generation of another one is unknown to it.

@@ -287,7 +287,7 @@ class Scheduler:
             head = self._admission.next(now_s, may_begin, is_idle=was_alone)
             if head is None:
                 return
-            is_only_tenant = not self._holders.has_any_of(head.generation.namespace)
+            is_only_tenant = not self._holders.has_any_of(head.owner)
             self._holders.open(head, len(head.tokens))
             head.num_computed = min(head.num_matched, len(head.tokens) - 1)
             num_held[head.owner] += 1 + head.generation.num_to_come
@@ -315,7 +315,7 @@ class Scheduler:
             if branch.seq_id != answer.seq_id:
                 continue  # it was cancelled meanwhile; its release is on the way
             branch.opened(answer)
-            self._admission.tenants.admitted(branch.generation.namespace)
+            self._admission.tenants.admitted(branch.owner)
             self._newly_opened.append(branch)
             load = self.preemption.bring_back(branch)
             if load is not None:
@@ -376,7 +376,7 @@ class Scheduler:
         self._holders.forget(branch)
         branch.close(Phase.RESTING)
         if isinstance(error, QuotaError):
-            was_alone, parked = entry.was_only_tenant, self._relief.parked_of(op.namespace)
+            was_alone, parked = entry.was_only_tenant, self._relief.parked_of(branch.owner)
         else:
             was_alone, parked = entry.was_alone, list(self.preemption.parked)
         if not isinstance(error, (OutOfBlocksError, QuotaError)):

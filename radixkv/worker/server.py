@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.core.namespaces import owner_of
 from radixkv.service.addresses import parse_address
 from radixkv.service.callers import current_caller
 from radixkv.service.config import REQUEST_S
@@ -25,7 +26,6 @@ from radixkv.service.keepalive import server_keepalive
 from radixkv.service.kv_events import NO_ENGINE
 from radixkv.service.kv_events import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.service.limits import Limiter, Slot
-from radixkv.service.namespaces import owner_of
 from radixkv.service.security import Security, bind
 from radixkv.service.shares import Shares
 from radixkv.service.thread_calls import ThreadCalls, leave_calls

@@ -16,8 +16,8 @@ import numpy as np
 
 from radixkv.core.api import AcquireOp, AcquireResult, CacheHolder, MatchOp, MatchResult, ReleaseOp
 from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError, QuotaError, RadixKVError
+from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens, token_array
-from radixkv.service.namespaces import adapter_of
 from radixkv.worker.forward_row import ForwardRow
 from radixkv.worker.runner import Runner
 from radixkv.worker.verification import BlockVerdict, Verification

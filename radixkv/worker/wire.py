@@ -240,6 +240,7 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
         request_id=params.request_id,
         no_prefix_sharing=not params.shares_prefix,
         adapter=params.adapter,
+        cache_salt=params.cache_salt,
     )
     retention_to_proto(params.retention, request.retention)
     for pin in params.pins:
@@ -266,6 +267,7 @@ def generate_from_proto(proto: pb.GenerateRequest, defaults: SamplingDefaults = 
         shares_prefix=not proto.no_prefix_sharing,
         retention=retention_from_proto(proto.retention),
         adapter=proto.adapter,
+        cache_salt=proto.cache_salt,
         pins=tuple(PrefixPin(pin.num_tokens, pin.ttl_s) for pin in islice(proto.pins, MAX_PINS + 1)),
     )
 

@@ -250,13 +250,13 @@ PLANTED_BUGS = (
     PlantedBug(
         "what a holder heard to be cleared is told to the next service",
         "client/ledger.py",
-        "                self._trees.pop(entry.namespace, None)\n",
-        "                pass\n",
+        "if not covers(entry.namespace, name)}\n",
+        "}\n",
     ),
     PlantedBug(
         "what was cleared is matched until it is evicted",
         "core/management.py",
-        "root = self._forest.roots.pop(validation.check_namespace(namespace), None)",
-        "root = self._forest.roots.get(validation.check_namespace(namespace))",
+        "        del self._forest.roots[root.namespace]\n",
+        "",
     ),
 )

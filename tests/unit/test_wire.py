@@ -50,6 +50,7 @@ def test_all_that_a_request_says_comes_through() -> None:
         sampling=SamplingParams(max_tokens=7, seed=5),
         namespace="red",
         adapter="french",
+        cache_salt="pepper",
         priority=2,
         timeout_s=1.5,
         shares_prefix=False,

@@ -12,6 +12,7 @@ from pydantic import Field
 from radixkv.client import RemoteReader
 from radixkv.core.api import PinInfo
 from radixkv.core.errors import PinBudgetError, UnknownPoolError
+from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.auth import CurrentTenant, Tenant
@@ -21,7 +22,6 @@ from radixkv.gateway.cache_view.observer import CacheObserver
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, ClosedModel
 from radixkv.gateway.sse import EventStreamResponse, sse
-from radixkv.service.namespaces import owner_of
 
 __all__ = ["router"]
 
