@@ -12,6 +12,7 @@ API_PREFIX = "/v1/"
 _ROOTS = (
     "chat",
     "completions",
+    "conversations",
     "detokenize",
     "get_model_info",
     "messages",

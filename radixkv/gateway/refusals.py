@@ -24,7 +24,6 @@ _NOT_SERVED = {
     "moderations": "no moderation is served here",
     **dict.fromkeys(("images", "videos"), "no images are served here"),
     **dict.fromkeys(("audio", "realtime"), "no sound is served here"),
-    "conversations": "chats are kept by previous_response_id of /v1/responses, or below /v1/radixkv/conversations",
 }
 """What other servers have, by the beginning of the path."""
 

@@ -49,7 +49,7 @@ class Plan:
 
     Attributes:
         body: the response object as it begins.
-        items: the request's own input.
+        items: the request's own input. before: what its conversation holds.
         transcript: how the conversation is put to the model.
     """
 
@@ -61,6 +61,7 @@ class Plan:
     tools: ToolPlan
     sampling: SamplingParams
     transcript: Transcript
+    before: Sequence[Item] = ()
 
     def new_reply(self) -> Reply:
         """Reads the worker's events."""
@@ -101,14 +102,17 @@ async def make_plan(
     grammar = exchange.hold(tools.constraint or await off_loop(http, request.constraint))
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
     parent = await _read_parent(store, namespace, request.previous_response_id)
-    earlier = parent.items if parent is not None else []
+    before: list[Item] = []
+    if request.conversation_id is not None:
+        before = await http.app.state.item_lists.items(namespace, request.conversation_id)
+    earlier = parent.items if parent is not None else before
     items = await off_loop(http, partial(read_input, request.input, earlier))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
     transcript = await transcripts.read(namespace, messages, tools.tools)
     if parent is not None:
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
-    return Plan(request, namespace, model, body, items, tools, sampling, transcript)
+    return Plan(request, namespace, model, body, items, tools, sampling, transcript, before)
 
 
 async def _read_parent(store: ResponseStore, namespace: str, response_id: str | None) -> Context | None:
@@ -161,6 +165,7 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
         "status": "queued" if request.background else "in_progress",
         "background": bool(request.background),
         "completed_at": None,
+        "conversation": {"id": request.conversation_id} if request.conversation_id is not None else None,
         "error": None,
         "incomplete_details": None,
         "instructions": request.instructions,

@@ -135,7 +135,6 @@ def test_a_ping_is_answered_as_health_is(http: httpx.Client) -> None:
         ("/v1/moderations", "no moderation is served here"),
         ("/v1/rerank", "no scores of texts are served here"),
         ("/v1/audio/speech", "no sound is served here"),
-        ("/v1/conversations/conv_1/items", "chats are kept by previous_response_id"),
         ("/v1/nothing", "there is no such URL here"),
     ],
 )

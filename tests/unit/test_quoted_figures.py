@@ -19,6 +19,7 @@ from radixkv.gateway import connections, fields
 from radixkv.gateway.conversations.live import MAX_WAITING_BYTES
 from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.exchange import MAX_LEFT_OUT
+from radixkv.gateway.item_lists import MAX_ITEMS, MAX_LIST_BYTES
 from radixkv.gateway.middleware import SMALL_BODY_BYTES
 from radixkv.gateway.recording import MAX_REQUESTS
 from radixkv.gateway.schemas import FORMATS
@@ -161,6 +162,7 @@ BOUNDS = {
     ],
     "radixkv/gateway/README.md": [
         f"one conversation up to {MAX_MESSAGES:,} messages and {MAX_CONVERSATION_BYTES >> 20} MiB",
+        f"One has at most {MAX_ITEMS:,} items and {MAX_LIST_BYTES >> 20} MiB",
         f"One that lets {MAX_WAITING_BYTES >> 20} MiB wait is ended",
         f"at most {MAX_LEFT_OUT} names",
         f"formats other than {', '.join(f'`{each}`' for each in FORMATS)}",
