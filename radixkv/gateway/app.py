@@ -15,7 +15,18 @@ from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway import anthropic_routes, chat, completions, engine_routes, forks, models, pages, replay, responses
+from radixkv.gateway import (
+    anthropic_routes,
+    chat,
+    completions,
+    engine_routes,
+    forks,
+    item_list_routes,
+    models,
+    pages,
+    replay,
+    responses,
+)
 from radixkv.gateway.admission import Admission
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
@@ -93,6 +104,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(completions.router)
     app.include_router(forks.router)
     app.include_router(responses.router)
+    app.include_router(item_list_routes.router)
     app.include_router(anthropic_routes.router)
     app.include_router(engine_routes.router)
     app.include_router(job_routes.router)

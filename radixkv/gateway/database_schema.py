@@ -200,7 +200,27 @@ CREATE TRIGGER batch_resized AFTER UPDATE OF size_bytes ON batches BEGIN
         WHERE namespace = new.namespace;
 END;
 """
-STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS)
+_ITEM_LISTS = """
+CREATE TABLE item_lists (
+    id TEXT PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    metadata TEXT NOT NULL,                    -- JSON
+    num_items INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL                -- with its items
+);
+CREATE INDEX item_lists_by_namespace ON item_lists (namespace, size_bytes);
+CREATE TABLE items (
+    number INTEGER PRIMARY KEY,                -- grows with every item
+    list TEXT NOT NULL,
+    id TEXT NOT NULL,
+    item TEXT NOT NULL,                        -- JSON
+    size_bytes INTEGER NOT NULL,
+    UNIQUE (list, id)
+);
+CREATE INDEX items_in_order ON items (list, number);
+"""
+STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS)
 """What each version has added to the one before; a file of an earlier version is brought up to the latest."""
 
 SCHEMA_VERSION = len(STEPS)

@@ -13,6 +13,7 @@ _ROOTS = (
     "batches",
     "chat",
     "completions",
+    "conversations",
     "detokenize",
     "files",
     "get_model_info",

@@ -19,14 +19,11 @@ from radixkv.gateway.exchange import EXCHANGE
 __all__ = ["add_error_handlers", "error_response", "refusal_of"]
 
 _NOT_SERVED = {
-    **dict.fromkeys(("embeddings", "api/embed", "api/embeddings", "embedding"), "embeddings are"),
-    **dict.fromkeys(("rerank", "score", "pooling", "classify"), "scores of texts are"),
-    "moderations": "moderation is",
-    **dict.fromkeys(("images", "videos"), "images are"),
-    "audio": "sound is",
-    "realtime": "sound is",
-    **dict.fromkeys(("fine_tuning", "assistants", "threads", "vector_stores", "containers", "evals"), "that is"),
-    "conversations": "conversations of this kind are",
+    **dict.fromkeys(("embeddings", "api/embed", "api/embeddings", "embedding"), "no embeddings are served here"),
+    **dict.fromkeys(("rerank", "score", "pooling", "classify"), "no scores of texts are served here"),
+    "moderations": "no moderation is served here",
+    **dict.fromkeys(("images", "videos"), "no images are served here"),
+    **dict.fromkeys(("audio", "realtime"), "no sound is served here"),
 }
 """What other servers have, by the beginning of the path."""
 
@@ -106,11 +103,11 @@ def _of_http(error: HTTPException, request: Request) -> ApiError:
 def _no_such_url(request: Request) -> str:
     """Which there are: of what other servers have, no more than is served here."""
     asked = request.url.path.removeprefix("/v1").strip("/")
-    kind = next((kind for start, kind in _NOT_SERVED.items() if f"{asked}/".startswith(f"{start}/")), None)
-    if kind is None and not request.url.path.startswith("/v1/"):
+    why = next((why for start, why in _NOT_SERVED.items() if f"{asked}/".startswith(f"{start}/")), None)
+    if why is None and not request.url.path.startswith("/v1/"):
         return "there is no such URL here; the API lies below /v1 and is described at /docs"
     described = (request.app.openapi_schema or {}).get("paths", {})  # made when the server starts
     paths = sorted(path.removeprefix("/v1") for path, methods in described.items() if "post" in methods)
     served = ", ".join(path for path in paths if "{" not in path and not path.startswith("/radixkv"))
-    why = "there is no such URL here" if kind is None else f"{kind} not served here: the model writes text"
-    return f"{why}; {f'POST below /v1 takes {served}; ' if served else ''}all is described at /docs"
+    takes = f"POST below /v1 takes {served}; " if served else ""
+    return f"{why or 'there is no such URL here'}; {takes}all is described at /docs"

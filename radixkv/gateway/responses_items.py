@@ -21,7 +21,7 @@ from radixkv.gateway.responses_schema import InputItem, InputPart
 from radixkv.gateway.responses_tools import INPUT, offered_name
 from radixkv.worker.text import Message
 
-__all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "read_input", "to_messages"]
+__all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "page_of", "read_input", "to_messages"]
 
 Item = dict[str, Any]
 
@@ -41,12 +41,26 @@ def new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
-def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item]) -> list[Item]:
+def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) -> dict[str, Any]:
+    """A page of items as the API lists them. Raises ApiError 404 where none has the id `after`."""
+    listed = list(items) if order == "asc" else list(items)[::-1]
+    if after is not None:
+        index = next((i for i, item in enumerate(listed) if item["id"] == after), None)
+        if index is None:
+            raise ApiError(404, f"item with id {after!r} not found", code="not_found", param="after")
+        listed = listed[index + 1 :]
+    page = listed[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
+    return {"object": "list", "data": page, **ends, "has_more": len(listed) > len(page)}
+
+
+def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item], field: str = "input") -> list[Item]:
     """Input items as they are stored and listed, each with an id.
 
     Args:
         given: the request's `input`.
         earlier: items before it, to which an ``item_reference`` may point.
+        field: of the request, that holds them.
 
     Raises:
         ApiError: 400: there is none, or one is not understood; 404: one refers to an item that is not there.
@@ -57,7 +71,7 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item]) -> lis
     known = {item["id"]: item for item in earlier}
     num_left = MAX_REFERRED_CHARACTERS
     for index, item in enumerate(given):
-        param = f"input.{index}"
+        param = f"{field}.{index}"
         if _is_left_out(item):
             continue
         if item.type == "item_reference":
@@ -72,9 +86,9 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item]) -> lis
             items.append(_read_item(item, param))
         known[items[-1]["id"]] = items[-1]
     if not items:
-        raise ApiError(400, "input is empty; it must hold at least 1 item", code="invalid_value", param="input")
-    check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), "input")
-    check_plain([text for item in items for text in _strings(item)], "input", MAX_ITEM_STRINGS * len(items) + 1)
+        raise ApiError(400, f"{field} is empty; it must hold at least 1 item", code="invalid_value", param=field)
+    check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), field)
+    check_plain([text for item in items for text in _strings(item)], field, MAX_ITEM_STRINGS * len(items) + 1)
     return items
 
 

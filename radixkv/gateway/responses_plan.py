@@ -53,7 +53,7 @@ class Plan:
 
     Attributes:
         body: the response object as it begins.
-        items: the request's own input.
+        items: the request's own input. before: what its conversation holds.
         transcript: how the conversation is put to the model.
     """
 
@@ -65,6 +65,7 @@ class Plan:
     tools: ToolPlan
     sampling: SamplingParams
     transcript: Transcript
+    before: Sequence[Item] = ()
 
     def new_reply(self) -> Reply:
         """Reads the worker's events."""
@@ -111,7 +112,10 @@ async def make_plan(
             f"previous_response_id: {request.previous_response_id!r} has another cache_salt, or none; name that one"
         )
         raise ApiError(400, message, code="invalid_value", param="cache_salt")
-    earlier = parent.items if parent is not None else []
+    before: list[Item] = []
+    if request.conversation_id is not None:
+        before = await http.app.state.item_lists.items(namespace, request.conversation_id)
+    earlier = parent.items if parent is not None else before
     items = await off_loop(http, partial(read_input, request.input, earlier))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
     if request.cache_salt:
@@ -120,7 +124,7 @@ async def make_plan(
     transcript = await transcripts.read(space, messages, tools.tools)
     if parent is not None:
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
-    return Plan(request, namespace, model, body, items, tools, sampling, transcript)
+    return Plan(request, namespace, model, body, items, tools, sampling, transcript, before)
 
 
 async def _read_parent(store: ResponseStore, namespace: str, response_id: str | None) -> Context | None:
@@ -179,6 +183,7 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
         "status": "queued" if request.background else "in_progress",
         "background": bool(request.background),
         "completed_at": None,
+        "conversation": {"id": request.conversation_id} if request.conversation_id is not None else None,
         "error": None,
         "incomplete_details": None,
         "instructions": request.instructions,

@@ -27,7 +27,7 @@ from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
 from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import Grammar, SamplingParams
 
-__all__ = ["InputItem", "ResponseRequest"]
+__all__ = ["InputItem", "Metadata", "ResponseRequest"]
 
 MAX_METADATA = 16
 MAX_INCLUDE = 64
@@ -81,6 +81,15 @@ class TextConfig(ApiModel):
     format: TextFormat | None = None
 
 
+ListId = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class ConversationId(ApiModel):
+    """Names a conversation."""
+
+    id: ListId
+
+
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=MAX_METADATA),
@@ -119,7 +128,9 @@ class ResponseRequest(ApiModel):
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[Name], Field(max_length=MAX_INCLUDE), FAIL_FAST] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    conversation: PlainValue = Field(None, description="Not supported; use previous_response_id.")
+    conversation: ListId | ConversationId | None = Field(
+        None, description="Its items stand before the input; input and output are added to it."
+    )
     prompt: PlainValue = Field(None, description="Not supported; use instructions and input.")
 
     cache_salt: CacheSalt = None
@@ -144,9 +155,11 @@ class ResponseRequest(ApiModel):
         Raises:
             ApiError: 400 with the field that is at fault.
         """
-        for name, instead in (("conversation", "previous_response_id"), ("prompt", "instructions and input")):
-            if getattr(self, name) is not None:
-                raise _refusal(f"{name} is not supported here; use {instead}", name)
+        if self.prompt is not None:
+            raise _refusal("prompt is not supported here; use instructions and input", "prompt")
+        if self.conversation is not None and self.previous_response_id is not None:
+            message = "conversation and previous_response_id both say what comes before; leave one of them out"
+            raise _refusal(message, "conversation")
         if self.background and not self.stores:
             raise _refusal("background needs store: the response could not be retrieved", "background")
         if self.top_logprobs and not self.wants_logprobs:
@@ -159,6 +172,11 @@ class ResponseRequest(ApiModel):
     def stores(self) -> bool:
         """Whether the response is kept."""
         return self.store is not False
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that it is made in."""
+        return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
 
     @property
     def wants_logprobs(self) -> bool:

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from radixkv.gateway.errors import ApiError
 
-__all__ = ["Definitions", "Detail", "engine_schema"]
+__all__ = ["FORMATS", "Definitions", "Detail", "engine_schema"]
 
 Definitions = dict[str, Any]
 """What the rewritten schemas of one grammar refer to: its `$defs`."""
@@ -39,7 +39,8 @@ class Detail(IntEnum):
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _MEMBERS = ("allOf", "anyOf", "oneOf")
-_FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+"""Of texts, that the engine knows."""
 _LEFT_OUT = (
     *("$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "if"),
     *("maxContains", "minContains", "uniqueItems"),
@@ -137,7 +138,7 @@ class _Rewriter:
             return named.keys() <= set(required) or self._leave_out(keyword)
         if keyword == "pattern" and _OUT_OF_REACH.search(str(value)):
             return self._leave_out(keyword)
-        if keyword == "format" and value not in _FORMATS:
+        if keyword == "format" and value not in FORMATS:
             return "string" in str(schema.get("type", "string")) and self._leave_out(keyword)
         if keyword == "required" and not isinstance(value, list):
             return self._leave_out(keyword)

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.database import Database
+from radixkv.gateway.item_lists import ItemLists
 from radixkv.gateway.jobs.batches import BatchStore
 from radixkv.gateway.jobs.files import FileStore
 from radixkv.gateway.jobs.quotas import JobLimits
@@ -35,7 +36,8 @@ _LOG = logging.getLogger(__name__)
 @asynccontextmanager
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     """The application's lifespan: opens its state file and sets
-    `state.store`, `state.conversations`, `state.transcripts`, `state.runs`, `state.files`, `state.batches` and `state.jobs`.
+    `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`, `state.files`, `state.batches`
+    and `state.jobs`.
 
     At the end all that is under way is ended and stored.
 
@@ -52,6 +54,9 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             ttl_s=config.response_ttl_s,
             max_responses=config.max_responses,
             max_bytes=config.max_response_bytes,
+        )
+        state.item_lists = ItemLists(
+            database, max_lists=config.max_conversations, max_bytes=config.max_conversation_bytes
         )
         state.conversations = Conversations(
             database,

@@ -63,6 +63,14 @@ OPERATIONS = (
     ("GET", "/v1/messages/batches/{batch_id}/results"),
     ("POST", "/v1/messages/batches/{batch_id}/cancel"),
     ("DELETE", "/v1/messages/batches/{batch_id}"),
+    ("POST", "/v1/conversations"),
+    ("GET", "/v1/conversations/{conversation_id}"),
+    ("POST", "/v1/conversations/{conversation_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}"),
+    ("GET", "/v1/conversations/{conversation_id}/items"),
+    ("POST", "/v1/conversations/{conversation_id}/items"),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"),
     ("GET", "/v1/radixkv/conversations"),
     ("POST", "/v1/radixkv/conversations"),
     ("POST", "/v1/radixkv/conversations/import"),
@@ -106,8 +114,20 @@ def known(server: GatewayServer) -> dict[str, str]:
     return {"conversation_id": made["id"], "message_id": made["head"]}
 
 
+@pytest.fixture
+def known_items(server: GatewayServer) -> dict[str, str]:
+    """The same of a conversation of the Responses API."""
+    url = f"{server.url}/conversations"
+    made = httpx.post(url, json={"items": [{"role": "user", "content": "Hello"}]}).json()
+    (item,) = httpx.get(f"{url}/{made['id']}/items").json()["data"]
+    return {"conversation_id": made["id"], "item_id": item["id"]}
+
+
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_no_valid_request_makes_the_server_fail(api: Any, known: dict[str, str], method: str, path: str) -> None:
+def test_no_valid_request_makes_the_server_fail(
+    api: Any, known: dict[str, str], known_items: dict[str, str], method: str, path: str
+) -> None:
+    known = known_items if path.startswith("/v1/conversations") else known
     there = {} if path.endswith("/events") else known  # which would never end
     fuzz(api[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE), there)
 
@@ -119,6 +139,7 @@ def test_no_valid_request_makes_the_server_fail(api: Any, known: dict[str, str],
         "/v1/completions",
         "/v1/messages",
         "/v1/responses",
+        "/v1/conversations",
         "/v1/tokenize",
         "/v1/detokenize",
         "/v1/radixkv/conversations",

@@ -131,10 +131,10 @@ def test_a_ping_is_answered_as_health_is(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/v1/embeddings", "embeddings are not served here"),
-        ("/v1/moderations", "moderation is not served here"),
-        ("/v1/rerank", "scores of texts are not served here"),
-        ("/v1/audio/speech", "sound is not served here"),
+        ("/v1/embeddings", "no embeddings are served here"),
+        ("/v1/moderations", "no moderation is served here"),
+        ("/v1/rerank", "no scores of texts are served here"),
+        ("/v1/audio/speech", "no sound is served here"),
         ("/v1/nothing", "there is no such URL here"),
     ],
 )

@@ -16,9 +16,13 @@ from bench.report import percentile
 from radixkv.cli.program import COMMANDS
 from radixkv.core import json_text, validation
 from radixkv.gateway import connections, fields
+from radixkv.gateway.conversations.live import MAX_WAITING_BYTES
 from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
+from radixkv.gateway.exchange import MAX_LEFT_OUT
+from radixkv.gateway.item_lists import MAX_ITEMS, MAX_LIST_BYTES
 from radixkv.gateway.middleware import SMALL_BODY_BYTES
 from radixkv.gateway.recording import MAX_REQUESTS
+from radixkv.gateway.schemas import FORMATS
 from radixkv.gateway.tools import MAX_TOOLS
 from radixkv.service import health, status
 from radixkv.service.config import MAX_NAME_CHARACTERS
@@ -154,11 +158,17 @@ BOUNDS = {
         f"A head has {connections.MAX_HEAD_BYTES >> 10} KiB, {connections.MAX_HEADERS} headers (431) and "
         f"{connections.HEAD_S:g} s; a body has {connections.BODY_S:g} s and a further second for each "
         f"{connections.BODY_BYTES_PER_S >> 10} KiB",
-        f"one conversation up to {MAX_MESSAGES:,} messages and {MAX_CONVERSATION_BYTES >> 20} MiB",
         f"a namespace at most {validation.MAX_NAMESPACE_CHARS} characters",
         f"of {MAX_NAMESPACES} at most",
         f"the last {MAX_REQUESTS:,} requests",
         f"half of the worker's {MAX_STREAMS} streams",
+    ],
+    "radixkv/gateway/README.md": [
+        f"one conversation up to {MAX_MESSAGES:,} messages and {MAX_CONVERSATION_BYTES >> 20} MiB",
+        f"One has at most {MAX_ITEMS:,} items and {MAX_LIST_BYTES >> 20} MiB",
+        f"One that lets {MAX_WAITING_BYTES >> 20} MiB wait is ended",
+        f"at most {MAX_LEFT_OUT} names",
+        f"formats other than {', '.join(f'`{each}`' for each in FORMATS)}",
     ],
     "SECURITY.md": [
         f"of nesting ({json_text.MAX_NESTING} levels)",
