@@ -25,8 +25,9 @@ from radixkv.gateway.exchange import Exchange, current_exchange
 from radixkv.gateway.models import served_model
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.responses_answers import DeletedResponse, InputTokens, ItemList, ResponseObject
+from radixkv.gateway.responses_cut import conversation_of
 from radixkv.gateway.responses_items import assistant_turn
-from radixkv.gateway.responses_plan import Plan, conversation_of, make_plan, start
+from radixkv.gateway.responses_plan import Plan, make_plan, start
 from radixkv.gateway.responses_run import Run, Runs
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.responses_tools import offers_of
@@ -94,7 +95,7 @@ async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
     stream = await start(plan, exchange, state.backend)
     try:
         if plan.request.stores:
-            await store.begin(plan.namespace, plan.body, plan.items, plan.request.previous_response_id)
+            await store.begin(plan.namespace, plan.body, plan.items, plan.parent_id)
     except BaseException:
         stream.close()
         raise

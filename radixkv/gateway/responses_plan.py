@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,10 +26,11 @@ from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import retention_of
 from radixkv.gateway.replies import Reply
+from radixkv.gateway.responses_cut import cut_response, find_previous, told_of
 from radixkv.gateway.responses_items import Item, left_out_items, new_id, read_input, to_messages
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.responses_tools import ResponseTool, left_out_tools
-from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
+from radixkv.gateway.store import Context, ResponseStore
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import start_turn
@@ -37,7 +38,7 @@ from radixkv.worker.request import GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.text import Message
 
-__all__ = ["Plan", "conversation_of", "make_plan", "start"]
+__all__ = ["Plan", "make_plan", "start"]
 
 _ABOUT_INPUT = ("history", "messages", "prompt", "prompt + max_tokens")
 """What the worker calls what the request calls `input`."""
@@ -49,7 +50,8 @@ class Plan:
 
     Attributes:
         body: the response object as it begins.
-        items: the request's own input.
+        items: the request's own input, behind all that comes before it where that is no stored response as a whole.
+        parent_id: the stored response that comes before it.
         transcript: how the conversation is put to the model.
     """
 
@@ -58,6 +60,7 @@ class Plan:
     model: ServedModel
     body: dict[str, Any]
     items: list[Item]
+    parent_id: str | None
     tools: ToolPlan
     sampling: SamplingParams
     transcript: Transcript
@@ -100,27 +103,29 @@ async def make_plan(
     tools = await off_loop(http, request.tool_plan)
     grammar = tools.grammar or await off_loop(http, request.grammar)
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
-    parent = await _read_parent(store, namespace, request.previous_response_id)
-    earlier = parent.items if parent is not None else []
+    cut: list[Item] = []
+    if request.position is not None:
+        parent, cut = None, await cut_response(http, namespace, request)
+    else:
+        parent = await _read_parent(store, namespace, request.previous_response_id)
+    earlier = parent.items if parent is not None else cut
     items = await off_loop(http, partial(read_input, request.input, earlier))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
     transcript = await transcripts.read(namespace, messages, tools.tools)
     if parent is not None:
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
-    return Plan(request, namespace, model, body, items, tools, sampling, transcript)
+    parent_id = request.previous_response_id if parent is not None else None
+    return Plan(request, namespace, model, body, [*cut, *items], parent_id, tools, sampling, transcript)
 
 
 async def _read_parent(store: ResponseStore, namespace: str, response_id: str | None) -> Context | None:
     if response_id is None:
         return None
-    try:
-        parent = await store.context(namespace, response_id)
-    except UnknownResponseError:
-        message = f"previous_response_id: response with id {response_id!r} not found"
-        raise ApiError(404, message, code="previous_response_not_found", param="previous_response_id") from None
+    parent = await find_previous(store, namespace, response_id)
     if parent.response.status not in ("completed", "incomplete"):
-        message = f"previous response {response_id!r} is {parent.response.status}; go on from one that is completed"
+        status = parent.response.status
+        message = f"previous response {response_id!r} is {status}; go on from one that is completed, or say a position"
         raise ApiError(400, message, code="invalid_value", param="previous_response_id")
     return parent
 
@@ -129,26 +134,10 @@ def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transc
     """The new items behind the parent's exact ids, where it is the same model and is told the same before them."""
     before = parent.response.body
     rest = to_messages(items)
-    is_same = transcript.model == parent.model and _told(before) == _told(body)
+    is_same = transcript.model == parent.model and told_of(before) == told_of(body)
     if not is_same or not transcript.model or not parent.tokens or rest[0]["role"] == "assistant":
         return transcript
     return transcript._replace(history=parent.tokens, rest=rest)
-
-
-def _told(body: dict[str, Any]) -> dict[str, Any]:
-    """What a model is told besides the items."""
-    return {
-        "model": body["model"],
-        "instructions": body["instructions"],
-        "tools": [] if body["tool_choice"] == "none" else body["tools"],
-    }
-
-
-def conversation_of(context: Context) -> tuple[list[Message], Sequence[Mapping[str, Any]]]:
-    """The turns up to a stored response's end, and the tools, as its model was told them."""
-    told = _told(context.response.body)
-    request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
-    return to_messages(context.items, told["instructions"]), request.tool_plan().tools
 
 
 def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingParams) -> dict[str, Any]:

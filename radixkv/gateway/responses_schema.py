@@ -98,6 +98,10 @@ class ResponseRequest(ApiModel):
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         None, description="Any stored response: the new one goes on behind it."
     )
+    position: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None,
+        description="Extension. The new one goes on behind so many characters of that one's text, which may still be written.",
+    )
     store: bool | None = Field(None, description="Default true.")
     stream: bool | None = None
     background: bool | None = None
@@ -144,6 +148,8 @@ class ResponseRequest(ApiModel):
         for name, instead in (("conversation", "previous_response_id"), ("prompt", "instructions and input")):
             if getattr(self, name) is not None:
                 raise _refusal(f"{name} is not supported here; use {instead}", name)
+        if self.position is not None and self.previous_response_id is None:
+            raise _refusal("position needs previous_response_id", "position")
         if self.background and not self.stores:
             raise _refusal("background needs store: the response could not be retrieved", "background")
         if self.top_logprobs and not self.wants_logprobs:
