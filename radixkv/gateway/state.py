@@ -42,7 +42,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     config = state.config
     with Database(config.state_file) as database:
         state.runs = Runs()
-        state.transcripts = Transcripts(state.backend, database, MemoLimits(ttl_s=config.response_ttl_s))
+        limits = MemoLimits(ttl_s=config.response_ttl_s)
+        state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)
         state.store = ResponseStore(
             database,
             ttl_s=config.response_ttl_s,
@@ -54,6 +55,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             state.transcripts,
             max_conversations=config.max_conversations,
             max_bytes=config.max_conversation_bytes,
+            system_prompt=config.system_prompt,
         )
         sweeping = asyncio.create_task(_sweep(state.store, state.transcripts), name="radixkv-sweep")
         try:
