@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.gateway.transcript import Transcript
@@ -99,6 +100,17 @@ class Generations:
         told = self._known.get(generation_id)
         return told if told is not None and told.transcript.namespace == namespace else None
 
+    def forget(self, namespace: str, keys: Collection[bytes]) -> None:
+        """Drop those that reply to conversations of these keys, and to what goes on from them. O(the namespace's)."""
+        wanted = frozenset(keys)
+        for told in [told for told in self._known.values() if told.transcript.namespace == namespace]:
+            parent = told.transcript.parent
+            above = (part.key for part in parent.path()) if parent is not None else ()
+            if told.transcript.key in wanted or not wanted.isdisjoint(above):
+                del self._known[told.generation_id]
+                if told.generation_id in self._sizes:
+                    self._drop(told)
+
     def _grow(self, told: ToldGeneration, num_tokens: int) -> None:
         self._sizes[told.generation_id] += num_tokens
         self._num_tokens[told.transcript.namespace] += num_tokens
@@ -108,7 +120,11 @@ class Generations:
             self._drop_of(max(self._last, key=self._num_tokens.__getitem__))
 
     def _drop_of(self, namespace: str) -> None:
-        generation_id, _ = self._last[namespace].popitem(last=False)
-        self._num_tokens[namespace] -= self._sizes.pop(generation_id)
+        self._drop(next(iter(self._last[namespace].values())))
+
+    def _drop(self, told: ToldGeneration) -> None:
+        namespace = told.transcript.namespace
+        del self._last[namespace][told.generation_id]
+        self._num_tokens[namespace] -= self._sizes.pop(told.generation_id)
         if not self._last[namespace]:
             del self._last[namespace], self._num_tokens[namespace]

@@ -27,8 +27,9 @@ from radixkv.gateway.item_lists import ItemLists
 from radixkv.gateway.models import served_model
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.responses_answers import DeletedResponse, InputTokens, ItemList, ResponseObject
+from radixkv.gateway.responses_cut import conversation_of, space_of
 from radixkv.gateway.responses_items import assistant_turn, page_of
-from radixkv.gateway.responses_plan import Plan, conversation_of, make_plan, space_of, start
+from radixkv.gateway.responses_plan import Plan, make_plan, start
 from radixkv.gateway.responses_run import Run, Runs
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.responses_tools import offers_of
@@ -98,8 +99,7 @@ async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
     stream = await start(plan, exchange, state.backend)
     try:
         if plan.request.stores:
-            items = [*plan.before, *plan.items]
-            await store.begin(plan.namespace, plan.body, items, plan.request.previous_response_id)
+            await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id)
     except BaseException:
         stream.close()
         raise

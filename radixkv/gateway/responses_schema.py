@@ -109,6 +109,10 @@ class ResponseRequest(ApiModel):
         description="Any stored response: the new one goes on behind it. It needs the same `cache_salt`, or none as well; "
         "under another one it is refused.",
     )
+    position: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None,
+        description="Extension. The new one goes on behind so many characters of that one's text, which may still be written.",
+    )
     store: bool | None = Field(None, description="Default true.")
     stream: bool | None = None
     background: bool | None = None
@@ -160,6 +164,8 @@ class ResponseRequest(ApiModel):
         if self.conversation is not None and self.previous_response_id is not None:
             message = "conversation and previous_response_id both say what comes before; leave one of them out"
             raise _refusal(message, "conversation")
+        if self.position is not None and self.previous_response_id is None:
+            raise _refusal("position needs previous_response_id", "position")
         if self.background and not self.stores:
             raise _refusal("background needs store: the response could not be retrieved", "background")
         if self.top_logprobs and not self.wants_logprobs:

@@ -48,7 +48,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     config = state.config
     with Database(config.state_file) as database:
         state.runs = Runs()
-        state.transcripts = Transcripts(state.backend, database, MemoLimits(ttl_s=config.response_ttl_s))
+        limits = MemoLimits(ttl_s=config.response_ttl_s)
+        state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)
         state.store = ResponseStore(
             database,
             ttl_s=config.response_ttl_s,
@@ -63,10 +64,11 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             state.transcripts,
             max_conversations=config.max_conversations,
             max_bytes=config.max_conversation_bytes,
+            system_prompt=config.system_prompt,
         )
-        limits = JobLimits(max_file_bytes=config.max_file_bytes, max_bytes=config.max_job_bytes)
-        state.files = FileStore(database, limits)
-        state.batches = BatchStore(database, limits)
+        job_limits = JobLimits(max_file_bytes=config.max_file_bytes, max_bytes=config.max_job_bytes)
+        state.files = FileStore(database, job_limits)
+        state.batches = BatchStore(database, job_limits)
         state.jobs = JobRunner(
             app,
             state.backend,

@@ -76,6 +76,7 @@ class Transcripts:
         database: where the memo outlives the process; its content is read back here.
         limits: bounds of the memo.
         clock: seconds since 1970.
+        when_forgotten: is called with a namespace and the keys of what was asked to be forgotten in it.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Transcripts:
         limits: MemoLimits | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        when_forgotten: Callable[[str, Collection[bytes]], None] = lambda _namespace, _keys: None,
     ) -> None:
         self._reader = reader
+        self._when_forgotten = when_forgotten
         self._clock = clock
         self._memo = Memo(database, limits or MemoLimits(), clock)
         self._model: bytes | None = None
@@ -267,8 +270,10 @@ class Transcripts:
         """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
         model = await self._identify_model()
         if model is not None and messages:
-            key = self._chain(root_key(model, namespace, tools, {}), messages)[-1]
-            found = self._memo.find(owner_of(namespace), key)
+            owner = owner_of(namespace)
+            keys = self._chain(root_key(model, namespace, tools, {}), messages)[-2:]
+            self._when_forgotten(owner, keys)
+            found = self._memo.find(owner, keys[-1])
             if found is not None:
                 self._memo.forget(found)
 
@@ -286,6 +291,7 @@ class Transcripts:
         keys: list[bytes] = []
         for parent, message in below:
             keys.append(self._link(root if parent is None else keys[parent], message))
+        self._when_forgotten(namespace, {root, *keys})
         found = (self._memo.find(namespace, key) for key in keys)
         self._memo.forget(*(entry for entry in found if entry is not None))
 

@@ -10,6 +10,10 @@ from chat_stack import Stack, chat_stack, keys_file, wait_until
 from talk import Talk, message_id
 
 from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.exchange import GENERATION_ID
+
+NUM_WRITTEN = 12
+"""Tokens of a reply that is halted."""
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +49,14 @@ def held(stack: Stack) -> Iterator[Stack]:
     stack.runner.gate.open()
 
 
-def running_reply(talk: Talk, stack: Stack, *, at_least: int = 6) -> tuple[str, Any]:
+def running_reply(talk: Talk, stack: Stack) -> tuple[str, Any]:
     """A conversation, and a reply in it that is halted while it is being written."""
-    conversation = talk.begin()
-    stack.dictate("The unbelievable river" + " is long and" * 100)
+    conversation, text = talk.begin(), "The unbelievable river" + " is long and" * 100
+    stack.dictate(text)
+    stack.runner.gate.close_after(NUM_WRITTEN)
     _, begun = talk.say(conversation, "Tell me", temperature=0, max_tokens=400)
-    wait_until(lambda: len(talk.message(conversation, begun["id"])["text"]) > at_least)
-    stack.runner.gate.close()
+    written = stack.text.decode(stack.text.encode(text, special=False)[:NUM_WRITTEN])
+    wait_until(lambda: talk.message(conversation, begun["id"])["text"] == written)
     return conversation, talk.message(conversation, begun["id"])
 
 
@@ -125,7 +130,7 @@ def test_drafts_go_on_from_one_text_and_a_repeat_begins_nothing(talk: Talk) -> N
 
 @pytest.mark.parametrize("shared", ["The unbelievable", "The unbeliev", "The "])
 def test_another_reply_goes_on_from_the_middle_of_one_that_runs(talk: Talk, held: Stack, shared: str) -> None:
-    conversation, running = running_reply(talk, held, at_least=20)
+    conversation, running = running_reply(talk, held)
     prompt, whole = list(held.engine.prompts[-1]), held.text.encode("The unbelievable river", special=False)
     body = {"continue": True, "position": len(shared), "max_tokens": 6, "temperature": 0}
     (begun,) = talk.call("POST", f"/{conversation}/messages/{running['id']}/replies", body)["messages"]
@@ -160,6 +165,24 @@ def test_a_message_goes_below_the_beginning_of_a_reply_that_runs(talk: Talk, hel
     begun = held.text.encode(running["text"], special=False)
     assert cost(ended)[1] >= len(prompt) + len(begun) - 1, "all of the running one that was computed"
     talk.call("POST", f"/{conversation}/messages/{running['id']}/stop")
+
+
+def test_what_is_deleted_is_gone_on_from_no_more(talk: Talk, stack: Stack) -> None:
+    conversation = talk.begin()
+    body = {"role": "user", "text": "A secret", "replies": {"max_tokens": 8, "temperature": 0}}
+    answer = talk.http.post(f"{talk.url}/{conversation}/messages", json=body)
+    reply = talk.ended(conversation, answer.json()["messages"][1]["id"])
+    fork = f"{stack.server.url}/radixkv/generations/{answer.headers[GENERATION_ID]}/fork"
+    assert talk.http.post(fork, json={"max_tokens": 1}).status_code == 200
+    talk.call("DELETE", f"/{conversation}/messages/{reply['id']}")
+    assert talk.http.post(fork, json={"max_tokens": 1}).status_code == 404
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A secret"}]
+    begun = [*turns, {"role": "assistant", "content": reply["text"]}]
+    asked = {"messages": begun, "continue_final_message": True, "max_tokens": 1}
+    assert talk.http.post(f"{stack.server.url}/chat/completions", json=asked).status_code == 200
+    anew = [*begun[:2], {"role": "assistant", "content": reply["text"]}]
+    ids = stack.text.tokenizer.apply_chat_template(anew, continue_final_message=True, return_dict=False)
+    assert stack.engine.prompts[-1] == ids, "it is read as text"
 
 
 def test_what_cannot_be_gone_on_from_is_refused_by_name(talk: Talk, held: Stack) -> None:

@@ -16,7 +16,7 @@ from fastapi import Request
 
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.auth import Tenant
-from radixkv.gateway.conversations.keeping import Conversations, turn_of
+from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.conversations.live import Growing, Live
 from radixkv.gateway.conversations.messages import Message
 from radixkv.gateway.conversations.refusals import not_possible
@@ -24,7 +24,7 @@ from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import read_prompt
 from radixkv.worker.text import Message as Turn
 
-__all__ = ["Begun", "cut_reply", "find_reply", "turns_of"]
+__all__ = ["Begun", "cut_reply", "find_reply"]
 
 _HALF = "\ufffd"
 
@@ -50,16 +50,8 @@ class Begun(NamedTuple):
                 return found
         transcripts: Transcripts = request.app.state.transcripts
         last: Turn = {"role": "assistant", "content": self.text}
-        return await transcripts.read(tenant.namespace, [*turns_of(request, above), last], goes_on=True)
-
-
-def turns_of(request: Request, path: Sequence[Message]) -> list[Turn]:
-    """A path as chat templates take it, with the server's own system prompt where it has none."""
-    turns = [turn_of(message) for message in path]
-    system_prompt: str | None = request.app.state.config.system_prompt
-    if system_prompt is not None and turns[0]["role"] != "system":
-        turns.insert(0, {"role": "system", "content": system_prompt})
-    return turns
+        turns = request.app.state.conversations.turns_of(above)
+        return await transcripts.read(tenant.namespace, [*turns, last], goes_on=True)
 
 
 async def find_reply(

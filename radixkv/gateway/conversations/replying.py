@@ -11,7 +11,7 @@ from fastapi import Request
 
 from radixkv.gateway.auth import Tenant
 from radixkv.gateway.backend import EventStream
-from radixkv.gateway.conversations.begun import Begun, find_reply, turns_of
+from radixkv.gateway.conversations.begun import Begun, find_reply
 from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.conversations.live import Live
 from radixkv.gateway.conversations.messages import Message, new_id
@@ -101,7 +101,7 @@ async def _start(
     drawing = GenerationOptions.model_validate({"model": model.name, **given})
     max_tokens = options.max_tokens or min(state.config.max_tokens, model.info.max_length)
     if begun is None:
-        transcript = await state.transcripts.read(tenant.namespace, turns_of(request, path))
+        transcript = await state.transcripts.read(tenant.namespace, state.conversations.turns_of(path))
     else:
         transcript = await begun.transcript(request, tenant, path)
     params = GenerateParams(
