@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hash_model import HashRunner
 
 from radixkv import InvalidArgumentError, PrefixCache, UnavailableError, pack_tokens
-from radixkv.gateway.backend import Backend
+from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.engine import Engine
@@ -29,6 +29,7 @@ from radixkv.worker.stream import (
     Delta,
     FinishReason,
     GenerationEvent,
+    GenerationStream,
     PromptLogprobs,
     Started,
 )
@@ -169,6 +170,44 @@ def test_nobody_waits_for_a_worker_behind_a_gateway_that_ends_everything(tmp_pat
             backend.close()
 
     asyncio.run(use())
+
+
+def test_a_stream_that_is_closed_while_it_waits_for_a_worker_waits_no_longer(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
+
+    async def use() -> None:
+        num_tries = 0
+        first = Life(address)
+        first.runner.gate.close_after(2)
+        with GenerationClient(address, retries=False) as client:
+            backend = Backend(client, patience_s=3600)
+            stream = await backend.generate(request())
+            generate = client.generate
+
+            def counted(params: GenerateParams) -> GenerationStream:
+                nonlocal num_tries
+                num_tries += 1
+                return generate(params)
+
+            client.generate = counted  # type: ignore[method-assign]  # it counts, and answers as before
+            while first.runner.gate.is_open:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(first.end)
+            following = asyncio.ensure_future(to_its_end(stream))
+            while num_tries < 2:
+                await asyncio.sleep(0.01)
+            assert not following.done()
+            stream.close()
+            with pytest.raises(UnavailableError):
+                await asyncio.wait_for(following, 10)
+            backend.close()
+
+    asyncio.run(use())
+
+
+async def to_its_end(stream: EventStream) -> None:
+    async for _ in stream:
+        pass
 
 
 def test_a_stream_that_would_go_on_otherwise_ends_with_an_error() -> None:
