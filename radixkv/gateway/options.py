@@ -260,7 +260,7 @@ class GenerationOptions(ApiModel):
         None, description="Extension, for beam search."
     )
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
-        None, description="Extension. The higher, the earlier it is served among your own."
+        None, description="Extension. The higher, the earlier it is served among your own; -100: when nobody waits."
     )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="Extension. In seconds, then an error.")
     retention: RetentionRanges | None = Field(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from chat_stack import gateway, gibberish_engine
 from openai import OpenAI
-from test_batches import body_of, client_of, create, ended, jsonl, line, results
+from test_batches import CHAT, body_of, client_of, create, ended, jsonl, line, results
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.jobs import quotas
@@ -117,4 +117,36 @@ def test_what_has_not_begun_within_the_window_expires(default_model: str, tmp_pa
             left = results(client, batch.error_file_id)
         assert {each["error"]["code"] for each in left.values()} == {"batch_expired"}
         assert len(left) == 50
+        runner.gate.open()
+
+
+def _peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])  # type: ignore[index]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_a_file_of_the_largest_size_is_never_in_memory_as_a_whole(default_model: str, tmp_path: Path) -> None:
+    lines = (line(f"request-{number}", body_of(f"{number} " + "word " * 380)) for number in range(50_000))
+    content = jsonl(*lines)
+    assert 95_000_000 < len(content) <= 100 * 2**20
+    with (
+        gibberish_engine(default_model, max_model_len=256) as (engine, runner, _),
+        GenerationServer(engine, "127.0.0.1:0") as worker,
+        gateway_process(worker.address, tmp_path / "state.sqlite") as (client, process),
+    ):
+        runner.gate.close()
+        ended(client, create(client, line("first", {})))
+        before = _peak_bytes(process.pid)
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        while (now := client.batches.retrieve(batch.id)).status == "validating":
+            pass
+        assert now.status == "in_progress"
+        assert now.request_counts is not None
+        assert now.request_counts.total == 50_000
+        assert client.files.content(file.id).content == content
+        assert _peak_bytes(process.pid) - before < 64 * 2**20
         runner.gate.open()
