@@ -81,6 +81,10 @@ class _Plan:
     body: CompletionRequest
     end_ids: frozenset[int]
 
+    @property
+    def names_ids(self) -> bool:
+        return bool(self.body.return_tokens_as_token_ids)
+
     def new_replies(self) -> list[Reply]:
         return [Reply(index, (), self.end_ids) for index in range(len(self.prompts) * self.sampling.n)]
 
@@ -147,6 +151,7 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> list[
                 namespace=namespace,
                 adapter=plan.model.adapter,
                 cache_salt=plan.body.cache_salt or "",
+                truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
                 priority=plan.body.priority or 0,
                 timeout_s=plan.body.timeout,
                 request_id=exchange.request_id,
@@ -202,7 +207,7 @@ async def _collect(plan: _Plan, streams: list[EventStream], backend: Backend) ->
 async def _choice(plan: _Plan, reply: Reply, echo: str, prompt: bytes, backend: Backend) -> dict[str, Any]:
     logprobs = None
     if plan.sampling.logprobs is not None:
-        logprobs = await completion_logprobs(backend, reply.logprobs, 0)
+        logprobs = await completion_logprobs(backend, reply.logprobs, 0, by_id=plan.names_ids)
     choice = {
         "index": reply.index,
         "text": echo + reply.text,
@@ -239,8 +244,11 @@ async def _stream_chunks(plan: _Plan, streams: list[EventStream], backend: Backe
                         growth = reply.push(event)
                         logprobs = None
                         if wants_logprobs and growth.logprobs:
-                            logprobs = await completion_logprobs(backend, growth.logprobs, offsets[reply.index])
-                            offsets[reply.index] += sum(map(len, logprobs["tokens"]))
+                            offset = offsets[reply.index]
+                            logprobs = await completion_logprobs(backend, growth.logprobs, offset, by_id=plan.names_ids)
+                            offsets[reply.index] += (
+                                sum(map(len, logprobs["tokens"])) if not plan.names_ids else len(growth.text)
+                            )
                         pieces.append(chunks.grown(reply.index, growth.text, logprobs, event.token_ids))
                     case BranchFinished():
                         reply = own[event.branch]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
-from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, token_array, unpack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, token_array, unpack_tokens
+from radixkv.worker.bad_words import spellings
 from radixkv.worker.errors import ModelError
 from radixkv.worker.grammar import GrammarCompiler
 from radixkv.worker.reply import ReplyRules
@@ -75,6 +77,18 @@ class PromptReader:
         self._check_known(tokens)
         return tokens
 
+    def truncate(self, tokens: bytes, num_kept: int) -> bytes:
+        """The last `num_kept` of a prompt's packed tokens, or all; -1: as many as the model takes, 1 less than its length.
+
+        Raises:
+            InvalidArgumentError: more are to be kept than the model takes.
+        """
+        most = self._max_length - 1
+        if num_kept > most:
+            bound = f"at most {most} tokens, 1 less than the model's length"
+            raise InvalidArgumentError("truncate_prompt_tokens", num_kept, bound)
+        return tokens[-TOKEN_BYTES * (most if num_kept < 0 else num_kept) :] if num_kept else tokens
+
     def _check_known(self, tokens: bytes) -> None:
         largest = int(np.frombuffer(tokens, "<u4").max(initial=0))
         if largest >= self._vocab_size:
@@ -127,8 +141,15 @@ class PromptReader:
             )
         return max_length
 
-    def reply_rules(self, sampling: SamplingParams, namespace: str = DEFAULT_NAMESPACE) -> ReplyRules:
+    def reply_rules(
+        self, sampling: SamplingParams, namespace: str = DEFAULT_NAMESPACE, prompt: bytes = b""
+    ) -> ReplyRules:
         """What the replies to a request are held to. A grammar that `namespace` has not met before is tried and compiled here.
+
+        Args:
+            sampling: the request.
+            namespace: whose it is.
+            prompt: packed token ids of what the replies go on from.
 
         Raises:
             InvalidArgumentError: as `ReplyRules`; the grammar is none, or cannot be used here.
@@ -136,6 +157,8 @@ class PromptReader:
         """
         if sampling.stop and self._text is None:
             raise InvalidArgumentError("stop", sampling.stop, "left out: this worker has no tokenizer")
+        if sampling.bad_words and self._text is None:
+            raise InvalidArgumentError("bad_words", sampling.bad_words, "left out: this worker has no tokenizer")
         stop_token_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
@@ -148,9 +171,20 @@ class PromptReader:
             sampling,
             vocab_size=self._vocab_size,
             stop_token_ids=stop_token_ids,
-            make_decoder=self._text.stream_decoder if self._text else lambda: None,
+            make_decoder=partial(self._text.stream_decoder, sampling.keep_special_tokens)
+            if self._text
+            else lambda: None,
             matcher=matcher,
+            prompt=prompt,
+            bad_words=self._spelled(sampling.bad_words, namespace),
         )
+
+    def _spelled(self, words: Sequence[str], namespace: str) -> list[list[int]]:
+        """The token ids of bad words."""
+        text, asker = self._text, Asker(namespace, self._max_length)
+        if text is None:
+            return []
+        return [ids for word in words for ids in spellings(word, partial(text.encode, special=False, asker=asker))]
 
     def start_grammars(self) -> None:
         """Make ready for grammars, where this model can have any."""

@@ -276,9 +276,9 @@ class ChatText:
         )
         return rendered
 
-    def stream_decoder(self) -> StreamDecoder:
-        """A decoder for one reply."""
-        return StreamDecoder(self)
+    def stream_decoder(self, keeps_special: bool = False) -> StreamDecoder:
+        """A decoder for one reply; `keeps_special`: special tokens are text, too, by their names."""
+        return StreamDecoder(self, keeps_special)
 
 
 def _read_tokenizer(model: str) -> Any:
@@ -328,8 +328,9 @@ class StreamDecoder:
     decoded that starts at tokens whose text was given out, and what ends within a character waits for the next token.
     """
 
-    def __init__(self, text: ChatText) -> None:
+    def __init__(self, text: ChatText, keeps_special: bool = False) -> None:
         self._text = text
+        self._keeps_special = keeps_special
         self._window: list[int] = []
         self._num_context = 0  # tokens at the window's start whose text was given out already
         self._context_text = ""
@@ -346,7 +347,7 @@ class StreamDecoder:
 
     def _push(self, token_id: int) -> str:
         self._window.append(token_id)
-        text = self._text.decode(self._window)
+        text = self._decode()
         if text == self._context_text and self._text.is_special(token_id):
             self._window.pop()  # it has no text, and would hide from the next token what stands before it
             return ""
@@ -356,12 +357,15 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """What is left at the end of the reply, a broken last character as U+FFFD."""
-        return self._give_out(self._text.decode(self._window))
+        return self._give_out(self._decode())
+
+    def _decode(self) -> str:
+        return self._text.decode(self._window, skip_special_tokens=not self._keeps_special)
 
     def _give_out(self, text: str) -> str:
         piece = text[len(self._context_text) :]
         if self._num_context < len(self._window):
             self._window = self._window[self._num_context :]
             self._num_context = len(self._window)
-            self._context_text = self._text.decode(self._window)
+            self._context_text = self._decode()
         return piece
