@@ -138,6 +138,10 @@ class Plan:
         """What the answer begins with."""
         return self.transcript.begun if self.body.echo else ""
 
+    @property
+    def names_ids(self) -> bool:
+        return bool(self.body.return_tokens_as_token_ids)
+
     def new_reply(self, index: int) -> Reply:
         return Reply(index, self.tools.names, self.end_ids, **self.tools.reading)
 
@@ -221,6 +225,7 @@ async def _start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStrea
         namespace=exchange.tenant.namespace,
         adapter=plan.model.adapter,
         cache_salt=plan.body.cache_salt or "",
+        truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,
@@ -280,7 +285,7 @@ async def _choice(plan: Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
         message |= {"content": text or None, "tool_calls": reply.as_message()["tool_calls"]}
     logprobs = None
     if plan.sampling.logprobs is not None:
-        logprobs = {"content": await chat_logprobs(backend, reply.logprobs), "refusal": None}
+        logprobs = {"content": await chat_logprobs(backend, reply.logprobs, by_id=plan.names_ids), "refusal": None}
     choice = {"index": reply.index, "message": message, "logprobs": logprobs, "finish_reason": reply.finish_reason}
     if plan.body.return_token_ids:
         choice["token_ids"] = reply.token_ids
@@ -312,7 +317,9 @@ async def _stream_chunks(
                     case Delta():
                         reply = replies[event.branch]
                         growth = reply.push(event)
-                        logprobs = await chat_logprobs(backend, growth.logprobs) if wants_logprobs else None
+                        logprobs = None
+                        if wants_logprobs:
+                            logprobs = await chat_logprobs(backend, growth.logprobs, by_id=plan.names_ids)
                         pieces.append(chunks.grown(reply, growth, logprobs))
                     case BranchFinished():
                         reply = replies[event.branch]

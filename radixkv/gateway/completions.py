@@ -96,6 +96,10 @@ class _Plan:
         """Most likely tokens that are told for each of an echoed prompt; None: it is echoed as text, or not at all."""
         return self.body.logprobs if self.body.echo else None
 
+    @property
+    def names_ids(self) -> bool:
+        return bool(self.body.return_tokens_as_token_ids)
+
     def new_replies(self) -> list[Reply]:
         return [Reply(index, (), self.end_ids) for index in range(len(self.prompts) * self.sampling.n)]
 
@@ -162,6 +166,7 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> tuple
                 namespace=namespace,
                 adapter=plan.model.adapter,
                 cache_salt=plan.body.cache_salt or "",
+                truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
                 priority=plan.body.priority or 0,
                 timeout_s=plan.body.timeout,
                 request_id=exchange.request_id,
@@ -234,7 +239,7 @@ async def _choice(plan: _Plan, reply: Reply, echo: str, scored: ScoredPrompt, ba
     logprobs, num_echoed = None, plan.echoed_logprobs
     if plan.sampling.logprobs is not None:
         echoed = [] if num_echoed is None else scored.tokens(num_echoed)
-        logprobs = await completion_logprobs(backend, [*echoed, *reply.logprobs], 0)
+        logprobs = await completion_logprobs(backend, [*echoed, *reply.logprobs], 0, by_id=plan.names_ids)
     choice = {
         "index": reply.index,
         "text": echo + reply.text,
@@ -287,8 +292,11 @@ async def _stream_chunks(
                         growth = reply.push(event)
                         logprobs = None
                         if wants_logprobs and growth.logprobs:
-                            logprobs = await completion_logprobs(backend, growth.logprobs, offsets[reply.index])
-                            offsets[reply.index] += sum(map(len, logprobs["tokens"]))
+                            offset = offsets[reply.index]
+                            logprobs = await completion_logprobs(backend, growth.logprobs, offset, by_id=plan.names_ids)
+                            offsets[reply.index] += (
+                                sum(map(len, logprobs["tokens"])) if not plan.names_ids else len(growth.text)
+                            )
                         pieces.append(chunks.grown(reply.index, growth.text, logprobs, event.token_ids))
                     case BranchFinished():
                         reply = own[event.branch]

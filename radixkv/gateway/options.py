@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, overload
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -20,9 +20,14 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
 from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_LOGPROBS,
+    MAX_REPETITION_PENALTY,
     MAX_STOPS,
+    MIN_REPETITION_PENALTY,
     EarlyStopping,
     Grammar,
     SamplingDefaults,
@@ -113,6 +118,7 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
     "typ_p": (None, 1),
     "add_generation_prompt": (None, True),
     "prompt_logprobs": (None,),
+    "add_special_tokens": (None, True),
     "skip_special_tokens": (None, True),
     "repeat_penalty": (None, 1),
     "repetition_penalty": (None, 1),
@@ -273,6 +279,39 @@ class GenerationOptions(ApiModel):
     return_token_ids: bool | None = Field(
         None, description="Extension. Tells `prompt_token_ids`, and `token_ids` of each choice."
     )
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = Field(
+        None,
+        description="Extension. Of tokens in prompt and reply the logit is divided by it where above 0, else multiplied.",
+    )
+    repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = Field(
+        None, description="Extension. As `repetition_penalty`, of which it is another name."
+    )
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]],
+            Field(max_length=MAX_BAD_WORDS),
+            FAIL_FAST,
+        ]
+        | None
+    ) = Field(None, description="Extension. Texts that the reply does not say.")
+    allowed_token_ids: (
+        Annotated[
+            list[Annotated[Whole, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=MAX_ALLOWED_IDS), FAIL_FAST
+        ]
+        | None
+    ) = Field(None, description="Extension. All that may be drawn, the ends of a reply among them.")
+    skip_special_tokens: bool | None = Field(
+        None, description="Extension. False: special tokens are text, by their names."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Extension. What ends a reply, a stop string or token, is part of its text."
+    )
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="Extension. Of the prompt so many tokens at its end are read; -1: as many as the model takes."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Extension. Log probabilities name tokens as `token_id:17`."
+    )
 
     @property
     def includes_usage(self) -> bool:
@@ -302,10 +341,23 @@ class GenerationOptions(ApiModel):
             message = "prompt_logprobs are not told in a stream: leave one of them out"
             raise ApiError(400, message, code="unsupported_parameter", param="prompt_logprobs")
         scores = [each for each in (self.prompt_logprobs, echoed_logprobs) if each is not None]
+        if (
+            None not in (self.repetition_penalty, self.repeat_penalty)
+            and self.repetition_penalty != self.repeat_penalty
+        ):
+            message = "repeat_penalty is another name of repetition_penalty; leave one of them out"
+            raise ApiError(400, message, code="invalid_value", param="repeat_penalty")
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens is 0; it must be -1 or at least 1"
+            raise ApiError(400, message, code="invalid_value", param="truncate_prompt_tokens")
         biases = {int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()}
-        for token_id in (*biases, *(self.stop_token_ids or ())):
-            if token_id >= info.vocab_size:
-                name = "logit_bias" if token_id in biases else "stop_token_ids"
+        named = {
+            "logit_bias": biases,
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids,
+        }
+        for name, ids in named.items():
+            if (token_id := max(ids or (), default=0)) >= info.vocab_size:
                 message = f"{name} holds {token_id}; token ids are below {info.vocab_size}"
                 raise ApiError(400, message, code="invalid_value", param=name)
         is_beam_search = (self.num_beams or 1) > 1
@@ -334,6 +386,11 @@ class GenerationOptions(ApiModel):
                 logprobs=logprobs,
                 prompt_logprobs=max(scores, default=None),
                 grammar=grammar,
+                repetition_penalty=_or(_or(self.repetition_penalty, self.repeat_penalty), 1.0),
+                bad_words=tuple(self.bad_words or ()),
+                allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+                include_stop=bool(self.include_stop_str_in_output),
+                keep_special_tokens=self.skip_special_tokens is False,
             )
         except InvalidArgumentError as error:
             raise ApiError.of(error) from None
@@ -352,7 +409,11 @@ def drawing(
     return defaults.fill(temperature, None if top_k is None else max(0, top_k), top_p, min_p)
 
 
-def _or(value: float | None, default: float) -> float:
+@overload
+def _or(value: float | None, default: float) -> float: ...
+@overload
+def _or(value: float | None, default: float | None) -> float | None: ...
+def _or(value: float | None, default: float | None) -> float | None:
     return default if value is None else value
 
 

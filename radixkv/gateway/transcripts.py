@@ -310,13 +310,13 @@ class Transcripts:
         return await self._without_stop(tokens, text) if isinstance(stop, str) else tokens
 
     async def _without_stop(self, tokens: bytes, text: str) -> bytes | None:
-        for _ in range(MAX_STOP_TOKENS):
-            tokens = tokens[:-TOKEN_BYTES]
+        for _ in range(MAX_STOP_TOKENS + 1):  # none go where the text includes the stop string
             shorter = await self._reader.detokenize(tokens) if tokens else ""
             if shorter == text:
                 return tokens
             if not shorter.startswith(text):
                 return None  # the stop string begins within a token
+            tokens = tokens[:-TOKEN_BYTES]
         return None
 
     async def _save(self, entry: Remembered) -> None:

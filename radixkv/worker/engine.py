@@ -177,6 +177,7 @@ class Engine:
         """
         namespace = DEFAULT_NAMESPACE if params.namespace is None else params.namespace
         tokens = self._reader.read(params, params.history, namespace)
+        tokens = self._reader.truncate(tokens, params.truncate_prompt_tokens)
         unshared = self._unshared_namespaces
         shares_prefix = params.shares_prefix and unshared is not None and namespace not in unshared
         if params.adapter and params.adapter not in self._info.adapters:
@@ -290,7 +291,7 @@ class Engine:
         tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
         before = unpack_tokens(tokens[-_NUM_BEFORE * TOKEN_BYTES :]) if params.goes_on_from_text else ()
-        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace), before)
+        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace), tokens, before)
         if len(self._rounds.generations) >= MAX_GENERATIONS:
             wait_s = self._rounds.pace.wait_s(MAX_GENERATIONS // 16)
             raise LimitError(

@@ -278,7 +278,8 @@ class Generation:
         if self.rules.counts_tokens:
             counts.update(forced)
             counts.update(sampled.token_id for sampled in beam.sampled)
-        return self.rules.adjustment(counts, len(forced) + len(beam.sampled))
+        last = [*forced, *(sampled.token_id for sampled in beam.sampled)] if self.rules.num_looked_back else []
+        return self.rules.adjustment(counts, len(forced) + len(beam.sampled), last=last)
 
     # -- the end
 

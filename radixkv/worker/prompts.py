@@ -10,7 +10,8 @@ import numpy as np
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
-from radixkv.core.tokens import TokensLike, num_tokens, pack_tokens, token_array, unpack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, token_array, unpack_tokens
+from radixkv.worker.bad_words import spellings
 from radixkv.worker.errors import ModelError
 from radixkv.worker.grammar import GrammarCompiler
 from radixkv.worker.reply import ReplyRules
@@ -75,6 +76,18 @@ class PromptReader:
             raise InvalidArgumentError("prompt", "no tokens", "at least 1 token")
         self._check_known(tokens)
         return tokens
+
+    def truncate(self, tokens: bytes, num_kept: int) -> bytes:
+        """The last `num_kept` of a prompt's packed tokens, or all; -1: as many as the model takes, 1 less than its length.
+
+        Raises:
+            InvalidArgumentError: more are to be kept than the model takes.
+        """
+        most = self._max_length - 1
+        if num_kept > most:
+            bound = f"at most {most} tokens, 1 less than the model's length"
+            raise InvalidArgumentError("truncate_prompt_tokens", num_kept, bound)
+        return tokens[-TOKEN_BYTES * (most if num_kept < 0 else num_kept) :] if num_kept else tokens
 
     def _check_known(self, tokens: bytes) -> None:
         largest = int(np.frombuffer(tokens, "<u4").max(initial=0))
@@ -144,11 +157,19 @@ class PromptReader:
         return max_length
 
     def reply_rules(
-        self, sampling: SamplingParams, namespace: str = DEFAULT_NAMESPACE, before: Sequence[int] = ()
+        self,
+        sampling: SamplingParams,
+        namespace: str = DEFAULT_NAMESPACE,
+        prompt: bytes = b"",
+        before: Sequence[int] = (),
     ) -> ReplyRules:
         """What the replies to a request are held to. A grammar that `namespace` has not met before is tried and compiled here.
 
-        `before`: the last tokens of a text that the replies go on from; what they say may depend on them.
+        Args:
+            sampling: the request.
+            namespace: whose it is.
+            prompt: packed token ids of what the replies go on from.
+            before: the last tokens of a text that the replies go on from; what they say may depend on them.
 
         Raises:
             InvalidArgumentError: as `ReplyRules`; the grammar is none, or cannot be used here.
@@ -156,6 +177,8 @@ class PromptReader:
         """
         if sampling.stop and self._text is None:
             raise InvalidArgumentError("stop", sampling.stop, "left out: this worker has no tokenizer")
+        if sampling.bad_words and self._text is None:
+            raise InvalidArgumentError("bad_words", sampling.bad_words, "left out: this worker has no tokenizer")
         stop_token_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
@@ -168,9 +191,20 @@ class PromptReader:
             sampling,
             vocab_size=self._vocab_size,
             stop_token_ids=stop_token_ids,
-            make_decoder=partial(self._text.stream_decoder, before) if self._text else lambda: None,
+            make_decoder=partial(self._text.stream_decoder, before, keeps_special=sampling.keep_special_tokens)
+            if self._text
+            else lambda: None,
             matcher=matcher,
+            prompt=prompt,
+            bad_words=self._spelled(sampling.bad_words, namespace),
         )
+
+    def _spelled(self, words: Sequence[str], namespace: str) -> list[list[int]]:
+        """The token ids of bad words."""
+        text, asker = self._text, Asker(namespace, self._max_length)
+        if text is None:
+            return []
+        return [ids for word in words for ids in spellings(word, partial(text.encode, special=False, asker=asker))]
 
     def start_grammars(self) -> None:
         """Make ready for grammars, where this model can have any."""

@@ -122,6 +122,8 @@ class GenerateParams(Prompt):
         retention: what ranges of its branches' histories are worth to be kept, prompt and generated tokens alike.
         pins: prefixes of history and prompt that are pinned once they are computed, at most 16. One for which the budget of its
             namespace has no room is left out; `Completed` tells.
+        truncate_prompt_tokens: of history and prompt no more than so many tokens at their end are read; -1: as many as the
+            model takes, 1 less than its length. 0: all.
     """
 
     history: TokensLike = b""
@@ -135,6 +137,7 @@ class GenerateParams(Prompt):
     retention: Sequence[Retention] = ()
     pins: Sequence[PrefixPin] = ()
     cache_salt: str = field(default="", repr=False)
+    truncate_prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)
@@ -142,6 +145,8 @@ class GenerateParams(Prompt):
         check_retention(self.retention)
         check_pins(self.pins)
         check_salt(self.cache_salt)
+        if self.truncate_prompt_tokens < -1:
+            raise InvalidArgumentError("truncate_prompt_tokens", self.truncate_prompt_tokens, "at least -1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

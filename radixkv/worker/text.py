@@ -316,9 +316,14 @@ class ChatText:
         )
         return rendered
 
-    def stream_decoder(self, before: Sequence[int] = ()) -> StreamDecoder:
-        """A decoder for one reply; `before`: the last tokens of a text that it goes on from."""
-        return StreamDecoder(self, before)
+    def stream_decoder(self, before: Sequence[int] = (), *, keeps_special: bool = False) -> StreamDecoder:
+        """A decoder for one reply.
+
+        Args:
+            before: the last tokens of a text that it goes on from.
+            keeps_special: special tokens are text, too, by their names.
+        """
+        return StreamDecoder(self, before, keeps_special=keeps_special)
 
 
 def _read_tokenizer(model: str) -> Any:

@@ -20,6 +20,8 @@ from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker.pinning import MAX_PINS, PrefixPin
 from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.worker.sampling import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORDS,
     MAX_STOPS,
     NO_DEFAULTS,
     EarlyStopping,
@@ -95,8 +97,17 @@ _WITH_PRESENCE = (
     "best_of",
     "num_beams",
     "length_penalty",
+    "repetition_penalty",
 )
-_WITHOUT_PRESENCE = ("ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "prompt_logprobs_start")
+_WITHOUT_PRESENCE = (
+    "ignore_eos",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "include_stop",
+    "keep_special_tokens",
+    "prompt_logprobs_start",
+)
 MAX_IDS = 500_000
 """Token ids of a call that are made into numbers or text one by one."""
 
@@ -193,7 +204,10 @@ def _sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
         early_stopping=_STOPPING_TO_PROTO[sampling.early_stopping],
         logit_bias=dict(sampling.logit_bias),
         forced_token_ids=pack_tokens(sampling.forced_token_ids),
+        bad_words=sampling.bad_words,
     )
+    if sampling.allowed_token_ids is not None:
+        proto.allowed_token_ids = pack_tokens(sampling.allowed_token_ids)
     if sampling.grammar is not None:
         text: str | bool = sampling.grammar.text or True
         proto.grammar.CopyFrom(pb.Grammar(**{sampling.grammar.kind: text}))  # type: ignore[arg-type]  # of its field
@@ -223,6 +237,10 @@ def _sampling_from_proto(proto: pb.SamplingParams, defaults: SamplingDefaults) -
         early_stopping=_STOPPING_FROM_PROTO.get(proto.early_stopping, EarlyStopping.HEURISTIC),
         logit_bias=dict(proto.logit_bias),
         forced_token_ids=_ids("forced_token_ids", proto.forced_token_ids, MAX_IDS),
+        bad_words=tuple(islice(proto.bad_words, MAX_BAD_WORDS + 1)),
+        allowed_token_ids=_ids("allowed_token_ids", proto.allowed_token_ids, MAX_ALLOWED_IDS)
+        if proto.HasField("allowed_token_ids")
+        else None,
         grammar=Grammar(kind, "" if kind == "json_object" else getattr(proto.grammar, kind)) if kind else None,
         **given,
     )
@@ -241,6 +259,7 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
         no_prefix_sharing=not params.shares_prefix,
         adapter=params.adapter,
         cache_salt=params.cache_salt,
+        truncate_prompt_tokens=params.truncate_prompt_tokens,
     )
     retention_to_proto(params.retention, request.retention)
     for pin in params.pins:
@@ -268,6 +287,7 @@ def generate_from_proto(proto: pb.GenerateRequest, defaults: SamplingDefaults = 
         retention=retention_from_proto(proto.retention),
         adapter=proto.adapter,
         cache_salt=proto.cache_salt,
+        truncate_prompt_tokens=proto.truncate_prompt_tokens,
         pins=tuple(PrefixPin(pin.num_tokens, pin.ttl_s) for pin in islice(proto.pins, MAX_PINS + 1)),
     )
 
