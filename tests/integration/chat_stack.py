@@ -106,6 +106,14 @@ class Stack(NamedTuple):
     runner: GibberishRunner
     text: ChatText
 
+    def dictate_pieces(self, *pieces: str) -> list[int]:
+        """Have the model reply this next, each piece tokenised by itself, without an end; its ids."""
+        ids = [token_id for piece in pieces for token_id in self.text.encode(piece, special=False)]
+        assert ids != self.text.encode("".join(pieces), special=False), "the tokenizer writes it so itself"
+        self.runner.dictated.clear()
+        self.runner.dictated.extend(ids)
+        return ids
+
     def dictate(self, reply: str) -> None:
         """Have the model reply this next, and end; what is left of an earlier reply is dropped."""
         self.runner.dictated.clear()

@@ -7,8 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import Stack, chat_stack
+from chat_stack import Stack, chat_stack, gateway
 from openai import OpenAI
+
+from radixkv.worker.generation_client import GenerationClient
+from radixkv.worker.server import GenerationServer
 
 HELLO = {"role": "user", "content": "Hello there"}
 
@@ -100,9 +103,10 @@ def test_what_goes_on_is_remembered_as_one_reply(http: httpx.Client) -> None:
 
 def test_an_edited_reply_computes_from_its_first_changed_token(stack: Stack, http: httpx.Client) -> None:
     asked = {"role": "user", "content": "an edit"}
-    stack.dictate("The worldly river is long")
-    whole = chat(http, asked, max_tokens=30, ignore_eos=False)
-    shared = whole["prompt_token_ids"] + stack.text.encode("The worldly river", special=False)
+    ids = stack.dictate_pieces("The", " wor", "ld", "ly", " ri", "ver", " is")
+    whole = chat(http, asked, max_tokens=len(ids))
+    assert said(whole) == "The worldly river is"
+    shared = whole["prompt_token_ids"] + ids[:-1]
     rest = go_on(http, asked, reply("The worldly river was short"), max_tokens=3)
     assert rest["prompt_token_ids"] == shared + stack.text.encode(" was short", special=False)
     assert cached(rest) == len(shared)
@@ -169,3 +173,18 @@ GOES_ON = {"continue_final_message": True}
 def test_what_makes_no_sense_is_refused_by_name(http: httpx.Client, last: Any, options: Any, param: str) -> None:
     answer = http.post(f"{http.base_url}chat/completions", json={"messages": [HELLO, last], **options})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_through_a_worker_of_its_own_it_is_the_same(stack: Stack) -> None:
+    with (
+        GenerationServer(stack.engine, "127.0.0.1:0") as worker,  # type: ignore[arg-type]  # it does what an engine does
+        GenerationClient(worker.address) as generator,
+        gateway(generator) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        asked = {"role": "user", "content": "Over the wire"}
+        stack.dictate("One two three")
+        cut = chat(http, asked, max_tokens=2)
+        rest = go_on(http, asked, reply(said(cut)), max_tokens=1)
+        assert said(cut) + said(rest) == "One two three"
+        assert cached(rest) == rest["usage"]["prompt_tokens"] - 1

@@ -106,13 +106,13 @@ def test_a_stopped_reply_tells_its_cost_and_goes_on(talk: Talk, held: Stack) -> 
 
 def test_an_edited_reply_computes_from_its_first_changed_token(talk: Talk, stack: Stack) -> None:
     conversation = talk.begin()
-    stack.dictate("The river is long and wide")
-    asked, whole = talk.turn(conversation, "Describe it", temperature=0)
+    ids = stack.dictate_pieces("The", " ri", "ver", " is", " long")
+    asked, whole = talk.turn(conversation, "Describe it", temperature=0, max_tokens=len(ids))
+    assert whole["text"] == "The river is long"
     body = {"parent": asked, "role": "assistant", "text": "The river is short"}
     edited = talk.call("POST", f"/{conversation}/messages", body)["messages"][0]
     rest = go_on(talk, conversation, edited["id"])
-    shared, changed = (stack.text.encode(text, special=False) for text in ("The river is", " short"))
-    length = cost(whole)[0] + len(shared)
+    length, changed = cost(whole)[0] + len(ids) - 1, stack.text.encode(" short", special=False)
     assert cost(rest) == (length + len(changed), length)
     assert rest["text"].startswith("The river is short")
 
