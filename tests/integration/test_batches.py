@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -301,3 +302,14 @@ def test_a_batch_takes_no_place_of_those_that_people_have(held: Stack, client: O
     assert answer.choices
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     ended(client, batch)
+
+
+def test_a_request_that_is_over_a_rate_waits_and_is_no_error(default_model: str, tmp_path: Path) -> None:
+    keys = keys_file(tmp_path / "keys.toml", requests_per_minute=60)
+    config = GatewayConfig(listen="127.0.0.1:0", keys_file=keys, drain_s=1.0)
+    with chat_stack(default_model, config, max_model_len=256) as stack, client_of(stack.server) as client:
+        num_beyond_half = 31  # of which one waits a second for its turn
+        names = [str(number) for number in range(num_beyond_half)]
+        batch = ended(client, create(client, *(line(name, body_of(f"{name}?")) for name in names)))
+        assert (batch.status, batch.error_file_id) == ("completed", None)
+        assert set(results(client, batch.output_file_id)) == set(names)
