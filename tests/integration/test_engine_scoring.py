@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answers import collect, draw_prompt, generate_tokens, greedy, start_together
-from hash_model import HashRunner
+from hash_model import HashRunner, generate
 from scored import Scored, check, read_scores
 from tiny_adapters import linear_paths, save_adapter
 from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_model, save_wide
+from torch import Tensor
 
 from radixkv import InvalidArgumentError, PrefixCache
 from radixkv.kernels.native_build import native_library
 from radixkv.worker.arena import Arena
 from radixkv.worker.engine import Engine
 from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
+from radixkv.worker.model import ForwardRow, ModelRunner
 from radixkv.worker.request import ForkParams, GenerateParams
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.stream import FinishReason
@@ -334,18 +335,30 @@ def test_however_it_is_computed_a_prompt_is_as_likely_as_a_reply(tmp_path: Path,
         assert list(again.logprobs.values()) == pytest.approx(expected, rel=0, abs=apart)
 
 
-def test_under_a_batch_that_is_left_under_way_prompts_are_scored_as_without() -> None:
-    told = []
-    for overlaps in (False, True):
-        runner = HashRunner(64, 8)
-        with Engine(
-            runner, PrefixCache(64, 8), limits=SchedulerLimits(max_scored_tokens=5), overlaps=overlaps
-        ) as engine:
-            asked = [
-                GenerateParams(token_ids=[1, 2, 3, 2, 1, 3, number % 4, 1], sampling=sampling(1, number % 3))
-                for number in range(6)
-            ]
-            found = [read_scores(stream) for stream in start_together(engine, asked)]
-            told.append([(each.logprobs, each.top, each.tokens) for each in found])
-            assert all(len(each.logprobs) == 7 for each in found)
-    assert told[0] == told[1]
+class CountingRunner(HashRunner):
+    """Keeps the widest answer of a forward, in rows of logits."""
+
+    most_rows = 0
+
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+        self.most_rows = max(self.most_rows, sum(row.num_logits for row in rows))
+        return super().forward(rows)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_no_forward_gives_more_logits_than_it_may_and_a_batch_under_way_changes_nothing(overlaps: bool) -> None:
+    runner = CountingRunner(64, 8)
+    prompts = [[1, 2, 3, 2, 1, 3, number, 1] for number in range(1, 7)]
+    with Engine(runner, PrefixCache(64, 8), limits=SchedulerLimits(max_scored_tokens=5), overlaps=overlaps) as engine:
+        asked = [
+            GenerateParams(token_ids=prompt, sampling=sampling(1, number % 3)) for number, prompt in enumerate(prompts)
+        ]
+        found = [read_scores(stream) for stream in start_together(engine, asked)]
+    assert runner.most_rows <= 5 + len(asked)
+    for number, (each, prompt) in enumerate(zip(found, prompts, strict=True)):
+        best = {position: generate(prompt[:position], 1)[0] for position in range(1, 8)}
+        assert {position: top[0][0] for position, top in each.top.items()} == best
+        assert {position for position, rank in each.ranks.items() if rank == 1} >= {
+            position for position in best if best[position] == prompt[position]
+        }
+        assert each.tokens == generate(prompt, number % 3)
