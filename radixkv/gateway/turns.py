@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -34,20 +35,26 @@ async def chat_model(request: Request, asked: str | None) -> ServedModel:
     return model
 
 
-async def read_prompt(reader: Reader, transcript: Transcript, tools: Sequence[Mapping[str, Any]]) -> bytes:
+async def read_prompt(
+    reader: Reader,
+    transcript: Transcript,
+    tools: Sequence[Mapping[str, Any]],
+    arguments: Mapping[str, Any] | None = None,
+) -> bytes:
     """The packed tokens that a turn behind a transcript goes on from, as `start_turn` puts them to the model.
 
     Raises:
         InvalidArgumentError: the model's template does not take the messages.
     """
+    said = partial(Prompt, tools=tools, template_arguments=arguments or {})
     if transcript.history:
         try:
-            behind = Prompt(messages=transcript.rest, tools=tools)
+            behind = said(messages=transcript.rest)
             return await reader.tokenize(behind, transcript.history, transcript.namespace)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
-    return await reader.tokenize(Prompt(messages=transcript.messages, tools=tools), b"", transcript.namespace)
+    return await reader.tokenize(said(messages=transcript.messages), b"", transcript.namespace)
 
 
 async def start_turn(
