@@ -56,6 +56,7 @@ class ChatRequest(ConstrainedOptions):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=MAX_MODALITIES), FAIL_FAST] | None = None
+    add_special_tokens: Literal[False] | None = Field(None, description="Extension. The template writes its own.")
     chat_template_kwargs: PlainObject | None = Field(
         None, description="Extension. Further variables for the model's chat template."
     )
