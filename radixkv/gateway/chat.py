@@ -72,6 +72,7 @@ class ChatRequest(ChatOptions):
     functions: Functions | None = Field(None, description="As `tools`, which have replaced them.")
     function_call: FunctionChoice | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=MAX_MODALITIES), FAIL_FAST] | None = None
+    add_special_tokens: Literal[False] | None = Field(None, description="Extension. The template writes its own.")
     chat_template_kwargs: PlainObject | None = Field(
         None, description="Extension. Further variables for the model's chat template."
     )

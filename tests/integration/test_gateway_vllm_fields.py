@@ -156,6 +156,14 @@ def test_what_is_out_of_its_bound_is_refused_by_name(stack: Stack, path: str, na
     assert answer.json()["error"]["param"].startswith(name)
 
 
+def test_special_tokens_around_a_prompt_are_left_to_the_template_or_the_tokenizer(stack: Stack) -> None:
+    for path, taken, refused in (("chat/completions", False, True), ("completions", True, False)):
+        assert post(stack, path, add_special_tokens=taken).status_code == 200
+        answer = post(stack, path, add_special_tokens=refused)
+        assert answer.status_code == 400
+        assert "add_special_tokens" in answer.text
+
+
 @pytest.mark.parametrize("path", OTHERS)
 @pytest.mark.parametrize(
     ("name", "value"),

@@ -238,13 +238,13 @@ PLANTED_BUGS = (
     PlantedBug(
         "what is cleared while a restarted service is told of it comes back",
         "core/adopting.py",
-        "        if namespace in self._cleared:\n            return 0\n",
+        "        if self._is_cleared(namespace):\n            return 0\n",
         "",
     ),
     PlantedBug(
         "sequences of what was cleared come into sight as they are adopted",
         "core/adopting.py",
-        "if shares and namespace in self._cleared:",
+        "if shares and self._is_cleared(namespace):",
         "if False:",
     ),
     PlantedBug(

@@ -46,8 +46,8 @@ PLANTED_QUOTAS = (
     PlantedBug(
         "a fork that counts as one sequence however many it opens",
         "cache.py",
-        "n * num_promised + cover_cost, num_sequences=n)",
-        "n * num_promised + cover_cost, num_sequences=1)",
+        "n * num_promised + cover_cost, num_sequences=n\n",
+        "n * num_promised + cover_cost, num_sequences=1\n",
     ),
     PlantedBug(
         "a quota of sequences one too large",

@@ -158,7 +158,7 @@ async def node(view_id: int, request: Request, tenant: CurrentTenant) -> dict[st
         "retained_s": max(0.0, info.retained_until_s - observer.state.now_s),
         "above": await texts.text(history[: info.position * TOKEN_BYTES]),
         "text": await texts.text(info.tokens),
-        "pins": [_told(pin) for pin in pins if _stands_on(pin, found, history)],
+        "pins": [_told(pin) for pin in pins if pin.namespace == info.namespace and _stands_on(pin, found, history)],
     }
 
 
