@@ -237,9 +237,11 @@ def test_who_waits_for_the_trial_of_anothers_same_grammar_waits_no_longer_than_s
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(shared.matcher, grammar)
         assert begun.wait(WAIT_S)
-        with pytest.raises(LimitError, match="the same grammar"):
-            shared.matcher(grammar)
-        goes_on.set()
+        try:
+            with pytest.raises(LimitError, match="the same grammar"):
+                shared.matcher(grammar)
+        finally:
+            goes_on.set()
         assert first.result(WAIT_S).take(ord("x"))
 
 
