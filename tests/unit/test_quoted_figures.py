@@ -231,7 +231,7 @@ def known_flags() -> set[str]:
 
 @pytest.mark.parametrize("file", ["README.md", "SECURITY.md"])
 def test_flags_that_are_named_are_there(file: str) -> None:
-    text = re.sub(r"`?(?:curl|openssl|\.venv/bin/pytest|pytest) .*", "", (ROOT / file).read_text())
+    text = re.sub(r"`?(?:curl|openssl|smg|\.venv/bin/pytest|pytest) .*", "", (ROOT / file).read_text())
     text = text.replace("pytest -n auto --dist loadfile", "")
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     assert len(named) > 5
