@@ -26,7 +26,22 @@ CLIENTS = (
     Client("openai (npm)", "openai_node.mjs", ("openai@6.49.0",), is_slow=False),
     Client("@anthropic-ai/sdk (npm)", "anthropic_node.mjs", ("@anthropic-ai/sdk@1.13.0",), is_slow=False),
     Client("grpc-js", "grpc_holder.mjs", ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"), is_slow=False),
+    Client(
+        "Vercel AI SDK",
+        "vercel_ai.mjs",
+        (
+            "ai@6.0.326",
+            "zod@4.6.7",
+            "@ai-sdk/openai@3.0.141",
+            "@ai-sdk/openai-compatible@2.0.92",
+            "@ai-sdk/anthropic@3.0.140",
+        ),
+    ),
+    Client("litellm", "litellm_sdk.py", ("litellm==1.110.2",)),
     Client("instructor", "instructor_modes.py", ("instructor[anthropic]==1.17.0",)),
+    Client("langchain", "langchain_chat.py", ("langchain-openai==1.7.4", "langchain-anthropic==1.7.10")),
+    Client("openai-agents", "openai_agents.py", ("openai-agents==0.24.0",)),
+    Client("pydantic-ai", "pydantic_ai_agent.py", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
     Client("outlines", "outlines_backends.py", ("outlines[openai]==1.3.3",)),
     Client("llm", "llm_command.py", ("llm==0.36",)),
 )
