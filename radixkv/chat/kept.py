@@ -81,7 +81,8 @@ class KeptChats:
             )
             told = answer.json()
             if not answer.is_success:
-                raise ChatError(f"the gateway at {self._url} rejects that: {told['error']['message']}")
+                hint = "; --token-file FILE names a key" if answer.status_code == httpx.codes.UNAUTHORIZED else ""
+                raise ChatError(f"the gateway at {self._url} rejects that: {told['error']['message']}{hint}")
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise ChatError(f"no gateway answers at {self._url}: {error}") from None
         return told

@@ -224,10 +224,9 @@ class Front:
             yield
 
     @property
-    def open_page(self) -> str | None:
-        """The page's URL, where it asks for no key and shows no certificate."""
-        is_open = self._server is not None and self._options.keys is None and self._options.tls_cert is None
-        return self._server.page_url if self._server is not None and is_open else None
+    def page_url(self) -> str | None:
+        """The page's; None where there is none."""
+        return self._server.page_url if self._server is not None else None
 
     @property
     def line(self) -> str:

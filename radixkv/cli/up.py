@@ -23,11 +23,12 @@ from radixkv.cli.flags import (
 from radixkv.cli.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.model_flags import add_model_flags, worker_config
-from radixkv.cli.security_flags import add_server_flags, security_of
+from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
 from radixkv.cli.worker import describe_addresses
 from radixkv.service.heaps import collector_at_rest, keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
+    from radixkv.client import Credentials
     from radixkv.worker.run import Worker, WorkerConfig
 
 __all__ = ["add"]
@@ -58,6 +59,7 @@ def add(commands: Any) -> None:
     )
     add_cache_flags(up)
     add_server_flags(up)
+    add_client_flags(up)
     up.add_argument("--no-http", dest="http", action="store_const", const=None, help="serve no HTTP")
     add_gateway_flags(up)
     add_kv_event_flags(up)
@@ -69,6 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.service import ServiceConfig, ServiceThread
 
     keep_heaps_small()
+    terminal = client_credentials(options)
     own_key = secrets.token_urlsafe()
     credentials = Credentials(token=own_key) if options.keys is not None else None
     security = security_of(options)
@@ -84,7 +87,9 @@ def _run(options: argparse.Namespace) -> int:
         front = Front(options, service.addresses[-1], credentials, is_optional=True)
         config = worker_config(options, service.addresses[-1], options.listen, options.drain)
         front.import_code()
-        _serve(replace(config, security=security, credentials=credentials), front, service.addresses[0], options)
+        _serve(
+            replace(config, security=security, credentials=credentials), front, service.addresses[0], options, terminal
+        )
     return 0
 
 
@@ -96,8 +101,14 @@ def _way_in(options: argparse.Namespace, stack: ExitStack) -> tuple[str, ...]:
     return (f"unix:{folder}/service",)
 
 
-def _serve(config: WorkerConfig, front: Front, service_address: str, options: argparse.Namespace) -> None:
-    """Until the person leaves the chat, or, where there is none, until a signal."""
+def _serve(
+    config: WorkerConfig,
+    front: Front,
+    service_address: str,
+    options: argparse.Namespace,
+    terminal: Credentials | None,
+) -> None:
+    """Until the person leaves the chat, or, where there is none, until a signal. `terminal`: what the chat sends there."""
     from radixkv.worker.run import Worker, run_worker
 
     def describe(worker: Worker) -> str:
@@ -115,4 +126,4 @@ def _serve(config: WorkerConfig, front: Front, service_address: str, options: ar
         with Worker(config) as worker, front.beside(worker):
             set_heap_aside()
             say(describe(worker))
-            run_chat(worker.engine, options, front.open_page)
+            run_chat(worker.engine, options, front.page_url, terminal)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import transformers as tf
+from chat_stack import keys_file
 from talk import Talk
 from terminal import Terminal
 
@@ -56,6 +57,29 @@ def test_up_at_a_terminal_chats_branches_stops_a_reply_and_leaves_cleanly() -> N
         terminal.type("/branches\r")
         terminal.wait_for(r"\*\s+4  2 turns")
         terminal.wait_for("you>")  # before its prompt stands, the terminal itself would take the key
+        terminal.type("\x04")
+        assert terminal.process.wait(timeout=30) == 0
+    finally:
+        terminal.close()
+
+
+@pytest.mark.usefixtures("default_model")
+def test_the_terminal_of_up_with_keys_lists_what_its_key_may_see(tmp_path: Path) -> None:
+    keys, token = keys_file(tmp_path / "keys.toml"), tmp_path / "red.token"
+    token.write_text("red\n")
+    addresses = ["--listen", "127.0.0.1:0", "--service-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    terminal = Terminal(
+        [RADIXKV, "up", *addresses, "--num-blocks", "64", "--keys", str(keys), "--token-file", str(token)]
+    )
+    try:
+        page = terminal.wait_for(r"chat page\s+http://127\.0\.0\.1:\d+").split()[-1]
+        terminal.wait_for("you>")
+        for key in ("blue", "red"):
+            with Talk(f"{page}/v1", key) as talk:
+                talk.begin(title=f"Kept by {key}")
+        terminal.type("/resume\r")
+        assert "blue" not in terminal.wait_for("(?s).*?#1  Kept by red")
+        terminal.wait_for("you>")
         terminal.type("\x04")
         assert terminal.process.wait(timeout=30) == 0
     finally:
