@@ -60,10 +60,12 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(stack: Stack, tmp_path:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(jsonl(*(line(str(number), body_of(f"{number}.", max_tokens=64)) for number in range(400))))
     arguments = [*COMMAND, source, output, "--gateway", stack.server.page_url]
+    stack.runner.gate.close_after(200)  # some are done by then, and no more
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: (output.exists() and output.stat().st_size > 0) or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
+    stack.runner.gate.open()
     assert process.returncode == 130
     assert "The same command goes on" in said
     num_done = len(answers(output))

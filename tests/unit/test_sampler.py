@@ -174,7 +174,7 @@ def test_fresh_seeds_differ() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
@@ -206,7 +206,7 @@ def test_a_field_outside_its_bound_is_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 1),
+        ("max_tokens", 0),
         ("temperature", 0.0),
         ("temperature", 100.0),
         ("top_k", 0),
