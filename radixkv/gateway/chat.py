@@ -23,14 +23,15 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.fields import FAIL_FAST, PlainObject, Whole
 from radixkv.gateway.logprobs import chat_logprobs
-from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
+from radixkv.gateway.messages import ChatMessages, leave_noise_out, left_out_thoughts, template_messages
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import MaxTokens, retention_of
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
+from radixkv.gateway.thinking_wish import Effort, ThinkingWish, thinking_arguments
 from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import chat_model, remember_reply, start_turn
+from radixkv.gateway.turns import begin_replies, chat_model, remember_reply, start_turn
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
 from radixkv.worker.stream import BranchFinished, Completed, Delta, Started
@@ -58,6 +59,8 @@ class ChatRequest(ConstrainedOptions):
     chat_template_kwargs: PlainObject | None = Field(
         None, description="Extension. Further variables for the model's chat template."
     )
+    reasoning_effort: Effort | None = Field(None, description="Passed on to a chat template that reads it.")
+    enable_thinking: bool | None = Field(None, description="Extension. Passed on to a chat template that reads it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class _Plan:
     end_ids: frozenset[int]
 
     def new_reply(self, index: int) -> Reply:
-        return Reply(index, self.tools.names, self.end_ids, **self.tools.reading)
+        return Reply(index, self.tools.names, self.end_ids, **self.tools.reading, marks=self.model.info.thinking)
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
@@ -95,7 +98,9 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
     state = request.app.state
     model = await chat_model(request, body.model)
     tools = await off_loop(request, partial(plan_tools, body.tools, body.tool_choice, body.parallel_tool_calls))
-    arguments = body.chat_template_kwargs or {}
+    wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)
+    arguments, unread = thinking_arguments(model.info, wish, body.chat_template_kwargs)
+    exchange.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
     max_tokens = body.max_completion_tokens or body.max_tokens or min(state.config.max_tokens, model.info.max_length)
@@ -107,6 +112,7 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
     )
     assert exchange.tenant is not None
     exchange.leave_out(leave_noise_out(body.messages))
+    exchange.leave_out(left_out_thoughts(body.messages, model.info))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments)
@@ -150,13 +156,15 @@ async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcrip
             match event:
                 case Started():
                     prompt = event.prompt
+                    await begin_replies(backend, plan.model, replies, prompt)
                 case Delta():
                     replies[event.branch].push(event)
                 case BranchFinished():
                     replies[event.branch].finish(event)
                     await remember_reply(transcripts, plan.transcript, replies[event.branch], prompt)
                 case Completed():
-                    return await _answer(plan, replies, prompt, usage_body(event.usage), backend)
+                    usage = usage_body(event.usage, sum(reply.num_thinking_tokens for reply in replies))
+                    return await _answer(plan, replies, prompt, usage, backend)
     raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
 
 
@@ -177,6 +185,8 @@ async def _answer(plan: _Plan, replies: list[Reply], prompt: bytes, usage: Any, 
 
 async def _choice(plan: _Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    if reply.thinking:
+        message["reasoning_content"] = reply.thinking
     if reply.calls:
         message |= {"content": reply.text or None, "tool_calls": reply.as_message()["tool_calls"]}
     logprobs = None
@@ -220,8 +230,10 @@ async def _stream_chunks(
                         pieces.append(chunks.finished(reply))
                     case Started():
                         prompt = event.prompt
+                        await begin_replies(backend, plan.model, replies, prompt)
                         pieces += [chunks.opened(index, prompt) for index in range(len(replies))]
                     case Completed():
-                        pieces.append(chunks.completed(usage_body(event.usage)))
+                        num_thinking = sum(reply.num_thinking_tokens for reply in replies)
+                        pieces.append(chunks.completed(usage_body(event.usage, num_thinking)))
             yield b"".join(pieces)
     yield DONE

@@ -59,8 +59,8 @@ class ChatChunks:
         """A choice has grown; no bytes where there is nothing to tell."""
         if growth.calls:
             return self._called(reply, growth, logprobs)
-        if logprobs or (self._tells_token_ids and growth.token_ids):
-            return self._chunk(reply.index, {"content": growth.text}, logprobs, None, growth.token_ids)
+        if logprobs or growth.thinking or (self._tells_token_ids and growth.token_ids):
+            return self._chunk(reply.index, _told(growth) or {"content": ""}, logprobs, None, growth.token_ids)
         if not growth.text:
             return b""
         text = encode_basestring(growth.text)
@@ -75,8 +75,7 @@ class ChatChunks:
                 calls.append({"index": piece.number, **head, "function": {"name": piece.call.name, **function}})
             elif piece.arguments:
                 calls.append({"index": piece.number, "function": function})
-        delta: dict[str, Any] = {"content": growth.text} if growth.text else {}
-        return self._chunk(reply.index, {**delta, "tool_calls": calls}, logprobs, None, growth.token_ids)
+        return self._chunk(reply.index, {**_told(growth), "tool_calls": calls}, logprobs, None, growth.token_ids)
 
     def finished(self, reply: Reply) -> bytes:
         """A choice has ended."""
@@ -107,3 +106,9 @@ class ChatChunks:
             choice["token_ids"] = list(token_ids)
         extra = f",{dump_json(top)[1:-1]}" if top else ""
         return f'{self._head}{extra},"choices":[{dump_json(choice)}]{self._tail}'.encode()
+
+
+def _told(growth: Growth) -> dict[str, str]:
+    """What of a choice's text has grown."""
+    told = {"reasoning_content": growth.thinking, "content": growth.text}
+    return {name: text for name, text in told.items() if text}

@@ -30,10 +30,11 @@ from radixkv.gateway.responses_items import Item, left_out_items, new_id, read_i
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.responses_tools import ResponseTool, left_out_tools
 from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
+from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import start_turn
-from radixkv.worker.request import GenerateParams, Prompt
+from radixkv.worker.request import GenerateParams, ModelInfo, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.text import Message
 
@@ -51,6 +52,7 @@ class Plan:
         body: the response object as it begins.
         items: the request's own input.
         transcript: how the conversation is put to the model.
+        template_arguments: variables for its template.
     """
 
     request: ResponseRequest
@@ -61,11 +63,12 @@ class Plan:
     tools: ToolPlan
     sampling: SamplingParams
     transcript: Transcript
+    template_arguments: Mapping[str, Any]
 
     def new_reply(self) -> Reply:
         """Reads the worker's events."""
         ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading)
+        return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading, marks=self.model.info.thinking)
 
 
 async def make_plan(
@@ -89,8 +92,11 @@ async def make_plan(
     """
     await off_loop(http, request.check)
     exchange: Exchange = http.scope[EXCHANGE]
+    thinks = model.info.thinking is not None
     exchange.leave_out(left_out_tools(request.tools))
-    exchange.leave_out(left_out_items(request.input))
+    exchange.leave_out(left_out_items(request.input, thinks=thinks))
+    arguments, unread = thinking_arguments(model.info, ThinkingWish(None, request.effort))
+    exchange.leave_out("reasoning.effort" for _ in unread)
     if request.instructions is not None:
         said, request.instructions = request.instructions, without_noise(request.instructions)
         exchange.leave_out(["instructions"] if said != request.instructions else ())
@@ -102,13 +108,13 @@ async def make_plan(
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
     parent = await _read_parent(store, namespace, request.previous_response_id)
     earlier = parent.items if parent is not None else []
-    items = await off_loop(http, partial(read_input, request.input, earlier))
+    items = await off_loop(http, partial(read_input, request.input, earlier, thinks=thinks))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
-    transcript = await transcripts.read(namespace, messages, tools.tools)
-    if parent is not None:
+    transcript = await transcripts.read(namespace, messages, tools.tools, arguments)
+    if parent is not None and transcripts.keeps_thoughts(messages):
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
-    return Plan(request, namespace, model, body, items, tools, sampling, transcript)
+    return Plan(request, namespace, model, body, items, tools, sampling, transcript, arguments)
 
 
 async def _read_parent(store: ResponseStore, namespace: str, response_id: str | None) -> Context | None:
@@ -140,15 +146,19 @@ def _told(body: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": body["model"],
         "instructions": body["instructions"],
+        "effort": body["reasoning"]["effort"],
         "tools": [] if body["tool_choice"] == "none" else body["tools"],
     }
 
 
-def conversation_of(context: Context) -> tuple[list[Message], Sequence[Mapping[str, Any]]]:
-    """The turns up to a stored response's end, and the tools, as its model was told them."""
+def conversation_of(
+    context: Context, info: ModelInfo
+) -> tuple[list[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    """The turns up to a stored response's end, the tools and the template's variables, as its model was told them."""
     told = _told(context.response.body)
     request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
-    return to_messages(context.items, told["instructions"]), request.tool_plan().tools
+    arguments, _ = thinking_arguments(info, ThinkingWish(None, told["effort"]))
+    return to_messages(context.items, told["instructions"]), request.tool_plan().tools, arguments
 
 
 def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingParams) -> dict[str, Any]:
@@ -172,7 +182,7 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": request.effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.stores,
@@ -222,6 +232,7 @@ async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream
 def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
     return GenerateParams(
         tools=plan.tools.tools,
+        template_arguments=plan.template_arguments,
         sampling=plan.sampling,
         namespace=plan.namespace,
         adapter=plan.model.adapter,
@@ -256,7 +267,7 @@ async def _shortened(plan: Plan, backend: Backend, error: InvalidArgumentError) 
 
 async def _num_tokens(plan: Plan, backend: Backend, messages: Sequence[Message]) -> float:
     try:
-        prompt = Prompt(messages=messages, tools=plan.tools.tools)
+        prompt = Prompt(messages=messages, tools=plan.tools.tools, template_arguments=plan.template_arguments)
         return num_tokens(await backend.tokenize(prompt, b"", plan.transcript.namespace))
     except InvalidArgumentError as error:
         if ApiError.of(error).code != "context_length_exceeded":

@@ -17,6 +17,10 @@ blanks around a reply are no change where the template takes them away itself, s
 What the model sees differs from the template's own rendering in nothing but the replies themselves, which are as they were
 generated: their token boundaries, and what the template would have stripped from an earlier turn.
 
+Thoughts are no such exception. A reply with thoughts is remembered under itself and, as its alias, under what a client sends
+that leaves them out. Where the template would not write them any more, most often behind the next turn of the user, its ids are
+not used: the reply is rendered anew, and from there on the prompt is another branch than the reply as it was generated.
+
 The memo is in memory, bounded, least recently used forgotten first; a copy in the gateway's database outlives a restart.
 """
 
@@ -56,6 +60,10 @@ _READING = b"control tokens are the template's"
 """How messages become ids. What another reading of them left in a database is not found again."""
 
 _PROBE = 'The 3 quick foxes,\tno. 12345: naïve 日本語 ½ 🙂\n\n  x = {"a": [1.5, None]}  # <end>'
+_PROBE_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+_THOUGHTS = "reasoning_content"
+"""Of an assistant's message."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -110,6 +118,7 @@ class Transcripts:
         self._memo = Memo(database, limits or MemoLimits(), clock)
         self._model: bytes | None = None
         self._trims_replies = False
+        self._thinks = self._keeps_thoughts = self._keeps_thoughts_in_calls = False
         self._probed_s: float | None = None
         self._probing = asyncio.Lock()
         self._saving: set[asyncio.Task[None]] = set()
@@ -126,8 +135,8 @@ class Transcripts:
         Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used.
         O(characters of the messages).
         """
-        listed = list(messages)
         model = await self._identify_model()
+        listed = [message if self._thinks else _without_thoughts(message) for message in messages]
         if model is None or not listed:
             return Transcript(b"", listed, listed, model or b"", namespace, b"", None)
         chain = partial(self._chain, _root(model, namespace, tools, template_arguments or {}), listed)
@@ -136,7 +145,7 @@ class Transcripts:
             if listed[position].get("role") != "assistant":
                 continue
             found = self._memo.find(namespace, keys[position])
-            if found is not None and await self._is_sound(found):
+            if found is not None and self._stands(found, listed, keys) and await self._is_sound(found):
                 self._memo.use(found)
                 return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, namespace, keys[-1], found)
         return Transcript(b"", listed, listed, model, namespace, keys[-1], None)
@@ -175,20 +184,28 @@ class Transcripts:
         stem = self._memo.put(namespace, _digest(transcript.key, b"prompt"), prompt, b"", parent)
         key = self._link(transcript.key, reply)
         entry = self._memo.put(namespace, key, prompt, tokens, stem or parent)
+        bare = _without_thoughts(reply)
+        if entry is not None and bare is not reply:
+            self._memo.put(namespace, self._link(transcript.key, bare), prompt + tokens, b"", entry)
         if entry is not None and not entry.decoded:
             task = asyncio.get_running_loop().create_task(self._save(entry))
             self._saving.add(task)
             task.add_done_callback(self._saving.discard)
 
     async def forget(
-        self, namespace: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        namespace: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
         model = await self._identify_model()
         if model is not None and messages:
-            found = self._memo.find(namespace, self._chain(_root(model, namespace, tools, {}), messages)[-1])
+            root = _root(model, namespace, tools, template_arguments or {})
+            found = self._memo.find(namespace, self._chain(root, messages)[-1])
             if found is not None:
-                self._memo.forget(found)
+                self._memo.forget(_replied(found))
 
     async def forget_below(
         self, namespace: str, above: Sequence[Message], below: Sequence[tuple[int | None, Message]]
@@ -205,7 +222,13 @@ class Transcripts:
         for parent, message in below:
             keys.append(self._link(root if parent is None else keys[parent], message))
         found = (self._memo.find(namespace, key) for key in keys)
-        self._memo.forget(*(entry for entry in found if entry is not None))
+        self._memo.forget(*(_replied(entry) for entry in found if entry is not None))
+
+    def keeps_thoughts(self, messages: Sequence[Message]) -> bool:
+        """Whether the template writes the thoughts of all replies among these messages, where it last was looked at."""
+        last_user = _last_user(messages)
+        thoughtful = (place for place, message in enumerate(messages) if message.get(_THOUGHTS))
+        return all(self._keeps(place, last_user) for place in thoughtful)
 
     def sweep(self) -> int:
         """Drop what has expired; how many entries those were. To be called now and then."""
@@ -230,6 +253,20 @@ class Transcripts:
             if not shorter.startswith(text):
                 return None  # the stop string begins within a token
         return None
+
+    def _keeps(self, place: int, last_user: int) -> bool:
+        return self._keeps_thoughts or (self._keeps_thoughts_in_calls and place > last_user)
+
+    def _stands(self, entry: Remembered, messages: Sequence[Message], keys: Sequence[bytes]) -> bool:
+        """Whether the template would write the thoughts of all replies up to this one, as they were generated."""
+        places = {key: place for place, key in enumerate(keys)} if self._thinks else {}
+        last_user = _last_user(messages)
+        for part in entry.path() if places else ():
+            place = places.get(part.key)
+            has_thoughts = place is not None and (not part.num_reply or messages[place].get(_THOUGHTS))
+            if place is not None and has_thoughts and not self._keeps(place, last_user):
+                return False
+        return True
 
     async def _save(self, entry: Remembered) -> None:
         try:
@@ -264,6 +301,7 @@ class Transcripts:
         if self._probed_s is None or not 0 <= now_s - self._probed_s <= PROBE_S:
             with own_work():
                 info = await self._reader.model()
+                self._thinks = info.thinking is not None
                 self._model = await self._probe(info) if info.has_chat_template else None
             self._probed_s = now_s
         return self._model
@@ -274,12 +312,28 @@ class Transcripts:
             prompt = await self._reader.tokenize(Prompt(messages=messages))
             behind = await self._reader.tokenize(Prompt(messages=messages), prompt)
             self._trims_replies = await self._spell_reply(" \n. ") == await self._spell_reply(".")
+            if self._thinks:
+                self._keeps_thoughts = await self._shows_thoughts(".", [], {"role": "user", "content": "."})
+                result = {"role": "tool", "content": ".", "tool_call_id": "1"}
+                self._keeps_thoughts_in_calls = await self._shows_thoughts("", [_PROBE_CALL], result)
         except UnavailableError:
             raise
         except RadixKVError as error:
             _LOG.warning("replies are tokenised anew each time: %s", error)
             return None
         return _digest(_READING, _canonical([info.name, info.vocab_size]), prompt, behind)
+
+    async def _shows_thoughts(self, content: str, calls: Sequence[Mapping[str, Any]], following: Message) -> bool:
+        """Whether the template writes the thoughts of a reply that something follows."""
+        told: list[bytes] = []
+        for thoughts in ("1", "2"):
+            reply = {"role": "assistant", "content": content, _THOUGHTS: thoughts}
+            turns = [{"role": "user", "content": "."}, {**reply, "tool_calls": calls} if calls else reply, following]
+            try:
+                told.append(await self._reader.tokenize(Prompt(messages=turns)))
+            except InvalidArgumentError:  # it takes no such turns
+                return False
+        return told[0] != told[1]
 
     async def _spell_reply(self, reply: str) -> bytes:
         """A conversation with this reply, rendered."""
@@ -299,10 +353,25 @@ class Transcripts:
         return keys
 
     def _link(self, key: bytes, message: Message) -> bytes:
+        message = message if self._thinks else _without_thoughts(message)
         content = message.get("content")
         if self._trims_replies and message.get("role") == "assistant" and isinstance(content, str):
             message = {**message, "content": content.strip()}
         return _digest(key, _canonical(_canonical_message(message)))
+
+
+def _without_thoughts(message: Message) -> Message:
+    return {k: v for k, v in message.items() if k != _THOUGHTS} if _THOUGHTS in message else message
+
+
+def _last_user(messages: Sequence[Message]) -> int:
+    """The place of the user's last turn; -1: there is none."""
+    return max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+
+
+def _replied(entry: Remembered) -> Remembered:
+    """The reply that an entry is, or is an alias of."""
+    return entry if entry.num_reply or entry.parent is None else entry.parent
 
 
 def _root(model: bytes, namespace: str, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> bytes:

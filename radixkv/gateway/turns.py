@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange
@@ -16,8 +17,9 @@ from radixkv.gateway.models import ServedModel, served_model
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
 from radixkv.worker.request import GenerateParams, Prompt
+from radixkv.worker.thinking import NUM_TAIL_TOKENS
 
-__all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn"]
+__all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn"]
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
@@ -34,20 +36,38 @@ async def chat_model(request: Request, asked: str | None) -> ServedModel:
     return model
 
 
-async def read_prompt(reader: Reader, transcript: Transcript, tools: Sequence[Mapping[str, Any]]) -> bytes:
+async def begin_replies(reader: Reader, model: ServedModel, replies: Iterable[Reply], prompt: bytes) -> None:
+    """Tell replies that begin behind this prompt, of packed tokens, whether it has opened their thoughts."""
+    marks = model.info.thinking
+    if marks is None or marks.is_harmony:
+        return
+    tail = await reader.detokenize(prompt[-NUM_TAIL_TOKENS * TOKEN_BYTES :])
+    if tail.rstrip().endswith(marks.opens):
+        for reply in replies:
+            reply.open_thinking()
+
+
+async def read_prompt(
+    reader: Reader,
+    transcript: Transcript,
+    tools: Sequence[Mapping[str, Any]],
+    template_arguments: Mapping[str, Any] | None = None,
+) -> bytes:
     """The packed tokens that a turn behind a transcript goes on from, as `start_turn` puts them to the model.
 
     Raises:
         InvalidArgumentError: the model's template does not take the messages.
     """
+    arguments = template_arguments or {}
     if transcript.history:
         try:
-            behind = Prompt(messages=transcript.rest, tools=tools)
+            behind = Prompt(messages=transcript.rest, tools=tools, template_arguments=arguments)
             return await reader.tokenize(behind, transcript.history, transcript.namespace)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
-    return await reader.tokenize(Prompt(messages=transcript.messages, tools=tools), b"", transcript.namespace)
+    whole = Prompt(messages=transcript.messages, tools=tools, template_arguments=arguments)
+    return await reader.tokenize(whole, b"", transcript.namespace)
 
 
 async def start_turn(

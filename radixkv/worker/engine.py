@@ -116,6 +116,8 @@ class Engine:
             has_chat_template=self._reader.has_chat_template,
             adapters=tuple(adapters),
             sampling=sampling,
+            thinking=self._reader.thinking,
+            template_variables=self._reader.template_variables,
         )
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces
@@ -282,7 +284,7 @@ class Engine:
     ) -> GenerationStream:
         tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
-        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace))
+        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace), tokens)
         if len(self._rounds.generations) >= MAX_GENERATIONS:
             wait_s = self._rounds.pace.wait_s(MAX_GENERATIONS // 16)
             raise LimitError(

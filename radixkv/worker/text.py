@@ -15,19 +15,23 @@ plain text is encoded as it stands, special tokens and all.
 
 from __future__ import annotations
 
-import copy
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.after_thinking import AfterThinking
 from radixkv.worker.control_tokens import ControlTokens, Rendered
 from radixkv.worker.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
+from radixkv.worker.grammar import GrammarMatcher
 from radixkv.worker.spelling import TokenSpeller
+from radixkv.worker.stream_decoder import StreamDecoder
+from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks, find_marks, shown_decode, variables_of
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 from radixkv.worker.veil import join_pieces, strings_of
 
@@ -40,7 +44,6 @@ reads, such as ``tool_calls``."""
 Tools = Sequence[Mapping[str, Any]]
 """Functions that the model may call, as chat templates take them."""
 
-_REPLACEMENT = "\ufffd"
 _OUR_ARGUMENTS = frozenset(
     [
         "add_generation_prompt",
@@ -67,9 +70,8 @@ _REPLY = "Reply{:030d}0here"
 """Stands for a reply that is kept. No caller can say it, and it ends as ever, so that it does not matter to what follows."""
 _NUM_REPLY_DIGITS = 30
 
-_MAX_WAITING_TOKENS = 16
-"""Tokens held back for the end of a character. Several characters may have to end at once where tokens cross their
-bounds; more than this is no text at all and is given out as it is."""
+_NUM_OPENING_TOKENS = 4
+"""Tokens by which a prompt is known to end as the template ends it."""
 
 
 class ChatText:
@@ -88,8 +90,10 @@ class ChatText:
                 raise ModelError(
                     f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())}"
                 ) from error
-        self._decode_ids = _plain_decode(self._tokenizer)
         self._encoder = TextEncoder(self._tokenizer)
+        marks = find_marks(self._template, list(map(str, self._tokenizer.get_added_vocab())))
+        self._decode_ids = _plain_decode(self._tokenizer, marks.tokens if marks else ())
+        self.thinking = self._readable(marks)
         self._control_tokens = ControlTokens(self._tokenizer) if self.has_chat_template else None
         self._speller = TokenSpeller(self._tokenizer)
         self._special_ids = frozenset([*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder])
@@ -103,6 +107,73 @@ class ChatText:
     def has_chat_template(self) -> bool:
         """Whether the model says how a chat is written; a base model does not."""
         return bool(self._tokenizer.chat_template)
+
+    @property
+    def _template(self) -> str:
+        told = self._tokenizer.chat_template
+        return str((told.get("default") if isinstance(told, dict) else told) or "")
+
+    def _readable(self, marks: ThinkingMarks | None) -> ThinkingMarks | None:
+        """The marks, where the text of a reply shows them."""
+        if marks is None or not self.has_chat_template:
+            return None
+        for name in marks.tokens:
+            if self.decode(self.encode(name, special=False)).strip() != name:
+                return None
+        return marks._replace(close_ids=tuple(self.encode(marks.closes, special=False)))
+
+    @cached_property
+    def template_variables(self) -> tuple[str, ...]:
+        """Which of the variables that steer thinking the chat template reads."""
+        from transformers.utils import chat_template_utils as templates
+
+        if not self.has_chat_template:
+            return ()
+        return variables_of(templates._compile_jinja_template("").environment, self._template)
+
+    @cached_property
+    def _generation_prompt(self) -> tuple[int, ...]:
+        """The last ids of a prompt that leaves it to the model whether it thinks."""
+        try:
+            return tuple(self.prompt_ids([{"role": "user", "content": "."}])[-_NUM_OPENING_TOKENS:])
+        except (ModelError, InvalidArgumentError):
+            return ()
+
+    @cached_property
+    def _gap_ids(self) -> list[int]:
+        """Tokens that are empty lines."""
+        found = (self.encode(lines, special=False) for lines in ("\n", "\n\n"))
+        return [ids[0] for ids in found if len(ids) == 1]
+
+    def after_thinking(
+        self, matcher: GrammarMatcher, prompt: Sequence[int], *, vocab_size: int, stop_token_ids: Collection[int]
+    ) -> GrammarMatcher:
+        """A grammar's matcher as one that holds what follows the thoughts, where a reply to this prompt may begin with such.
+
+        Args:
+            matcher: of the reply's answer.
+            prompt: its token ids; the last ones suffice.
+            vocab_size, stop_token_ids: which tokens there are, and which of them end a reply.
+        """
+        marks = self.thinking
+        if marks is None:
+            return matcher
+        open_id = None
+        if not self.decode(prompt[-NUM_TAIL_TOKENS:]).rstrip().endswith(marks.ends_prompt):
+            opening = self.encode(marks.opens, special=False)
+            is_left_to_it = tuple(prompt[-_NUM_OPENING_TOKENS:]) == self._generation_prompt
+            if len(opening) > 1 or not is_left_to_it:
+                return matcher
+            open_id = opening[0]
+        return AfterThinking(
+            matcher,
+            self.stream_decoder(),
+            marks.begins_answer,
+            vocab_size=vocab_size,
+            stop_token_ids=stop_token_ids,
+            open_id=open_id,
+            gap_ids=() if marks.is_harmony else self._gap_ids,
+        )
 
     def encode(self, text: str, *, special: bool = True, asker: Asker = ANYBODY) -> list[int]:
         """Token ids of a plain text; `special`: with the special tokens that the model wants around a prompt.
@@ -298,14 +369,16 @@ def _read_tokenizer(model: str) -> Any:
     return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
 
 
-def _plain_decode(tokenizer: Any) -> Callable[..., str]:
-    """The tokenizer's own decoding, without transformers' way to it where that adds nothing: it takes three times as long."""
+def _plain_decode(tokenizer: Any, shown: Sequence[str]) -> Callable[..., str]:
+    """The tokenizer's own decoding, without transformers' way to it where that adds nothing: it takes three times as long.
+
+    `shown`: special tokens that are no hidden ones, where that can be had.
+    """
     from transformers import PreTrainedTokenizerFast as Plain
 
     kind = type(tokenizer)
     if isinstance(tokenizer, Plain) and kind.decode is Plain.decode and kind._decode is Plain._decode:
-        decode: Callable[..., str] = tokenizer.backend_tokenizer.decode
-        return decode
+        return shown_decode(tokenizer.backend_tokenizer, shown)
     return partial(tokenizer.decode, clean_up_tokenization_spaces=False)
 
 
@@ -319,49 +392,3 @@ def _for_veiled(template: Any, source: str) -> Any:
 
 def _without_role(message: Message) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name != "role"}
-
-
-class StreamDecoder:
-    """Text of a reply piece by piece, in O(1) per token: the pieces joined are the text of all its tokens.
-
-    A token's text can depend on the one before it (a leading space) and end within a character. So a window is
-    decoded that starts at tokens whose text was given out, and what ends within a character waits for the next token.
-    """
-
-    def __init__(self, text: ChatText) -> None:
-        self._text = text
-        self._window: list[int] = []
-        self._num_context = 0  # tokens at the window's start whose text was given out already
-        self._context_text = ""
-
-    def copy(self) -> StreamDecoder:
-        """One that has seen the same tokens, and goes its own way from here."""
-        twin = copy.copy(self)
-        twin._window = self._window[:]
-        return twin
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these further tokens complete; may be empty."""
-        return "".join(self._push(token_id) for token_id in token_ids)
-
-    def _push(self, token_id: int) -> str:
-        self._window.append(token_id)
-        text = self._text.decode(self._window)
-        if text == self._context_text and self._text.is_special(token_id):
-            self._window.pop()  # it has no text, and would hide from the next token what stands before it
-            return ""
-        if text.endswith(_REPLACEMENT) and len(self._window) - self._num_context < _MAX_WAITING_TOKENS:
-            return ""
-        return self._give_out(text)
-
-    def flush(self) -> str:
-        """What is left at the end of the reply, a broken last character as U+FFFD."""
-        return self._give_out(self._text.decode(self._window))
-
-    def _give_out(self, text: str) -> str:
-        piece = text[len(self._context_text) :]
-        if self._num_context < len(self._window):
-            self._window = self._window[self._num_context :]
-            self._num_context = len(self._window)
-            self._context_text = self._text.decode(self._window)
-        return piece

@@ -78,7 +78,7 @@ def test_what_a_client_puts_first_for_somebody_else_costs_no_conversation_its_pr
     stack: Stack, http: httpx.Client
 ) -> None:
     first, second = (sent(http, "messages", **as_claude_code(noise, f"Do {noise}")) for noise in ("123", "73f"))
-    assert left_out(first) == left_out(second) == ["context_management", "system.0"]
+    assert left_out(first) == left_out(second) == ["output_config.effort", "context_management", "system.0"]
     assert "billing" not in stack.engine.shown()
     usage = second.json()["usage"]
     assert usage["cache_read_input_tokens"] > 200

@@ -100,7 +100,7 @@ async def _start(
     may_shorten = options.max_tokens is None
     stream = await start_turn(exchange, state.backend, transcript, params, may_shorten=may_shorten)
     ends = frozenset(model.info.eos_token_ids)
-    return Origin(tenant.namespace, model.name, transcript, ends, exchange.started_s), stream
+    return Origin(tenant.namespace, model, transcript, ends, exchange.started_s), stream
 
 
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:

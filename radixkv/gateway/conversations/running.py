@@ -20,9 +20,11 @@ from radixkv.gateway.conversations.live import Live
 from radixkv.gateway.conversations.messages import Message
 from radixkv.gateway.conversations.store import ConversationStore, Growth
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.models import ServedModel
+from radixkv.gateway.replies import Growth as ReplyGrowth
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
-from radixkv.gateway.turns import remember_reply
+from radixkv.gateway.turns import begin_replies, remember_reply
 from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["Branch", "Origin", "Run", "Runs"]
@@ -42,12 +44,12 @@ _LOG = logging.getLogger(__name__)
 class Origin:
     """What a generation goes on from, and who asked for it.
 
-    namespace: whose it is. model: its name. transcript: as it was put to the model. end_ids: tokens that end a reply.
+    namespace: whose it is. model: it. transcript: as it was put to the model. end_ids: tokens that end a reply.
     started_s: when it was asked for, by the clock of `Run`.
     """
 
     namespace: str
-    model: str
+    model: ServedModel
     transcript: Transcript
     end_ids: Collection[int]
     started_s: float
@@ -113,7 +115,8 @@ class Run:
         self.live = live
         self.namespace = origin.namespace
         self.branches = [
-            Branch(self, message, Reply(index, (), origin.end_ids)) for index, message in enumerate(messages)
+            Branch(self, message, Reply(index, (), origin.end_ids, marks=origin.model.info.thinking))
+            for index, message in enumerate(messages)
         ]
         live.growing.update((branch.message.id, branch) for branch in self.branches)
         self._origin = origin
@@ -195,10 +198,12 @@ class Run:
                     match event:
                         case Started():
                             self._prompt = event.prompt
+                            replies = [branch.reply for branch in self.branches]
+                            await begin_replies(self._reader, self._origin.model, replies, event.prompt)
                         case Delta() if (branch := self.branches[event.branch]).is_running:
-                            self._grow(branch, branch.reply.push(event).text)
+                            self._grow(branch, branch.reply.push(event))
                         case BranchFinished() if (branch := self.branches[event.branch]).is_running:
-                            self._grow(branch, branch.reply.finish(event).text)
+                            self._grow(branch, branch.reply.finish(event))
                             await remember_reply(self._transcripts, self._origin.transcript, branch.reply, self._prompt)
                             if any(other.reply.reason is None for other in self.branches):
                                 self._end(branch, "complete")
@@ -209,15 +214,19 @@ class Run:
                 await self._tell_end(ended)
                 self._close_if_idle()
 
-    def _grow(self, branch: Branch, text: str) -> None:
-        if not text:
+    def _grow(self, branch: Branch, growth: ReplyGrowth) -> None:
+        if not growth.text and not growth.thinking:
             return
         if branch.first_text_s is None:
             branch.first_text_s = self._clock()
         message = branch.message
-        message.text += text
+        message.text += growth.text
+        told = {"id": message.id, "text": growth.text}
+        if growth.thinking:
+            message.details = {"thinking": branch.reply.thinking}
+            told["thinking"] = growth.thinking
         message.seq = self.live.next_version()
-        self.live.tell("delta", {"id": message.id, "text": text, "seq": message.seq})
+        self.live.tell("delta", told | {"seq": message.seq})
 
     def _end(self, branch: Branch, status: str, error: str | None = None) -> None:
         branch.ended_s = self._clock()
@@ -236,8 +245,9 @@ class Run:
 
     def _details(self, branch: Branch) -> dict[str, Any]:
         reply, usage = branch.reply, self._usage
-        return {
-            "model": self._origin.model,
+        thoughts = {"thinking": reply.thinking, "thinking_tokens": reply.num_thinking_tokens} if reply.thinking else {}
+        return thoughts | {
+            "model": self._origin.model.name,
             "prompt_tokens": len(self._prompt) // 4,
             "cached_tokens": usage.num_cached_tokens if usage else None,
             "generated_tokens": len(reply.token_ids),
