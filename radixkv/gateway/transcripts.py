@@ -27,9 +27,6 @@ The memo is in memory, bounded, least recently used forgotten first; a copy in t
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +34,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
-from radixkv.core.json_text import read_json
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.fair_semaphore import own_work
 from radixkv.gateway.memo import Memo, MemoLimits, Remembered
+from radixkv.gateway.transcript_keys import canonical, canonical_message, digest, root_key
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
 
@@ -139,7 +136,7 @@ class Transcripts:
         listed = [message if self._thinks else _without_thoughts(message) for message in messages]
         if model is None or not listed:
             return Transcript(b"", listed, listed, model or b"", namespace, b"", None)
-        chain = partial(self._chain, _root(model, namespace, tools, template_arguments or {}), listed)
+        chain = partial(self._chain, root_key(model, namespace, tools, template_arguments or {}), listed)
         keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
         for position in range(len(listed) - 2, -1, -1):  # something must be left to reply to
             if listed[position].get("role") != "assistant":
@@ -181,7 +178,7 @@ class Transcripts:
         if not tokens:
             return
         namespace, parent = transcript.namespace, transcript.parent
-        stem = self._memo.put(namespace, _digest(transcript.key, b"prompt"), prompt, b"", parent)
+        stem = self._memo.put(namespace, digest(transcript.key, b"prompt"), prompt, b"", parent)
         key = self._link(transcript.key, reply)
         entry = self._memo.put(namespace, key, prompt, tokens, stem or parent)
         bare = _without_thoughts(reply)
@@ -202,7 +199,7 @@ class Transcripts:
         """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
         model = await self._identify_model()
         if model is not None and messages:
-            root = _root(model, namespace, tools, template_arguments or {})
+            root = root_key(model, namespace, tools, template_arguments or {})
             found = self._memo.find(namespace, self._chain(root, messages)[-1])
             if found is not None:
                 self._memo.forget(_replied(found))
@@ -217,7 +214,7 @@ class Transcripts:
         model = await self._identify_model()
         if model is None:
             return
-        root = [_root(model, namespace, (), {}), *self._chain(_root(model, namespace, (), {}), above)][-1]
+        root = [root_key(model, namespace, (), {}), *self._chain(root_key(model, namespace, (), {}), above)][-1]
         keys: list[bytes] = []
         for parent, message in below:
             keys.append(self._link(root if parent is None else keys[parent], message))
@@ -270,7 +267,7 @@ class Transcripts:
 
     async def _save(self, entry: Remembered) -> None:
         try:
-            entry.decoded = _digest((await self._reader.detokenize(entry.reply)).encode())
+            entry.decoded = digest((await self._reader.detokenize(entry.reply)).encode())
         except RadixKVError as error:
             _LOG.info("a reply stays out of the database: %s", error)
             return
@@ -282,7 +279,7 @@ class Transcripts:
         for part in path:
             if part.reply:
                 try:
-                    decoded = _digest((await self._reader.detokenize(part.reply)).encode())
+                    decoded = digest((await self._reader.detokenize(part.reply)).encode())
                 except InvalidArgumentError:  # ids that this model does not have
                     decoded = b""
                 if decoded != part.decoded:
@@ -321,7 +318,7 @@ class Transcripts:
         except RadixKVError as error:
             _LOG.warning("replies are tokenised anew each time: %s", error)
             return None
-        return _digest(_READING, _canonical([info.name, info.vocab_size]), prompt, behind)
+        return digest(_READING, canonical([info.name, info.vocab_size]), prompt, behind)
 
     async def _shows_thoughts(self, content: str, calls: Sequence[Mapping[str, Any]], following: Message) -> bool:
         """Whether the template writes the thoughts of a reply that something follows."""
@@ -357,7 +354,7 @@ class Transcripts:
         content = message.get("content")
         if self._trims_replies and message.get("role") == "assistant" and isinstance(content, str):
             message = {**message, "content": content.strip()}
-        return _digest(key, _canonical(_canonical_message(message)))
+        return digest(key, canonical(canonical_message(message)))
 
 
 def _without_thoughts(message: Message) -> Message:
@@ -372,36 +369,3 @@ def _last_user(messages: Sequence[Message]) -> int:
 def _replied(entry: Remembered) -> Remembered:
     """The reply that an entry is, or is an alias of."""
     return entry if entry.num_reply or entry.parent is None else entry.parent
-
-
-def _root(model: bytes, namespace: str, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> bytes:
-    return _digest(model, namespace.encode(), _canonical(list(tools)), _canonical(dict(arguments)))
-
-
-def _canonical_message(message: Message) -> list[Any]:
-    """What of a message can matter to the model. An absent field is an empty one; ids that the gateway made up are left out."""
-    fields = {name: value for name, value in message.items() if value not in (None, "", [], {})}
-    if "tool_calls" in fields:
-        fields["tool_calls"] = [_canonical_call(call) for call in fields["tool_calls"]]
-    return [[name, fields[name]] for name in sorted(fields)]
-
-
-def _canonical_call(call: Mapping[str, Any]) -> list[Any]:
-    function = call.get("function", call)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # what is no JSON is a text
-            arguments = read_json(arguments)
-    return [function.get("name"), arguments]
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
-
-
-def _digest(*parts: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=32)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()

@@ -1,0 +1,50 @@
+"""Keys of transcripts: digests of a conversation's beginnings, equal where all that can matter to the model is."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from radixkv.core.json_text import read_json
+from radixkv.worker.text import Message
+
+__all__ = ["canonical", "canonical_message", "digest", "root_key"]
+
+
+def root_key(model: bytes, namespace: str, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> bytes:
+    """The key of a conversation without any message: what else its model is told."""
+    return digest(model, namespace.encode(), canonical(list(tools)), canonical(dict(arguments)))
+
+
+def canonical_message(message: Message) -> list[Any]:
+    """What of a message can matter to the model. An absent field is an empty one; ids that the gateway made up are left out."""
+    fields = {name: value for name, value in message.items() if value not in (None, "", [], {})}
+    if "tool_calls" in fields:
+        fields["tool_calls"] = [_canonical_call(call) for call in fields["tool_calls"]]
+    return [[name, fields[name]] for name in sorted(fields)]
+
+
+def _canonical_call(call: Mapping[str, Any]) -> list[Any]:
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # what is no JSON is a text
+            arguments = read_json(arguments)
+    return [function.get("name"), arguments]
+
+
+def canonical(value: Any) -> bytes:
+    """A value as bytes, equal for equal ones."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
+
+
+def digest(*parts: bytes) -> bytes:
+    """32 bytes, other ones for any other parts."""
+    hashed = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        hashed.update(len(part).to_bytes(8, "little"))
+        hashed.update(part)
+    return hashed.digest()
