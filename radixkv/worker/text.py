@@ -31,7 +31,14 @@ from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.grammar import GrammarMatcher
 from radixkv.worker.spelling import TokenSpeller
 from radixkv.worker.stream_decoder import StreamDecoder
-from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks, find_marks, shown_decode, variables_of
+from radixkv.worker.thinking import (
+    NUM_TAIL_TOKENS,
+    ThinkingMarks,
+    find_marks,
+    shown_decode,
+    variables_of,
+    with_one_thought,
+)
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 from radixkv.worker.veil import join_pieces, strings_of
 
@@ -117,9 +124,8 @@ class ChatText:
         """The marks, where the text of a reply shows them."""
         if marks is None or not self.has_chat_template:
             return None
-        for name in marks.tokens:
-            if self.decode(self.encode(name, special=False)).strip() != name:
-                return None
+        if any(self.decode(self.encode(name, special=False)).strip() != name for name in marks.tokens):
+            return None
         return marks._replace(close_ids=tuple(self.encode(marks.closes, special=False)))
 
     @cached_property
@@ -142,8 +148,7 @@ class ChatText:
     @cached_property
     def _gap_ids(self) -> list[int]:
         """Tokens that are empty lines."""
-        found = (self.encode(lines, special=False) for lines in ("\n", "\n\n"))
-        return [ids[0] for ids in found if len(ids) == 1]
+        return [ids[0] for ids in (self.encode(lines, special=False) for lines in ("\n", "\n\n")) if len(ids) == 1]
 
     def after_thinking(
         self, matcher: GrammarMatcher, prompt: Sequence[int], *, vocab_size: int, stop_token_ids: Collection[int]
@@ -307,6 +312,8 @@ class ChatText:
 
         if self._control_tokens is None:
             raise ModelError("the model has no chat template; choose an instruct model to chat with")
+        if self.thinking is not None and self.thinking.is_harmony:
+            messages = list(map(with_one_thought, messages))
         further = {name: value for name, value in (arguments or {}).items() if name not in _OUR_ARGUMENTS}
         said = [_without_role(message) for message in messages], list(tools), list(further.values())
         self._encoder.check_length(sum(map(len, strings_of(said))), asker)
@@ -370,10 +377,8 @@ def _read_tokenizer(model: str) -> Any:
 
 
 def _plain_decode(tokenizer: Any, shown: Sequence[str]) -> Callable[..., str]:
-    """The tokenizer's own decoding, without transformers' way to it where that adds nothing: it takes three times as long.
-
-    `shown`: special tokens that are no hidden ones, where that can be had.
-    """
+    """The tokenizer's own decoding, without transformers' way to it where that adds nothing: it takes three times as long. It
+    shows the special tokens `shown`, where that can be had."""
     from transformers import PreTrainedTokenizerFast as Plain
 
     kind = type(tokenizer)

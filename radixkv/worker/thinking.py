@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["HARMONY_START", "NUM_TAIL_TOKENS", "ThinkingMarks", "find_marks", "shown_decode", "variables_of"]
+__all__ = [
+    "HARMONY_START",
+    "NUM_TAIL_TOKENS",
+    "ThinkingMarks",
+    "find_marks",
+    "shown_decode",
+    "variables_of",
+    "with_one_thought",
+]
 
 HARMONY_START = "<|start|>assistant"
 _HARMONY_OPEN, _HARMONY_CLOSE = "<|channel|>analysis<|message|>", "<|end|>"
@@ -70,6 +78,14 @@ def find_marks(template: str, added_tokens: Collection[str]) -> ThinkingMarks | 
             if opens in told or opens in added_tokens:
                 return ThinkingMarks(opens, close.group())
     return None
+
+
+def with_one_thought(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call with what was said before it among its thoughts: templates of harmony refuse a call that has both."""
+    thoughts, text = message.get("reasoning_content"), message.get("content")
+    if not (message.get("tool_calls") and thoughts and text and isinstance(text, str)):
+        return message
+    return {**message, "reasoning_content": f"{thoughts}\n\n{text}", "content": ""}
 
 
 def variables_of(environment: Any, template: str) -> tuple[str, ...]:

@@ -220,6 +220,9 @@ def test_harmony_calls_are_calls(stacks: Stacks) -> None:
     turns = [*ASKED, answer["message"], {"role": "tool", "tool_call_id": "1", "content": "2"}]
     chat(stack, turns, tools=TOOLS)
     assert "<|channel|>analysis<|message|>I must add.<|end|>" in stack.engine.shown()
+    turns[1] |= {"content": "Let me see."}
+    chat(stack, turns, tools=TOOLS)
+    assert "<|channel|>analysis<|message|>I must add.\n\nLet me see.<|end|>" in stack.engine.shown()
 
 
 def test_a_stored_response_goes_on_as_its_template_has_it(stack: Stack, family: Family) -> None:

@@ -93,6 +93,7 @@ GPT_OSS = Family(
     "{% set ns = namespace(last=-1, name='') %}{% for m in messages %}"
     "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}{% if m.role == 'assistant' and m.tool_calls %}"
+    "{% if m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}"
     "{% if m.thinking and loop.index0 > ns.last %}"
     "{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}"
     "{% set call = m.tool_calls[0].function %}{% set ns.name = call.name %}"

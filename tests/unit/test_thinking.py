@@ -15,6 +15,7 @@ from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import SampledToken
 from radixkv.worker.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.thinking import ThinkingMarks, find_marks
+from radixkv.worker.wire import model_from_proto, model_to_proto
 
 THINK = ThinkingMarks("<think>", "</think>", (9,))
 HARMONY = ThinkingMarks("<|channel|>analysis<|message|>", "<|end|>", (9,))
@@ -183,3 +184,17 @@ def test_a_model_that_never_thinks_needs_not_be_told_not_to() -> None:
     info = ModelInfo("m", 100, 100, 16, (2,), True)
     assert thinking_arguments(info, ThinkingWish(False, None, None)) == ({}, [])
     assert thinking_arguments(info, ThinkingWish(True, None, 512)) == ({}, ["is_on"])
+
+
+def test_a_call_within_thoughts_is_thought_and_one_behind_them_is_a_call() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    reply = Reply(0, ("add",), (), marks=THINK)
+    reply.push(Delta(0, (8, 1, 9, 2), f"<think>{call}</think>\n\n{call}"))
+    reply.finish(BranchFinished(0, FinishReason.STOP))
+    assert (reply.thinking, reply.text, len(reply.calls)) == (call, "", 1)
+
+
+def test_a_frontend_learns_the_marks_over_the_wire() -> None:
+    info = ModelInfo("m", 100, 100, 16, (2,), True, thinking=THINK, template_variables=("enable_thinking",))
+    assert model_from_proto(model_to_proto(info)) == info
+    assert model_from_proto(model_to_proto(info._replace(thinking=None))).thinking is None
