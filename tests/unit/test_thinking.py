@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixkv.cli.explain_view import lines
+from radixkv.core.explanation import Explanation
+from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.thinking import splitter_of
 from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
@@ -198,3 +201,20 @@ def test_a_frontend_learns_the_marks_over_the_wire() -> None:
     info = ModelInfo("m", 100, 100, 16, (2,), True, thinking=THINK, template_variables=("enable_thinking",))
     assert model_from_proto(model_to_proto(info)) == info
     assert model_from_proto(model_to_proto(info._replace(thinking=None))).thinking is None
+
+
+@pytest.mark.parametrize(
+    ("marks", "found", "is_told"),
+    [
+        (THINK, "<think>\nHm.", True),
+        (HARMONY, "analysis<|message|>Hm.", True),
+        (THINK, "Four.", False),
+        (None, "<think>", False),
+    ],
+)
+def test_explain_tells_that_thoughts_stand_before_the_cached_reply(
+    marks: ThinkingMarks | None, found: str, is_told: bool
+) -> None:
+    told = Explanation(8, 4, "parted", pack_tokens([1]), pack_tokens([2]), 1, None, None)
+    shown = "\n".join(lines(told, lambda tokens: found if tokens == told.found else "Four.", marks))
+    assert ("thoughts stand before the cached reply" in shown) == is_told
