@@ -6,8 +6,9 @@
 
 `bench.covering` makes the maps of which tests run which line. A changed line is drawn first, then one of its changes
 (`bench.mutations`). The tests that run its function, those of its line before the others and quick ones first, run with it
-(`bench.planting`) and stop at the first that fails: found. One that hangs is found, too. What survives is
-printed and written with its line before and after: read each, it is a missing test or changes nothing that can be seen.
+(`bench.planting`) and stop at the first that fails: found. One that hangs is found, too; `not run` is one
+whose map names a test that is no longer there: make it again. What survives is printed and written with its line before and
+after: read each, it is a missing test or changes nothing that can be seen.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MAX_TEST_S = 40.0
 TIMEOUT_S = 150.0
 ASKED = 0.95
 MAX_SHOWN = 60
+FOUND = ("found", "hangs")
 
 
 class Covering(NamedTuple):
@@ -125,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
         mutant, start_s = mutants[index], time.monotonic()
         verdict = mutant.verdict(covering, options.also, logs / f"{index}.log")
         verdicts[verdict] += 1
-        if verdict in {"survives", "no test"}:
+        if verdict not in FOUND:
             told = {"index": index, "place": f"{mutant.module}:{mutant.mutation.line}", "verdict": verdict}
             told |= {"before": mutant.before, "after": mutant.after, "seconds": round(time.monotonic() - start_s, 1)}
             survivors.append(told)
@@ -134,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = ("place", "before", "after", "verdict")
     rows = [(str(each["index"]), *(each[name][:MAX_SHOWN] for name in names)) for each in survivors]
     report.tables.append(Table("not found", ("drawn", "where", "before", "after", ""), rows))
-    share = (verdicts["found"] + verdicts["hangs"]) / len(indices)
+    share = sum(verdicts[verdict] for verdict in FOUND) / len(indices)
     report.bars.append(Bar("share found, of all that were drawn", share, ASKED, at_least=True))
     return report.finish(options.out)
 

@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import signal
 import sys
 import time
@@ -37,6 +38,8 @@ _SHARED = (
 
 _OPTIONS = ("-qx", "-m", "", "-n", "0", "-p", "no:cacheprovider", "--timeout", "60")
 _OPTIONS = (*_OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning")  # a plugin of pytest's is among the shared
+_USAGE_ERROR = 4  # of pytest's exit statuses: a wrong name, and a conftest that cannot be imported
+_NOT_FOUND = re.compile(r"^ERROR: (file or directory )?not found: ", re.MULTILINE)
 
 
 def prepare() -> None:
@@ -52,9 +55,10 @@ def module_name(path: str) -> str:
 
 
 def run_planted(path: str, source: bytes, tests: Sequence[str], log: Path, timeout_s: float) -> str:
-    """What the tests say where `source` is the module at `path` (of the repository): `found`, `hangs` or `survives`.
+    """What the tests say where `source` is the module at `path` (of the repository): `found`, `hangs`, `survives` or `not run`.
 
-    They stop at the first that fails; what they print is in `log`. Nothing of radixkv may be imported here.
+    They stop at the first that fails; what they print is in `log`. None is run where one is not there. Nothing of radixkv
+    may be imported here.
     """
     child = os.fork()
     if not child:
@@ -63,6 +67,8 @@ def run_planted(path: str, source: bytes, tests: Sequence[str], log: Path, timeo
     while time.monotonic() < due_s:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
+            if os.waitstatus_to_exitcode(status) == _USAGE_ERROR and _NOT_FOUND.search(log.read_text(errors="replace")):
+                return "not run"
             return "survives" if status == 0 else "found"
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)

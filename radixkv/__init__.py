@@ -1,11 +1,12 @@
 """radixkv: a radix tree of token prefixes over refcounted KV blocks, and the service and worker around it.
 
-`PrefixCache` holds the tree in this process, `connect` reaches one over gRPC with the same calls. Importing this package
-imports neither torch nor grpc.
+`PrefixCache` holds the tree in this process, `connect` reaches one over gRPC with the same calls. `LLM` generates in this
+process. Importing this package imports neither torch nor grpc.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from radixkv.core.api import (
@@ -71,8 +72,11 @@ from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials, connect
+    from radixkv.worker.llm import LLM
+    from radixkv.worker.sampling import SamplingParams
 
 __all__ = [
+    "LLM",
     "AbortedError",
     "AcquireOp",
     "AcquireResult",
@@ -121,6 +125,7 @@ __all__ = [
     "ReleaseOp",
     "RetainOp",
     "Retention",
+    "SamplingParams",
     "SetQuotaOp",
     "StaleIncarnationError",
     "TimeHistogram",
@@ -136,10 +141,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import `connect` and `Credentials`, and grpc with them, at their first use."""
-    if name in ("connect", "Credentials"):
-        from radixkv import client
+_LATER = {
+    "Credentials": "radixkv.client",
+    "LLM": "radixkv.worker.llm",
+    "SamplingParams": "radixkv.worker.sampling",
+    "connect": "radixkv.client",
+}
 
-        return getattr(client, name)
+
+def __getattr__(name: str) -> Any:
+    """Import what needs grpc or torch at its first use."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_HTTP_ADDRESS", "Front", "add", "add_gateway_flags", "make_gateway"]
 
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
-_PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
+_PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "python_multipart")
 """Without one of them there is no gateway, which is told before a model is loaded."""
 
 

@@ -35,6 +35,12 @@ def add_kv_event_flags(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-events-pool", metavar="POOL", default="default", help="the pool that is published (default %(default)s)"
     )
+    group.add_argument(
+        "--kv-events-arrays",
+        action="store_true",
+        help="publish events as arrays, for routers of SGLang and of vLLM before its events were maps; they know of no "
+        "namespaces",
+    )
 
 
 def kv_event_settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,23 @@ import os
 import sys
 from collections.abc import Sequence
 
-from radixkv.cli import chat, check, explain, gateway, key, plan, quota, replay, serve, stats, top, tree, up, worker
+from radixkv.cli import (
+    batch,
+    chat,
+    check,
+    explain,
+    gateway,
+    key,
+    plan,
+    quota,
+    replay,
+    serve,
+    stats,
+    top,
+    tree,
+    up,
+    worker,
+)
 from radixkv.core.errors import RadixKVError
 
 __all__ = ["main"]
@@ -16,11 +32,13 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-COMMANDS = (up, serve, worker, gateway, chat, top, stats, tree, explain, quota, check, key, plan, replay)
+COMMANDS = (up, serve, worker, gateway, chat, batch, top, stats, tree, explain, quota, check, key, plan, replay)
 """In the order in which the help lists them."""
 
 EXTRAS = {
-    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "pydantic", "starlette"), "gateway"),
+    **dict.fromkeys(
+        ("fastapi", "uvicorn", "prometheus_client", "pydantic", "python_multipart", "starlette"), "gateway"
+    ),
     **dict.fromkeys(("zmq", "msgspec"), "events"),
     "matplotlib": "plot",
 }
@@ -34,6 +52,7 @@ examples:
   radixkv worker --service 127.0.0.1:50051       a decode worker for that service
   radixkv chat --worker 127.0.0.1:50052          chat with a worker that runs elsewhere
   radixkv gateway --worker 127.0.0.1:50052       the OpenAI and Anthropic APIs over HTTP for it
+  radixkv batch in.jsonl out.jsonl               the requests of a file, answered into another one, with a progress bar
   radixkv top --worker 127.0.0.1:50052           load, rates, latencies and the pool of a worker, live
   radixkv tree --worker 127.0.0.1:50052          what the cache holds, drawn as the tree that it is
   radixkv explain --text "Once upon a time"      why a prompt is cached or is not, and since when

@@ -42,6 +42,7 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import RadixKVError
 from radixkv.core.journal import Dropped, JournalEntry, Retained
+from radixkv.core.namespaces import covers
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
 from radixkv.core.validation import MAX_RETENTION_RANGES
 
@@ -155,7 +156,7 @@ class Ledger:
         """Something else was done to the pool, after what was answered so far. O(blocks named), amortised."""
         match entry:
             case ClearOp():  # nothing of it matches any more; its open sequences go on among themselves
-                self._trees.pop(entry.namespace, None)
+                self._trees = {name: tree for name, tree in self._trees.items() if not covers(entry.namespace, name)}
             case PinOp():
                 self._pins[entry.namespace, entry.tokens] = entry.ttl_s
             case UnpinOp():

@@ -22,6 +22,7 @@ from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, LimitError
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.management import LocalManager
+from radixkv.core.namespaces import owner_of
 from radixkv.core.node import Node, RootNode
 from radixkv.core.opening import close_sequence, promise
 from radixkv.core.planning import stand_node
@@ -77,15 +78,17 @@ class LocalAdopter(LocalManager):
             InvalidArgumentError: a bad namespace.
             LimitError: 65,536 others were cleared of a pool of which nothing was taken yet. Nothing has changed.
         """
-        root = self._forest.roots.get(validation.check_namespace(namespace))
+        validation.check_namespace(namespace)
+        roots = {namespace: None, **{root.namespace: root for root in self._forest.roots_of(namespace)}}
         may_adopt = self._forest.pool.can_claim
-        if may_adopt and namespace not in self._cleared and len(self._cleared) >= MAX_CLEARED:
+        if may_adopt and len(self._cleared.keys() | roots.keys()) > max(MAX_CLEARED, len(self._cleared)):
             raise LimitError(
                 f"{MAX_CLEARED:,} namespaces were cleared before anything was cached; at most so many can be"
             )
         num_blocks = super().clear(namespace)
         if may_adopt:
-            self._cleared[namespace] = root or self._cleared.get(namespace)
+            for name, root in roots.items():
+                self._cleared[name] = root or self._cleared.get(name)
         else:
             self._cleared.clear()
         return num_blocks
@@ -124,7 +127,7 @@ class LocalAdopter(LocalManager):
         _check_length("block_ids", table, forest.table_length(len(packed) // TOKEN_BYTES))
         history = last[: num_kept * TOKEN_BYTES] + packed
         self._adopted = (namespace, history)
-        if namespace in self._cleared:
+        if self._is_cleared(namespace):
             return 0
 
         root = forest.roots.get(namespace) or RootNode(namespace, forest.account_of(namespace))
@@ -203,7 +206,7 @@ class LocalAdopter(LocalManager):
         self._require_untaken()
         _check_length("block_table", table, forest.table_length(room))
         known_root = self._root_beside(beside, namespace) if beside is not None else None
-        if shares and namespace in self._cleared:
+        if shares and self._is_cleared(namespace):
             known_root, shares = self._cleared_root(namespace), False
         elif known_root is None and shares:
             known_root = forest.roots.get(namespace)
@@ -244,9 +247,13 @@ class LocalAdopter(LocalManager):
         if self._intents.is_active:
             self._intents.update(seq)
 
+    def _is_cleared(self, namespace: str) -> bool:
+        """Whether it was cleared, or the one that it is derived of."""
+        return namespace in self._cleared or owner_of(namespace) in self._cleared
+
     def _cleared_root(self, namespace: str) -> RootNode:
         """Where the sequences stand, hidden from others, that shared what was cleared."""
-        root = self._cleared[namespace]
+        root = self._cleared.get(namespace)
         if root is None or not any(seq.root is root for seq in self._sequences.values()):
             root = RootNode(namespace, self._forest.account_of(namespace), is_hidden=True)
             self._cleared[namespace] = root

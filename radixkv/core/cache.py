@@ -24,6 +24,7 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
 from radixkv.core.explaining import count_missed
+from radixkv.core.namespaces import owner_of
 from radixkv.core.node import RootNode
 from radixkv.core.opening import close_sequence, open_child, open_sequence, promise
 from radixkv.core.planning import plan_acquire, shared_node
@@ -134,7 +135,8 @@ class PrefixCache(LocalAdopter):
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
-        account = forest.accounts.get(namespace) or Account(forest.shares[0])
+        owner = owner_of(namespace)
+        account = forest.accounts.get(owner) or Account(forest.shares[0])
         known_root = forest.roots.get(namespace) if shares else None
         root = RootNode(namespace, account, is_hidden=not shares) if known_root is None else known_root
         walk = forest.walk(root, packed)
@@ -143,13 +145,13 @@ class PrefixCache(LocalAdopter):
             if pending is not None:
                 return pending
         plan = plan_acquire(forest, walk, length, reserve)
-        room.require(forest, namespace, account, plan.num_needed, num_sequences=1)
+        room.require(forest, owner, account, plan.num_needed, num_sequences=1)
         if shares and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
             count_missed(self._counters, forest, namespace, packed, walk)
 
         new_id = self._free_ids(1)[0] if seq_id is None else seq_id
         if known_root is None:
-            forest.accounts[namespace] = account
+            forest.accounts[owner] = account
             if shares:
                 forest.roots[namespace] = root
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
@@ -183,7 +185,7 @@ class PrefixCache(LocalAdopter):
         needs_copy = seq.shares_last_block and not right_is_free(forest, seq)
         num_taken = forest.table_length(num_tokens) - old_length + needs_copy
         account = seq.root.account
-        room.require(forest, seq.root.namespace, account, max(0, num_taken - seq.num_promised))
+        room.require(forest, owner_of(seq.root.namespace), account, max(0, num_taken - seq.num_promised))
 
         # The promise is drawn first, so that what is taken below is no longer counted as promised.
         num_promised = max(0, seq.promised_table_length - forest.table_length(num_tokens))
@@ -258,7 +260,9 @@ class PrefixCache(LocalAdopter):
         num_promised = promised_length - table_length + (shares_last and reserve > 0)
         cover = fragment_cover(forest, seq) if end > seq.published_bytes else None
         cover_cost = 1 if cover is not None and not cover.lock_ref else 0
-        room.require(forest, seq.root.namespace, seq.root.account, n * num_promised + cover_cost, num_sequences=n)
+        room.require(
+            forest, owner_of(seq.root.namespace), seq.root.account, n * num_promised + cover_cost, num_sequences=n
+        )
 
         new_ids = self._free_ids(n) if seq_ids is None else seq_ids
         publish(forest, seq)

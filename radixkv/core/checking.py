@@ -11,9 +11,11 @@ from radixkv.core.errors import CorruptionError
 from radixkv.core.eviction import PriorityOrder
 from radixkv.core.forest import Forest
 from radixkv.core.intents import Intents
+from radixkv.core.namespaces import owner_of
 from radixkv.core.node import Node, RootNode
 from radixkv.core.pins import PinBook
 from radixkv.core.sequences import Sequence
+from radixkv.core.shares import Account
 from radixkv.core.tokens import TOKEN_BYTES
 
 __all__ = ["check_all", "check_node", "check_sequence", "require"]
@@ -101,6 +103,8 @@ def _history(node: Node) -> bytes:
 
 def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pins: PinBook) -> None:
     expected: Counter[int] = Counter()
+    num_pinned: Counter[Account] = Counter()
+    pinned: Counter[Account] = Counter()
     for root in roots:
         for tokens, pin in root.pins.items():
             expected[id(pin.node)] += 1
@@ -113,9 +117,12 @@ def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pi
             require(is_in_last_block, "a pin stands where its last block ends")
         cut = Counter(len(tokens) for tokens in root.pins if len(tokens) % forest.block_bytes)
         require(sum(root.cut_pins.values(), Counter()) == cut, "pins that end inside a block are known by length")
-        num_pinned = sum(len(node.blocks) for node in forest.nodes(root) if node.pin_mark is not None)
-        require(root.num_pinned == num_pinned, "a namespace's pinned blocks are counted", root.num_pinned, num_pinned)
+        num_pinned[root.account] += sum(len(node.blocks) for node in forest.nodes(root) if node.pin_mark is not None)
+        pinned[root.account] += len(root.pins)
         require(not (root.is_hidden and root.pins), "a cleared namespace has no pins")
+    for account in num_pinned:
+        book = (account.num_pinned, len(account.pins))
+        require(book == (num_pinned[account], pinned[account]), "an owner's pins are in its book", book)
     require(pins.num_pins == expected.total(), "pins are counted", pins.num_pins)
     for node in nodes:
         if node.pin_mark is not None and node.parent is not None:
@@ -144,18 +151,19 @@ def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[
     held, in_use = dict.fromkeys(forest.accounts, 0), dict.fromkeys(forest.accounts, 0)
     leaves: dict[int, list[int]] = {id(share): [] for share in forest.shares}
     for root in roots:
-        require(forest.accounts.get(root.namespace) is root.account, "a tree knows its namespace's account")
+        owner = owner_of(root.namespace)
+        require(forest.accounts.get(owner) is root.account, "a tree knows its owner's account")
         for node in forest.nodes(root):
-            held[root.namespace] += len(node.blocks)
-            in_use[root.namespace] += len(node.blocks) if node.lock_ref else 0
+            held[owner] += len(node.blocks)
+            in_use[owner] += len(node.blocks) if node.lock_ref else 0
             if node.queue_entry is not None:
                 leaves[id(root.account.share)].append(id(node))
     for seq in sequences.values():
         num_private = len(seq.private_blocks())
-        held[seq.root.namespace] += num_private
-        in_use[seq.root.namespace] += num_private + seq.num_promised
+        held[owner_of(seq.root.namespace)] += num_private
+        in_use[owner_of(seq.root.namespace)] += num_private + seq.num_promised
     for namespace, account in forest.accounts.items():
-        num_open = sum(1 for seq in sequences.values() if seq.root.namespace == namespace)
+        num_open = sum(1 for seq in sequences.values() if owner_of(seq.root.namespace) == namespace)
         require(account.num_held == held[namespace], "a namespace's blocks are counted", namespace, account.num_held)
         require(account.num_in_use == in_use[namespace], "its blocks in use are", namespace, account.num_in_use)
         require(account.num_sequences == num_open, "its sequences are", namespace, account.num_sequences)

@@ -115,7 +115,7 @@ class EventSubscription:
     def _begin(self) -> None:
         self._begins = False
         self._life, self._next = self._feed.life, self._feed.next_number
-        self._walk = TreeWalk(self._feed.forest, self._namespace)
+        self._walk = TreeWalk(self._feed.forest, None if self._namespace is None else [self._namespace])
         self._known = bytearray(self._feed.forest.pool.num_blocks)
 
     def _mark(self, kind: Literal["reset", "synced"], number: int) -> CacheEvent:

@@ -16,6 +16,7 @@ from radixkv.core.events import NO_BLOCK, EventLog
 from radixkv.core.evicted_branches import EvictedBranches
 from radixkv.core.eviction import PolicyFactory
 from radixkv.core.journal import Journal, Retained
+from radixkv.core.namespaces import covers, owner_of
 from radixkv.core.node import Children, Node, RootNode
 from radixkv.core.reports import DEFAULT_PRIORITY
 from radixkv.core.retention import NodeRetention, RetentionTimes
@@ -42,7 +43,8 @@ class Walk(NamedTuple):
 class Forest:
     """Trees by namespace, the pool under them and how it is shared out.
 
-    `shares`: the common share first, then those of the namespaces with a quota.
+    `shares`: the common share first, then those of the namespaces with a quota. `accounts`: by owner, so that what is derived
+    of a namespace counts as its own.
     """
 
     def __init__(
@@ -79,11 +81,20 @@ class Forest:
         return -(-num_tokens // self.block_size)
 
     def account_of(self, namespace: str) -> Account:
-        """The namespace's account, opened if it has none; `forget_if_empty` closes it again."""
-        account = self.accounts.get(namespace)
+        """The account of a namespace's owner, opened if it has none; `forget_if_empty` closes it again."""
+        owner = owner_of(namespace)
+        account = self.accounts.get(owner)
         if account is None:
-            account = self.accounts[namespace] = Account(self.shares[0])
+            account = self.accounts[owner] = Account(self.shares[0])
         return account
+
+    def roots_of(self, namespace: str) -> list[RootNode]:
+        """The trees of a namespace, and those of what is derived of it. O(namespaces)."""
+        return [root for name, root in self.roots.items() if covers(namespace, name)]
+
+    def leaves_of(self, account: Account) -> Iterator[Node]:
+        """The evictable leaves of all trees of an account. O(namespaces + nodes of its own)."""
+        return (leaf for root in self.roots.values() if root.account is account for leaf in self.leaves(root))
 
     def forget_if_empty(self, root: RootNode) -> None:
         """Drop the root of a namespace that holds nothing any more, and its account unless that bears a quota."""
@@ -93,10 +104,11 @@ class Forest:
             self.forget_if_idle(root.namespace)
 
     def forget_if_idle(self, namespace: str) -> None:
-        """Drop the account of a namespace that neither holds anything nor has a quota."""
-        account = self.accounts.get(namespace)
+        """Drop the account of a namespace's owner that neither holds anything nor has a quota."""
+        owner = owner_of(namespace)
+        account = self.accounts.get(owner)
         if account is not None and account.is_idle:
-            del self.accounts[namespace]
+            del self.accounts[owner]
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
@@ -283,10 +295,10 @@ class Forest:
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def set_retention(self, root: RootNode, node: Node, retention: NodeRetention | None) -> None:
-        """Give a node another retention, None for an ordinary one's. O(log n), the first time O(nodes of the namespace)."""
+        """Give a node another retention, None for an ordinary one's. O(log n), first O(namespaces + the owner's nodes)."""
         account = root.account
         if retention is not None and not account.has_priorities:
-            account.move(account.share, self.leaves(root), has_priorities=True)
+            account.move(account.share, self.leaves_of(account), has_priorities=True)
         is_queued = node.queue_entry is not None
         if is_queued:
             account.leaves.remove(node)

@@ -36,7 +36,9 @@ class TreeListing:
     def __init__(self, forest: Forest, namespace: str | None, enter: Callable[[], None]) -> None:
         self._forest = forest
         self._enter = enter
-        self._walk = TreeWalk(forest, namespace)
+        self._walk = TreeWalk(
+            forest, None if namespace is None else [root.namespace for root in forest.roots_of(namespace)]
+        )
         self._num_listed = 0
         self._root: RootNode | None = None
         self._path: list[NodeInfo] = []

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from radixkv.core import quotas, room, validation
 from radixkv.core.api import DEFAULT_NAMESPACE, ClearOp, NamespaceUsage, PinInfo, Retention, SetQuotaOp
+from radixkv.core.namespaces import owner_of
+from radixkv.core.node import RootNode
 from radixkv.core.reader import LocalReader
 from radixkv.core.retaining import retain_path
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -23,13 +25,13 @@ class LocalManager(LocalReader):
         the time anew. Past its end the branch is an ordinary one, as old as its last use. The answer says how much was cached
         and is pinned now; where nothing was, nothing is. O(path + pins of the namespace).
 
-        Half of the pool's blocks may be pinned. Namespaces that have pins share them evenly: what one leaves idle of its share
+        Half of the pool's blocks may be pinned. Owners that have pins share them evenly: what one leaves idle of its share
         others may pin, and where it wants it, the newest pins of whoever is furthest above its share end.
 
         Raises:
             InvalidArgumentError: unpackable tokens, a ttl out of its bound, a bad namespace.
-            PinBudgetError: it passes the namespace's budget, or its share where that is all that is left to pin; it tells what
-                the namespace has pinned. Nothing changed.
+            PinBudgetError: it passes the budget of the namespace's owner, or its share where that is all that is left to pin;
+                it tells what this namespace has pinned. Nothing changed.
             OutOfBlocksError: what it would protect is promised to running sequences. Nothing changed.
         """
         self._enter()
@@ -41,7 +43,7 @@ class LocalManager(LocalReader):
             return PinInfo(namespace, b"", 0, 0, ttl_s, 0.0)
         cached = packed[: walk.matched_bytes]
         self._pins.check(root, cached, walk, ttl_s)
-        room.require(self._forest, namespace, root.account, self._pins.lock_cost(root, cached, walk))
+        room.require(self._forest, owner_of(namespace), root.account, self._pins.lock_cost(root, cached, walk))
         pin = self._pins.set(root, cached, walk, ttl_s)
         return pin.info(pin.expires_s - ttl_s)
 
@@ -109,40 +111,45 @@ class LocalManager(LocalReader):
         return num_blocks
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Forget a namespace: nothing of it matches from now on; how many blocks were freed at once. O(nodes + sequences).
+        """Forget a namespace and what is derived of it: nothing of it matches from now on; how many blocks were freed at once.
 
-        Open sequences run on and go on sharing among themselves; what they lock is freed when they end.
+        Open sequences run on and go on sharing among themselves; what they lock is freed when they end. O(namespaces + nodes +
+        sequences).
         """
         self._enter()
-        root = self._forest.roots.pop(validation.check_namespace(namespace), None)
-        self._forest.journal.add(ClearOp(namespace))
-        if root is None:
-            return 0
         num_free = self._forest.pool.num_free
+        self._forest.journal.add(ClearOp(validation.check_namespace(namespace)))
+        for root in self._forest.roots_of(namespace):
+            self._clear_tree(root)
+        return self._forest.pool.num_free - num_free
+
+    def _clear_tree(self, root: RootNode) -> None:
+        del self._forest.roots[root.namespace]
         self._pins.drop_all(root)
         self._forest.record_cleared(root)
         self._forest.note_cleared(root)
         root.is_hidden = True
         self._forest.remove_unlocked(root)
-        self._forest.forget_if_idle(namespace)
+        self._forest.forget_if_idle(root.namespace)
         if self._intents.is_active:
             for seq in self._sequences.values():
                 if seq.root is root:
                     self._intents.ended(seq)
-        return self._forest.pool.num_free - num_free
 
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
     ) -> NamespaceUsage:
         """Give a namespace a share of the pool of its own, and bound its open sequences; None: no such bound.
 
-        What its sequences and pins use never exceeds `blocks`, and those blocks are always to be had: nobody else's
-        sequences can use them. Its cached branches may exceed it, as those of others may fill what it leaves idle; they are
-        evicted when somebody needs the room that is his. The namespaces without a quota have the rest of the pool together.
-        A quota below what is in use now stops what is new, and nothing that runs. O(nodes of the namespace).
+        What is derived of it counts as its own. What its sequences and pins use never exceeds `blocks`, and those blocks are
+        always to be had: nobody else's sequences can use them. Its cached branches may exceed it, as those of others may fill
+        what it leaves idle; they are evicted when somebody needs the room that is his. The namespaces without a quota have the
+        rest of the pool together. A quota below what is in use now stops what is new, and nothing that runs. O(namespaces +
+        nodes of its own).
 
         Raises:
-            InvalidArgumentError: a bad namespace, a negative number, or more blocks than the other quotas leave of the pool.
+            InvalidArgumentError: a bad namespace, or one that is derived of another, a negative number, or more blocks than the
+                other quotas leave of the pool.
         """
         self._enter()
         validation.check_namespace(namespace)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from radixkv.core.sequences import Sequence
     from radixkv.core.shares import Account
 
-__all__ = ["FEW_CHILDREN", "Children", "Extras", "Node", "PinMark", "Places", "RootNode"]
+__all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "PinMark", "Places", "RootNode"]
 
 Places = tuple[tuple[int, int], ...]
 """Positions in bytes with the numbers of their places, rising; see `evicted_branches`."""
@@ -57,7 +57,18 @@ class Extras:
         self.writer: Sequence | None = None
 
 
-class Node:
+class Leaf:
+    """All that an eviction order reads of a leaf: see the attributes of these names of `Node`."""
+
+    __slots__ = ("access_number", "num_uses", "queue_entry", "reuse_class")
+
+    access_number: int
+    num_uses: int
+    queue_entry: Any
+    reuse_class: int
+
+
+class Node(Leaf):
     """One edge of the tree. Positions and lengths that end in `_bytes` count packed bytes, 4 to a token.
 
     Attributes:
@@ -83,7 +94,6 @@ class Node:
     """
 
     __slots__ = (
-        "access_number",
         "blocks",
         "children",
         "end_bytes",
@@ -93,11 +103,8 @@ class Node:
         "key",
         "last_access_s",
         "lock_ref",
-        "num_uses",
         "parent",
-        "queue_entry",
         "rested_blocks",
-        "reuse_class",
         "stored_s",
         "used_bytes",
     )
@@ -115,7 +122,7 @@ class Node:
         self.access_number = 0
         self.stored_s = 0.0
         self.found_at = 0
-        self.queue_entry: Any = None
+        self.queue_entry = None
         self.num_uses = 0
         self.rested_blocks = 0
         self.reuse_class = 0
@@ -197,12 +204,11 @@ class RootNode(Node):
 
     `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
     opened it shares with nobody; its sequences and their forks share among themselves, and what they leave is freed at once.
-    `account`: what the namespace holds of the pool. `pins`: the namespace's by their tokens, the oldest first. `num_pinned`:
-    blocks that they protect. `cut_pins`: the lengths in bytes of those that end inside a block, with how many have each, by
-    where that block begins.
+    `account`: what the namespace's owner holds of the pool. `pins`: the namespace's by their tokens, the oldest first.
+    `cut_pins`: the lengths in bytes of those that end inside a block, with how many have each, by where that block begins.
     """
 
-    __slots__ = ("account", "cut_pins", "is_hidden", "namespace", "num_pinned", "pins")
+    __slots__ = ("account", "cut_pins", "is_hidden", "namespace", "pins")
 
     def __init__(self, namespace: str, account: Account, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
@@ -211,7 +217,6 @@ class RootNode(Node):
         self.is_hidden = is_hidden
         self.pins: dict[bytes, Pin] = {}
         self.cut_pins: dict[int, Counter[int]] = {}
-        self.num_pinned = 0
 
 
 class Children(dict[bytes, Node]):

@@ -4,10 +4,10 @@ A pin is a lock ref with an expiry and without private blocks; its tokens are it
 node whose last block holds the last of them. A use of all that it protects puts its expiry off; past that, the branch is an
 ordinary one, as old as its last use.
 
-Two bounds hold them: a namespace's pins cost blocks x ttl each, together at most its budget of block-seconds; and all pins of a
-pool together protect at most a part of its blocks, where a block that several pins protect counts once. Namespaces that have
-pins share that part evenly. What one leaves idle of its share another may pin, until its owner wants it: then the newest pins
-of whoever is furthest above its share end.
+Two bounds hold them: the pins of an owner, in all its namespaces, cost blocks x ttl each, together at most its budget of
+block-seconds; and all pins of a pool together protect at most a part of its blocks, where a block that several pins protect
+counts once. Owners that have pins share that part evenly. What one leaves idle of its share another may pin, until it wants
+it: then the newest pins of the owner furthest above its share end.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node, PinMark, RootNode
 from radixkv.core.planning import stand_node
 from radixkv.core.sequences import Sequence
+from radixkv.core.shares import Account
 from radixkv.core.tokens import TOKEN_BYTES
 
 __all__ = ["MAX_PINNED_SHARE", "Pin", "PinBook"]
@@ -65,7 +66,7 @@ class PinBook:
     """All pins of a pool.
 
     Args:
-        budget: block-seconds that the pins of one namespace may cost together; half of the pool for an hour if None.
+        budget: block-seconds that the pins of one owner may cost together; half of the pool for an hour if None.
     """
 
     def __init__(self, forest: Forest, budget: float | None) -> None:
@@ -74,25 +75,25 @@ class PinBook:
         self.max_blocks = math.floor(MAX_PINNED_SHARE * forest.pool.num_blocks)
         self.num_blocks = 0
         self.num_pins = 0
-        self._roots: dict[RootNode, None] = {}  # those with pins
+        self._accounts: dict[Account, None] = {}  # those with pins
         self._expiries: list[tuple[float, int, Pin]] = []  # a heap by `queued_s`
         self._num_queued = 0
 
     def check(self, root: RootNode, tokens: bytes, walk: Walk, ttl_s: float) -> None:
         """Raise `PinBudgetError` where a pin of `tokens`, all of them walked, passes a bound. O(path + the pins there are)."""
-        same = root.pins.get(tokens)
+        same, account = root.pins.get(tokens), root.account
         num_blocks = self._num_blocks(tokens)
-        used = sum(pin.cost for pin in root.pins.values() if pin is not same)
+        used = sum(pin.cost for pin in account.pins if pin is not same)
         if used + num_blocks * ttl_s > self.budget:
             left = self.budget - used
             told = self._costliest(root)
             raise PinBudgetError("block-seconds of its namespace", num_blocks * ttl_s, left, self.budget, told)
         num_new = self._num_unpinned(walk, num_blocks) if same is None else 0
-        share = self._share_with(root)
-        if self.num_blocks + num_new > self.max_blocks and root.num_pinned + num_new > share:
-            num_left = max(self.max_blocks - self.num_blocks, share - root.num_pinned)
+        share = self._share_with(account)
+        if self.num_blocks + num_new > self.max_blocks and account.num_pinned + num_new > share:
+            num_left = max(self.max_blocks - self.num_blocks, share - account.num_pinned)
             told = self._costliest(root)
-            raise PinBudgetError("blocks of the pool", num_new, num_left, root.num_pinned + num_left, told)
+            raise PinBudgetError("blocks of the pool", num_new, num_left, account.num_pinned + num_left, told)
 
     def lock_cost(self, root: RootNode, tokens: bytes, walk: Walk) -> int:
         """Evictable blocks that a pin of `tokens`, of which `walk` is all, takes from the pool. O(unlocked path)."""
@@ -107,12 +108,12 @@ class PinBook:
     def set(self, root: RootNode, tokens: bytes, walk: Walk, ttl_s: float) -> Pin:
         """Pin `tokens`, of which `walk` is all, or set the time of their pin anew; it was checked. O(path + log pins).
 
-        Where others hold what is left of its namespace's share, pins of theirs end: O(path + namespaces with pins) each.
+        Where others hold what is left of its owner's share, pins of theirs end: O(path + owners with pins) each.
         """
         pin = root.pins.get(tokens)
         if pin is None:
             num_blocks = self._num_blocks(tokens)
-            self._make_room(root, self._num_unpinned(walk, num_blocks))
+            self._make_room(root.account, self._num_unpinned(walk, num_blocks))
             node = stand_node(self._forest, walk, num_blocks)
             self._forest.lock(root, node)
             node.used_bytes = max(node.used_bytes, walk.matched_bytes)
@@ -197,20 +198,21 @@ class PinBook:
             above = above.parent
         return count
 
-    def _share_with(self, root: RootNode) -> int:
-        """What each namespace may pin where all that have pins do, and this one. O(1)."""
-        return self.max_blocks // (len(self._roots) + (root not in self._roots))
+    def _share_with(self, account: Account) -> int:
+        """What each owner may pin where all that have pins do, and this one. O(1)."""
+        return self.max_blocks // (len(self._accounts) + (account not in self._accounts))
 
-    def _make_room(self, root: RootNode, num_new: int) -> None:
-        """End pins of others until a namespace can pin so many more blocks, which leave it within its share or fit as it is.
+    def _make_room(self, account: Account, num_new: int) -> None:
+        """End pins of others until an owner can pin so many more blocks, which leave it within its share or fit as it is.
 
         Where they do not fit somebody else is above its share, since all shares together are no more than may be pinned.
         """
         while self.num_blocks + num_new > self.max_blocks:
-            others = (other for other in self._roots if other is not root)
-            self.drop(next(reversed(max(others, key=lambda other: other.num_pinned).pins.values())))
+            others = (other for other in self._accounts if other is not account)
+            self.drop(next(reversed(max(others, key=lambda other: other.num_pinned).pins)))
 
     def _costliest(self, root: RootNode) -> tuple[PinInfo, ...]:
+        """Of this namespace alone: a refusal tells nothing of another salt's."""
         now_s = self._forest.clock()
         costliest = heapq.nlargest(MAX_TOLD, root.pins.values(), key=lambda pin: pin.cost)
         return tuple(pin.info(now_s) for pin in costliest)
@@ -232,7 +234,8 @@ class PinBook:
         root.pins[pin.tokens] = pin
         if (start := self._cut_at(pin)) is not None:
             root.cut_pins.setdefault(start, Counter())[len(pin.tokens)] += 1
-        self._roots[root] = None
+        root.account.pins[pin] = None
+        self._accounts[root.account] = None
         self.num_pins += 1
         above: Node | None = pin.node
         while above is not None:
@@ -241,7 +244,7 @@ class PinBook:
                 mark.num_refs += 1
                 break
             above.pin_mark = PinMark()
-            root.num_pinned += len(above.blocks)
+            root.account.num_pinned += len(above.blocks)
             self.num_blocks += len(above.blocks)
             above = above.parent
         assert pin.node.pin_mark is not None, "just marked"
@@ -254,8 +257,9 @@ class PinBook:
             root.cut_pins[start] -= Counter((len(pin.tokens),))
             if not root.cut_pins[start]:
                 del root.cut_pins[start]
-        if not root.pins:
-            del self._roots[root]
+        del root.account.pins[pin]
+        if not root.account.pins:
+            del self._accounts[root.account]
         self.num_pins -= 1
         above: Node | None = pin.node
         assert pin.node.pin_mark is not None, "a pinned node is marked"
@@ -267,7 +271,7 @@ class PinBook:
             if mark.num_refs:
                 break
             above.pin_mark = None
-            root.num_pinned -= len(above.blocks)
+            root.account.num_pinned -= len(above.blocks)
             self.num_blocks -= len(above.blocks)
             above = above.parent
 

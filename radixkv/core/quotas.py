@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from radixkv.core.api import NamespaceUsage
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.forest import Forest
+from radixkv.core.namespaces import is_derived, owner_of
 from radixkv.core.shares import Account, Share
 from radixkv.core.validation import check_int
 
@@ -11,11 +13,14 @@ __all__ = ["set_quota", "usage_of"]
 
 
 def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequences: int | None) -> None:
-    """Set both bounds of a namespace anew; None: no such bound. O(nodes of the namespace).
+    """Set both bounds of a namespace anew; None: no such bound. O(namespaces + nodes of its own).
 
     Raises:
-        InvalidArgumentError: a negative number, or more blocks than the other quotas leave. Nothing has changed.
+        InvalidArgumentError: a derived namespace, a negative number, or more blocks than the other quotas leave. Nothing has
+            changed.
     """
+    if is_derived(namespace):
+        raise InvalidArgumentError("namespace", namespace, f"{owner_of(namespace)!r}, whose quota counts it")
     if max_sequences is not None:
         check_int("sequences", max_sequences, 0)
     account, common = forest.accounts.get(namespace), forest.shares[0]
@@ -26,7 +31,7 @@ def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequen
     account.max_sequences = max_sequences
     if num_blocks is None:
         if account.has_quota:
-            _close_share(forest, namespace, account)
+            _close_share(forest, account)
     elif account.has_quota:
         common.num_blocks += account.share.num_blocks - num_blocks
         account.share.num_blocks = num_blocks
@@ -35,15 +40,16 @@ def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequen
         share = Share(num_blocks, forest.make_policy)
         forest.shares.append(share)
         account.has_quota = True
-        _move(forest, namespace, account, share)
+        _move(forest, account, share)
     forest.forget_if_idle(namespace)
 
 
 def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
-    """What a namespace has, nothing where it is not known. O(1)."""
-    account = forest.accounts.get(namespace) or Account(forest.shares[0])
+    """What the owner of a namespace has, nothing where it is not known. O(1)."""
+    owner = owner_of(namespace)
+    account = forest.accounts.get(owner) or Account(forest.shares[0])
     return NamespaceUsage(
-        namespace,
+        owner,
         account.num_held,
         account.num_in_use,
         account.num_sequences,
@@ -54,20 +60,19 @@ def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
     )
 
 
-def _close_share(forest: Forest, namespace: str, account: Account) -> None:
+def _close_share(forest: Forest, account: Account) -> None:
     own, common = account.share, forest.shares[0]
-    _move(forest, namespace, account, common)
+    _move(forest, account, common)
     account.has_quota = False
     forest.shares.remove(own)
     common.num_blocks += own.num_blocks
 
 
-def _move(forest: Forest, namespace: str, account: Account, share: Share) -> None:
-    """Put all that a namespace holds into another share; its leaves keep their recency."""
+def _move(forest: Forest, account: Account, share: Share) -> None:
+    """Put all that an account holds into another share; its leaves keep their recency."""
     old = account.share
     old.num_held -= account.num_held
     old.num_in_use -= account.num_in_use
     share.num_held += account.num_held
     share.num_in_use += account.num_in_use
-    root = forest.roots.get(namespace)
-    account.move(share, [] if root is None else forest.leaves(root), has_priorities=account.has_priorities)
+    account.move(share, forest.leaves_of(account), has_priorities=account.has_priorities)

@@ -120,12 +120,16 @@ class LocalReader:
         return self._counters.snapshot(self._forest, len(self._sequences), self._intents, self._pins)
 
     def pins(self, namespace: str | None = None) -> list[PinInfo]:
-        """What is pinned, of one namespace or of all, the oldest of each first. O(tokens pinned)."""
+        """What is pinned, of one namespace and what is derived of it, or of all, the oldest of each first.
+
+        O(namespaces + tokens pinned).
+        """
         self._enter()
         return self._pins.infos(self._roots_of(namespace))
 
     def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
-        """What each namespace has of the pool, by name; of one or of all that hold something or have a quota.
+        """What each namespace has of the pool, by name; of one or of all that hold something or have a quota. What is derived
+        of one, for an adapter or a salt, is counted as its own.
 
         O(n log n) in the namespaces, O(1) for one.
         """
@@ -212,7 +216,8 @@ class LocalReader:
     def _roots_of(self, namespace: str | None) -> list[RootNode]:
         if namespace is not None:
             validation.check_namespace(namespace)
-        return [root for name, root in self._forest.roots.items() if namespace in (None, name)]
+            return self._forest.roots_of(namespace)
+        return list(self._forest.roots.values())
 
     def _enter(self) -> None:
         """What every call begins with: its thread is checked, and pins and retentions whose time is over end."""

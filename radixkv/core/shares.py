@@ -14,9 +14,13 @@ evicting them. Whoever needs room while its share is full evicts its own branche
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from radixkv.core.eviction import EvictionPolicy, Place, PriorityOrder
 from radixkv.core.node import Node
+
+if TYPE_CHECKING:
+    from radixkv.core.pins import Pin
 
 __all__ = ["Account", "Share"]
 
@@ -60,7 +64,7 @@ class Share:
 
 
 class Account:
-    """What one namespace holds of the pool, all of its trees together.
+    """What one owner holds of the pool, all trees of its namespaces together.
 
     Attributes:
         share: its own where it has a quota, else the common one.
@@ -70,6 +74,7 @@ class Account:
         max_sequences: how many sequences may be open in it; None: as many as fit.
         num_held, num_in_use: as in `Share`.
         num_sequences: open ones.
+        pins, num_pinned: those of all its namespaces, the oldest first, and the blocks that they protect.
         num_query_tokens, num_hit_tokens: of prompts acquired since it held nothing, and of these found.
     """
 
@@ -80,8 +85,10 @@ class Account:
         "num_held",
         "num_hit_tokens",
         "num_in_use",
+        "num_pinned",
         "num_query_tokens",
         "num_sequences",
+        "pins",
         "share",
     )
 
@@ -95,6 +102,8 @@ class Account:
         self.num_sequences = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
+        self.pins: dict[Pin, None] = {}
+        self.num_pinned = 0
 
     @property
     def has_priorities(self) -> bool:

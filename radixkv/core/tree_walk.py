@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from radixkv.core.forest import Forest
 from radixkv.core.node import Node, RootNode
@@ -23,12 +23,12 @@ class TreeWalk:
 
     Args:
         forest: the trees.
-        namespace: whose tree; None: all that there are now.
+        namespaces: whose trees; None: all that there are now.
     """
 
-    def __init__(self, forest: Forest, namespace: str | None) -> None:
+    def __init__(self, forest: Forest, namespaces: Iterable[str] | None) -> None:
         self._forest = forest
-        self._names = list(forest.roots) if namespace is None else [namespace]
+        self._names = list(forest.roots if namespaces is None else namespaces)
         self._path = b""
 
     @property

@@ -1,8 +1,11 @@
 """What a request of a known tenant counts as, by its head alone, and what it needs before anything of its body is read.
 
-WORK    whatever changes or computes something: against requests per minute and requests at once
+WORK    whatever changes or computes something: against requests per minute and requests at once; over the places of the gate
+        it waits
 READ    a look at what is kept, and what ends work: a few of a tenant at once, the next one waits; many per minute
-FOLLOW  a stream that only tells what happens: places of its own, so that a page which is open keeps no request out
+FOLLOW  a stream that only tells what happens
+
+A request that waits costs its head and what has come of its body, up to `SMALL_BODY_BYTES` and what the kernel gave at once.
 """
 
 from __future__ import annotations
@@ -10,21 +13,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from enum import Enum
-from typing import Any
 
 from starlette.types import Scope
 
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.auth import Tenant
+from radixkv.gateway.connections import Connection
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.fair_semaphore import FairSemaphore
-from radixkv.gateway.gate import Gate
+from radixkv.gateway.gate import Cost, Gate
 from radixkv.service.credentials import TenantLimits
 from radixkv.service.limits import Limiter
 
-__all__ = ["Admission", "Cost", "cost_of"]
+__all__ = ["Admission", "Cost", "TurnLostError", "cost_of"]
 
 READS_AT_ONCE = 8
 """Of one tenant."""
@@ -33,12 +35,12 @@ READS_PER_REQUEST = 20
 """A tenant with a limit of requests per minute may look at things so many times as often."""
 
 
-class Cost(Enum):
-    """What a request counts as."""
+class TurnLostError(Exception):
+    """A request is not to be answered by the application. `refusal`: what its caller is told; None: it has gone."""
 
-    WORK = "work"
-    READ = "read"
-    FOLLOW = "follow"
+    def __init__(self, refusal: ApiError | None) -> None:
+        super().__init__()
+        self.refusal = refusal
 
 
 def cost_of(scope: Scope) -> Cost:
@@ -74,7 +76,7 @@ class Admission:
             ApiError: 429: the tenant is at a limit; 503: the server is full, or stops. Nothing was counted.
         """
         cost = cost_of(scope)
-        refusal = self._gate.refusal(tenant.name, follows=cost is Cost.FOLLOW)
+        refusal = self._gate.refusal(tenant.name, cost)
         if refusal is not None:
             raise refusal
         exchange.tenant = tenant
@@ -87,18 +89,38 @@ class Admission:
                 self._read_limiter.admit(replace(tenant, limits=limits)).close()
         except RadixKVError as error:
             raise ApiError.of(error) from None
-        self._gate.enter(tenant.name, follows=cost is Cost.FOLLOW)
+        self._gate.enter(tenant.name, cost)
         return cost
 
     def leave(self, tenant: Tenant, cost: Cost) -> None:
         """It has ended."""
-        self._gate.leave(tenant.name, follows=cost is Cost.FOLLOW)
+        self._gate.leave(tenant.name, cost)
 
     @asynccontextmanager
-    async def turn(self, tenant: Tenant, cost: Cost) -> AsyncIterator[Any]:
-        """Within it the request may be answered."""
-        if cost is not Cost.READ:
+    async def turn(self, tenant: Tenant, cost: Cost, connection: Connection | None) -> AsyncIterator[None]:
+        """Wait for the turn of a request that has entered; within it, it may be answered.
+
+        Raises:
+            TurnLostError: its caller went, its body did not come in time, or the server stops, before its turn came.
+        """
+        if cost is Cost.FOLLOW:
             yield
             return
-        async with self._reads.place(tenant.name):
+        places = self._gate.places if cost is Cost.WORK else self._reads
+        turn = places.take(tenant.name)
+        if connection is None:
+            await turn
+        elif not await connection.wait_for(turn):
+            raise TurnLostError(self._lost(connection))
+        try:
             yield
+        finally:
+            places.give_back(tenant.name)
+
+    def _lost(self, connection: Connection) -> ApiError | None:
+        if connection.is_gone:
+            return None
+        if connection.late is None:
+            return self._gate.draining()
+        status, message = connection.late
+        return ApiError(status, message, headers={"Connection": "close"})

@@ -109,6 +109,18 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
+class PromptLogprob(BaseModel):
+    """How likely a token was in its place of the prompt. `rank`: its place among all by likelihood, from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Per token of the prompt, by token id: it and the most likely ones; null of the first."""
+
+
 class ChatCompletion(BaseModel):
     """The answer to a chat."""
 
@@ -119,14 +131,15 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: TokenUsage
     system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionLogprobs(BaseModel):
-    """Columns, one entry per token."""
+    """Columns, one entry per token, those of an echoed prompt first; null of its first, which stands behind nothing."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -137,6 +150,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(BaseModel):

@@ -102,7 +102,7 @@ async def pins_of(
 
 def _tool_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
     messages = template_turns(prompt.system, [_OTHER_TURN])
-    for index, tool in enumerate(prompt.tools or ()):
+    for index, tool in enumerate(tool for tool in prompt.tools or () if tool.is_own):
         if tool.cache_control is not None and tools:
             yield _Mark(f"tools.{index}", tool.cache_control, messages, [*tools[: index + 1], _OTHER_TOOL])
 

@@ -40,7 +40,6 @@ def keep_readable(prompt: MessagesPrompt, *, thinks: bool = False) -> list[str]:
         said, block.text = block.text, without_noise(block.text)
         left_out += [f"system.{index}"] if block.text != said else []
     left_out += [f"tools.{index}" for index, tool in enumerate(prompt.tools or ()) if not tool.is_own]
-    prompt.tools = [tool for tool in prompt.tools or () if tool.is_own]
     for index, turn in enumerate(prompt.messages):
         if not isinstance(turn.content, str):
             left_out += _keep_readable_blocks(turn, turn.content, f"messages.{index}.content", thinks)

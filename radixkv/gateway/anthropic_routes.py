@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.answers import streamed_or
 from radixkv.gateway.anthropic_answers import ERRORS, MessageAnswer, MessageContent, TokenCount, stop_of
@@ -30,7 +31,7 @@ from radixkv.gateway.sse import EventStreamResponse, sse, until_disconnected
 from radixkv.gateway.thinking_wish import thinking_arguments
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import begin_replies, chat_model, read_prompt, remember_reply, start_turn
+from radixkv.gateway.turns import begin_replies, chat_model, read_prompt, remember_reply, start_turn, with_prompt
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
@@ -111,7 +112,8 @@ async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange
     model = await chat_model(request, body.model)
     arguments = await _keep_readable(body, model, request, exchange)
     tools = await off_loop(request, body.tool_plan)
-    sampling = body.sampling(model.info, tools.grammar or await off_loop(request, body.grammar))
+    grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
+    sampling = body.sampling(model.info, grammar)
     breakpoints = await off_loop(request, partial(find_breakpoints, body, tools.tools))
     transcript = await _read_transcript(body, tools, arguments, request, exchange)
     tokens = b""
@@ -119,17 +121,22 @@ async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange
     if breakpoints:
         state = request.app.state
         tokens = await read_prompt(state.backend, transcript, tools.tools, arguments)
-        pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, transcript.namespace, arguments)
+        space = _namespace(body, exchange)
+        pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, space, arguments)
     return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, arguments, tokens, pins, body)
 
 
 async def _read_transcript(
     body: MessagesPrompt, tools: ToolPlan, arguments: Mapping[str, Any], request: Request, exchange: Exchange
 ) -> Transcript:
-    assert exchange.tenant is not None
     transcripts: Transcripts = request.app.state.transcripts
     turns = await off_loop(request, partial(template_turns, body.system, body.messages))
-    return await transcripts.read(exchange.tenant.namespace, turns, tools.tools, arguments)
+    return await transcripts.read(_namespace(body, exchange), turns, tools.tools, arguments, goes_on=body.goes_on)
+
+
+def _namespace(body: MessagesPrompt, exchange: Exchange) -> str:
+    assert exchange.tenant is not None
+    return derived_namespace(exchange.tenant.namespace, salt=body.cache_salt or "")
 
 
 async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
@@ -139,6 +146,7 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
         sampling=plan.sampling,
         namespace=plan.transcript.namespace,
         adapter=plan.model.adapter,
+        cache_salt=plan.body.cache_salt or "",
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,
@@ -146,7 +154,8 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
     )
     # Clients of this API must name a length and name a large one, so what does not fit the pool is shortened.
     if plan.pins:
-        return await exchange.generate(backend, replace(params, token_ids=plan.tokens), may_shorten=True)
+        asked = with_prompt(params, plan.tokens, plan.transcript)
+        return await exchange.generate(backend, asked, may_shorten=True, transcript=plan.transcript)
     return await start_turn(exchange, backend, plan.transcript, params, may_shorten=True)
 
 

@@ -11,8 +11,8 @@ from pydantic import Field
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
-from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, ModelName, StopTexts, drawing
+from radixkv.gateway.formats import Constraint, schema_constraint
+from radixkv.gateway.options import ApiModel, CacheSalt, ModelName, StopTexts, drawing
 from radixkv.gateway.thinking_wish import Effort, ThinkingWish
 from radixkv.gateway.tools import (
     MAX_TOOLS,
@@ -91,6 +91,7 @@ class Tool(ApiModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")] | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     cache_control: CacheControl | None = None
 
     @property
@@ -149,6 +150,7 @@ class MessagesPrompt(ApiModel):
     container: PlainValue = Field(None, description="Left out.")
     context_management: PlainValue = Field(None, description="Left out: the prompt is read as it is.")
     mcp_servers: PlainValue = Field(None, description="Left out.")
+    cache_salt: CacheSalt = None
 
     def check(self) -> None:
         """Refuse what cannot be honoured.
@@ -159,8 +161,24 @@ class MessagesPrompt(ApiModel):
         for index, tool in enumerate(self.tools or ()):
             if tool.is_own and tool.name is None:
                 raise ApiError(400, f"tools.{index}.name is missing", param=f"tools.{index}.name")
-        if self.messages[-1].role == "assistant":
-            message = "messages: the last turn is the assistant's; a reply cannot be begun for the model here"
+        if self.goes_on:
+            self._check_begun(self.messages[-1])
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last turn is the assistant's, from whose text the reply goes on."""
+        return self.messages[-1].role == "assistant"
+
+    def _check_begun(self, turn: Turn) -> None:
+        blocks = [] if isinstance(turn.content, str) else turn.content
+        if any(block.type == "tool_use" for block in blocks):
+            message = (
+                "messages: the last turn is the assistant's and has a tool_use block; its tool_result comes behind it"
+            )
+            raise ApiError(400, message, param="messages")
+        text = turn.content if isinstance(turn.content, str) else "".join(block.text or "" for block in blocks)
+        if text[-1:].isspace():
+            message = "messages: final assistant content cannot end with trailing whitespace"
             raise ApiError(400, message, param="messages")
 
     @property
@@ -179,24 +197,28 @@ class MessagesPrompt(ApiModel):
         """
         choice = self.tool_choice
         parallel_calls = not (choice and choice.disable_parallel_tool_use)
-        return plan_tools(list(map(_chat_tool, self.tools or ())), _chat_choice(choice), parallel_calls)
+        own = [(tool, f"tools.{index}.input_schema") for index, tool in enumerate(self.tools or ()) if tool.is_own]
+        tools, places = [_chat_tool(tool) for tool, _ in own], [place for _, place in own]
+        return plan_tools(tools, _chat_choice(choice), parallel_calls, places)
 
-    def grammar(self) -> Grammar | None:
+    def constraint(self) -> Constraint | None:
         """What `output_config` holds the reply to. Raises ApiError 400 for a schema that is none."""
-        wanted = (self.output_config and self.output_config.format) or self.output_format
-        return schema_grammar(wanted.schema_, "output_config.format.schema") if wanted else None
+        wanted, param = self.output_config and self.output_config.format, "output_config.format.schema"
+        if not wanted:
+            wanted, param = self.output_format, "output_format.schema"
+        return schema_constraint(wanted.schema_, param) if wanted else None
 
 
 class MessagesRequest(MessagesPrompt):
     """Body of `POST /v1/messages`."""
 
-    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)]
+    max_tokens: Annotated[Whole, Field(ge=0, lt=2**31)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     stop_sequences: StopTexts | None = None
     stream: bool | None = None
-    metadata: Metadata | None = None
+    metadata: Metadata | None = Field(None, description="Accepted; used for nothing.")
     seed: Annotated[Whole, Field(ge=0, lt=2**64)] | None = Field(None, description="Extension.")
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
         None, description="Extension. The higher, the earlier it is served among your own."
@@ -223,7 +245,9 @@ class MessagesRequest(MessagesPrompt):
 
 def _chat_tool(tool: Tool) -> ChatTool:
     assert tool.name is not None, "checked"
-    function = ToolFunction(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    function = ToolFunction(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
     return ChatTool(type="function", function=function)
 
 

@@ -15,11 +15,23 @@ from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway import anthropic_routes, chat, completions, engine_routes, models, pages, replay, responses
+from radixkv.gateway import (
+    anthropic_routes,
+    chat,
+    completions,
+    engine_routes,
+    forks,
+    item_list_routes,
+    models,
+    pages,
+    replay,
+    responses,
+)
 from radixkv.gateway.admission import Admission
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
+from radixkv.gateway.cache_view import prompt_routes
 from radixkv.gateway.cache_view import routes as cache_routes
 from radixkv.gateway.cache_view.observer import CacheObserver
 from radixkv.gateway.cache_view.texts import NodeTexts
@@ -28,8 +40,12 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.connections import Connections
 from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.errors import RATE_LIMIT_HEADERS
+from radixkv.gateway.exchange import GENERATION_ID
 from radixkv.gateway.fair_semaphore import FairSemaphore
 from radixkv.gateway.gate import Gate
+from radixkv.gateway.generations import Generations
+from radixkv.gateway.jobs import message_batch_routes
+from radixkv.gateway.jobs import routes as job_routes
 from radixkv.gateway.lately import Lately
 from radixkv.gateway.metrics import CONTENT_TYPE, Metrics
 from radixkv.gateway.middleware import GatewayMiddleware
@@ -72,9 +88,10 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state.limiter = limiter or Limiter()
     state.metrics = Metrics()
     state.recording = Recording()
+    state.generations = Generations()
     state.backend = Backend(generator, patience_s=config.worker_wait_s, is_shared=not state.keys.is_open)
     state.cache_observer, state.node_texts = _cache_view(config, state.backend)
-    state.gate = Gate(config.max_requests, is_shared=not state.keys.is_open)
+    state.gate = Gate(config.max_requests, config.max_waiting, is_shared=not state.keys.is_open)
     state.connections = Connections()
     state.body_calls = Calls(1, None)
     state.one_by_one = FairSemaphore(None, 1)
@@ -86,14 +103,20 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(models.router)
     app.include_router(chat.router)
     app.include_router(completions.router)
+    app.include_router(forks.router)
     app.include_router(responses.router)
+    app.include_router(item_list_routes.router)
     app.include_router(anthropic_routes.router)
     app.include_router(engine_routes.router)
+    app.include_router(job_routes.router)
+    app.include_router(message_batch_routes.router)
     app.include_router(conversations.router)
     app.include_router(cache_routes.router)
+    app.include_router(prompt_routes.router)
     app.include_router(replay.router)
     app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
+    app.add_api_route("/ping", _health, methods=["GET", "POST"], include_in_schema=False)
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
     app.add_middleware(
         GatewayMiddleware,
@@ -101,8 +124,10 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
         keys=state.keys,
         gate=state.gate,
         admission=Admission(state.gate, state.limiter),
+        limiter=state.limiter,
         metrics=state.metrics,
         recording=state.recording,
+        generations=state.generations,
     )
     if config.cors_origins:  # outermost, so that pages can read refusals too
         app.add_middleware(
@@ -110,7 +135,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
             allow_origins=config.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS],
+            expose_headers=["x-request-id", "request-id", "retry-after", GENERATION_ID, *RATE_LIMIT_HEADERS],
         )
     return app
 

@@ -7,6 +7,7 @@ put, put, put -> queues             _Doorbell rings once per burst, whatever the
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -19,8 +20,9 @@ from typing import Any, TypeVar
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.calls import Calls
+from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.lasting import Lasting
-from radixkv.worker.request import ForkParams, GenerateParams, Generator, ModelInfo, Prompt
+from radixkv.worker.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
 
 __all__ = ["Backend", "EventStream", "Watch"]
@@ -173,15 +175,18 @@ class Backend:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.generator = generator
-        self._patience_s = 0.0 if hasattr(generator, "is_alive") else patience_s
+        self._is_remote = not hasattr(generator, "is_alive")
+        self._patience_s = patience_s if self._is_remote else 0.0
         self._is_failing = False
         self._clock = clock
         self._info: ModelInfo | None = None
         self._asked_s = 0.0
+        self._wanted_s = -math.inf  # when a generation was last asked for that is none of the background
         self._spelled: dict[int, bytes] = {}  # as many as the vocabulary at most
         self._bell: _Doorbell | None = None
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
         self._calls = Calls(NUM_THREADS, ONE_NAMESPACES_THREADS if is_shared else None, clock)
+        self._asking_again = FairSemaphore(None, 1)
 
     async def model(self) -> ModelInfo:
         """What is served; asked for again now and then, since a worker may be replaced by one with another model."""
@@ -195,6 +200,8 @@ class Backend:
 
     async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
         """Continue a prompt. Returns once it was accepted."""
+        if params.priority != BACKGROUND_PRIORITY:
+            self._wanted_s = self._clock()
         if not self._patience_s:
             return self._listen(await self._start(partial(self.generator.generate, params)), watch)
         go_on = _GoOn(self, params)
@@ -232,6 +239,10 @@ class Backend:
             return False
         return True
 
+    def was_asked(self, within_s: float) -> bool:
+        """Whether a generation that is none of the background was asked for in the last `within_s` seconds."""
+        return self._clock() - self._wanted_s <= within_s
+
     @property
     def is_stuck(self) -> bool:
         """Whether nothing can be begun; see `Calls`."""
@@ -256,7 +267,32 @@ class Backend:
         self._calls.close()
 
     async def _start(self, start: Callable[[], GenerationStream]) -> GenerationStream:
-        """Start a generation; where the asker is cancelled meanwhile, it is closed as soon as it is there."""
+        """Start a generation.
+
+        Where all streams of a worker in another process are taken it waits for one: of each namespace the first in line asks
+        again, the others behind it.
+        """
+        key = CALLER.get()
+        if not self._is_remote:
+            return await self._start_now(start)
+        if not self._asking_again.is_taken(key):
+            try:
+                return await self._start_now(start)
+            except LimitError:
+                if self._is_failing:
+                    raise
+        async with self._asking_again.place(key):
+            while True:
+                try:
+                    return await self._start_now(start)
+                except LimitError as error:
+                    if self._is_failing:
+                        raise
+                    wait_s = error.retry_after_s or _LONGEST_WAIT_S
+                await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
+
+    async def _start_now(self, start: Callable[[], GenerationStream]) -> GenerationStream:
+        """Where the asker is cancelled meanwhile, the generation is closed as soon as it is there."""
         future = await self._calls.submit(start)
         try:
             return await asyncio.wrap_future(future)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -13,7 +13,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from radixkv.core.tokens import unpack_tokens
+from radixkv.core.namespaces import derived_namespace
+from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.gateway.answers import ChatCompletion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.bodies import JsonRoute, off_loop
@@ -21,11 +22,13 @@ from radixkv.gateway.chat_chunks import ChatChunks
 from radixkv.gateway.constraints import ConstrainedOptions
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange, Exchange
-from radixkv.gateway.fields import FAIL_FAST, PlainObject, Whole
+from radixkv.gateway.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
+from radixkv.gateway.legacy_functions import FunctionChoice, Functions, in_old_words, plan_functions
 from radixkv.gateway.logprobs import chat_logprobs
 from radixkv.gateway.messages import ChatMessages, leave_noise_out, left_out_thoughts, template_messages
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import MaxTokens, retention_of
+from radixkv.gateway.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.thinking_wish import Effort, ThinkingWish, thinking_arguments
@@ -33,38 +36,95 @@ from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import begin_replies, chat_model, remember_reply, start_turn
 from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, Started
+from radixkv.worker.sampling import MAX_LOGPROBS, Grammar, SamplingParams
+from radixkv.worker.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started
 
-__all__ = ["ChatRequest", "router"]
+__all__ = ["ChatOptions", "ChatRequest", "Plan", "answer_plan", "plan_turn", "router"]
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 
 MAX_MODALITIES = 16
+Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS), FAIL_FAST, Plain]
 
 
-class ChatRequest(ConstrainedOptions):
-    """Body of a chat completion."""
+class ChatOptions(ConstrainedOptions):
+    """How a turn of a chat is generated, and how it is told."""
 
-    messages: ChatMessages
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = Field(None, description="Extension. The answer begins with the text that it goes on from.")
+
+    @property
+    def has_old_words(self) -> bool:
+        """Whether its caller knows functions, not tools."""
+        return False
+
+
+class ChatRequest(ChatOptions):
+    """Body of a chat completion."""
+
+    messages: ChatMessages
     tools: ChatTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Functions | None = Field(None, description="As `tools`, which have replaced them.")
+    function_call: FunctionChoice | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=MAX_MODALITIES), FAIL_FAST] | None = None
+    add_special_tokens: Literal[False] | None = Field(None, description="Extension. The template writes its own.")
     chat_template_kwargs: PlainObject | None = Field(
         None, description="Extension. Further variables for the model's chat template."
     )
     reasoning_effort: Effort | None = Field(None, description="Passed on to a chat template that reads it.")
     enable_thinking: bool | None = Field(None, description="Extension. Passed on to a chat template that reads it.")
+    documents: Documents | None = Field(
+        None, description="Extension. For a chat template that reads them; refused with any other."
+    )
+
+    continue_final_message: bool | None = Field(
+        None,
+        description="Extension, as vLLM has it. The reply goes on from the text of the last message, an assistant's. "
+        "The answer holds what is new, and a grammar holds that alone.",
+    )
+    add_generation_prompt: bool | None = Field(None, description="Extension. False with `continue_final_message`.")
+
+    @property
+    def has_old_words(self) -> bool:
+        return self.functions is not None
+
+    def tool_plan(self) -> ToolPlan:
+        """What its tools or functions mean.
+
+        Raises:
+            ApiError: 400: they make no sense.
+        """
+        if self.functions is None and self.function_call in (None, "none", "auto"):
+            return plan_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if self.tools:
+            message = "functions and tools say the same in two ways; leave one of them out"
+            raise ApiError(400, message, code="invalid_value", param="functions")
+        return plan_functions(self.functions, self.function_call)
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        return {**(self.chat_template_kwargs or {}), **({"documents": self.documents} if self.documents else {})}
+
+    def check(self) -> None:
+        goes_on = bool(self.continue_final_message)
+        for name, is_wrong, when in (
+            ("add_generation_prompt", self.add_generation_prompt is goes_on, "the opposite of continue_final_message"),
+            ("echo", self.echo and not goes_on, "left out without continue_final_message"),
+        ):
+            if is_wrong:
+                message = f"{name} is {str(getattr(self, name)).lower()}; it must be {when}"
+                raise ApiError(400, message, code="invalid_value", param=name)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What a request means."""
 
     completion_id: str
@@ -74,8 +134,17 @@ class _Plan:
     transcript: Transcript
     tools: ToolPlan
     template_arguments: dict[str, Any]
-    body: ChatRequest
+    body: ChatOptions
     end_ids: frozenset[int]
+
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with."""
+        return self.transcript.begun if self.body.echo else ""
+
+    @property
+    def names_ids(self) -> bool:
+        return bool(self.body.return_tokens_as_token_ids)
 
     def new_reply(self, index: int) -> Reply:
         return Reply(index, self.tools.names, self.end_ids, **self.tools.reading, marks=self.model.info.thinking)
@@ -84,53 +153,77 @@ class _Plan:
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
 async def create_chat_completion(body: ChatRequest, request: Request, exchange: CurrentExchange) -> Response:
     """The model's next turn, at once or as it comes."""
-    state = request.app.state
     plan = await _make_plan(body, request, exchange)
-    with body.naming("tools" if plan.tools.grammar else None):
-        stream = await _start(plan, exchange, state.backend)
+    return await answer_plan(plan, request, exchange)
+
+
+async def answer_plan(plan: Plan, request: Request, exchange: Exchange) -> Response:
+    """The reply of a plan, at once or as it comes."""
+    state, body = request.app.state, plan.body
+    stream = await _start(plan, exchange, state.backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, stream, state.backend, state.transcripts))
-    answer = await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts))
-    return JSONResponse(answer)
+    return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
 
 
-async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> _Plan:
+async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> Plan:
     state = request.app.state
+    body.check()
     model = await chat_model(request, body.model)
-    tools = await off_loop(request, partial(plan_tools, body.tools, body.tool_choice, body.parallel_tool_calls))
+    tools = await off_loop(request, body.tool_plan)
     wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)
-    arguments, unread = thinking_arguments(model.info, wish, body.chat_template_kwargs)
+    arguments, unread = thinking_arguments(model.info, wish, body.template_arguments)
     exchange.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
-    max_tokens = body.max_completion_tokens or body.max_tokens or min(state.config.max_tokens, model.info.max_length)
-    sampling = body.sampling(
-        model.info,
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=tools.grammar or await off_loop(request, body.constraint),
-    )
+    grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
     assert exchange.tenant is not None
     exchange.leave_out(leave_noise_out(body.messages))
     exchange.leave_out(left_out_thoughts(body.messages, model.info))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
-    transcript = await transcripts.read(exchange.tenant.namespace, messages, tools.tools, arguments)
+    goes_on = bool(body.continue_final_message)
+    namespace = derived_namespace(exchange.tenant.namespace, salt=body.cache_salt or "")
+    transcript = await transcripts.read(namespace, messages, tools.tools, arguments, goes_on=goes_on)
+    return plan_turn(body, model, transcript, tools, arguments, grammar, state.config.max_tokens)
+
+
+def plan_turn(
+    body: ChatOptions,
+    model: ServedModel,
+    transcript: Transcript,
+    tools: ToolPlan,
+    template_arguments: Mapping[str, Any],
+    grammar: Grammar | None,
+    max_tokens: int,
+) -> Plan:
+    """What a request means for a transcript. `grammar`: of the reply. `max_tokens`: of one that names no bound.
+
+    Raises:
+        ApiError: 400 with the field that is at fault.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
+    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    sampling = body.sampling(
+        model.info,
+        max_tokens=min(max_tokens, model.info.max_length) if given is None else given,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=grammar,
+    )
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
-    return _Plan(
+    return Plan(
         completion_id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=model,
         sampling=sampling,
         transcript=transcript,
         tools=tools,
-        template_arguments=arguments,
+        template_arguments=dict(template_arguments),
         body=body,
         end_ids=frozenset(ends),
     )
 
 
-async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
+async def _start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
     assert exchange.tenant is not None
     params = GenerateParams(
         tools=plan.tools.tools,
@@ -138,6 +231,8 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
         sampling=plan.sampling,
         namespace=exchange.tenant.namespace,
         adapter=plan.model.adapter,
+        cache_salt=plan.body.cache_salt or "",
+        truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
         request_id=exchange.request_id,
@@ -147,16 +242,22 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
     return await start_turn(exchange, backend, plan.transcript, params, may_shorten=may_shorten)
 
 
-async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
+async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
     """The whole answer, once it is there."""
     replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
-    prompt = b""
+    prompt, num_top = b"", plan.body.prompt_logprobs
+    scored = ScoredPrompt(b"")
     async with stream:
         async for event in stream:
             match event:
                 case Started():
                     prompt = event.prompt
                     await begin_replies(backend, plan.model, replies, prompt)
+                    if num_top is not None:
+                        check_size(num_tokens(prompt), num_top, 1)
+                        scored = ScoredPrompt(prompt)
+                case PromptLogprobs():
+                    scored.push(event)
                 case Delta():
                     replies[event.branch].push(event)
                 case BranchFinished():
@@ -164,11 +265,14 @@ async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcrip
                     await remember_reply(transcripts, plan.transcript, replies[event.branch], prompt)
                 case Completed():
                     usage = usage_body(event.usage, sum(reply.num_thinking_tokens for reply in replies))
-                    return await _answer(plan, replies, prompt, usage, backend)
+                    answer = await _answer(plan, replies, prompt, usage, backend)
+                    if num_top is not None:
+                        answer["prompt_logprobs"] = await scored.as_vllm(backend, num_top)
+                    return answer
     raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
 
 
-async def _answer(plan: _Plan, replies: list[Reply], prompt: bytes, usage: Any, backend: Backend) -> dict[str, Any]:
+async def _answer(plan: Plan, replies: list[Reply], prompt: bytes, usage: Any, backend: Backend) -> dict[str, Any]:
     answer = {
         "id": plan.completion_id,
         "object": "chat.completion",
@@ -183,23 +287,24 @@ async def _answer(plan: _Plan, replies: list[Reply], prompt: bytes, usage: Any, 
     return answer
 
 
-async def _choice(plan: _Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+async def _choice(plan: Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
+    text = plan.echoed + reply.text
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if reply.thinking:
         message["reasoning_content"] = reply.thinking
     if reply.calls:
-        message |= {"content": reply.text or None, "tool_calls": reply.as_message()["tool_calls"]}
+        message |= {"content": text or None, "tool_calls": reply.as_message()["tool_calls"]}
     logprobs = None
     if plan.sampling.logprobs is not None:
-        logprobs = {"content": await chat_logprobs(backend, reply.logprobs), "refusal": None}
+        logprobs = {"content": await chat_logprobs(backend, reply.logprobs, by_id=plan.names_ids), "refusal": None}
     choice = {"index": reply.index, "message": message, "logprobs": logprobs, "finish_reason": reply.finish_reason}
     if plan.body.return_token_ids:
         choice["token_ids"] = reply.token_ids
-    return choice
+    return in_old_words(choice) if plan.body.has_old_words else choice
 
 
 async def _stream_chunks(
-    plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
+    plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
 ) -> AsyncIterator[bytes]:
     """The answer piece by piece."""
     chunks = ChatChunks(
@@ -209,6 +314,8 @@ async def _stream_chunks(
         plan.model.fingerprint,
         tells_usage=plan.body.includes_usage,
         tells_token_ids=bool(plan.body.return_token_ids),
+        tells_running_usage=plan.body.tells_running_usage,
+        has_old_words=plan.body.has_old_words,
     )
     replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
     wants_logprobs = plan.sampling.logprobs is not None
@@ -221,7 +328,9 @@ async def _stream_chunks(
                     case Delta():
                         reply = replies[event.branch]
                         growth = reply.push(event)
-                        logprobs = await chat_logprobs(backend, growth.logprobs) if wants_logprobs else None
+                        logprobs = None
+                        if wants_logprobs:
+                            logprobs = await chat_logprobs(backend, growth.logprobs, by_id=plan.names_ids)
                         pieces.append(chunks.grown(reply, growth, logprobs))
                     case BranchFinished():
                         reply = replies[event.branch]
@@ -232,6 +341,7 @@ async def _stream_chunks(
                         prompt = event.prompt
                         await begin_replies(backend, plan.model, replies, prompt)
                         pieces += [chunks.opened(index, prompt) for index in range(len(replies))]
+                        pieces += [chunks.echoed(index, plan.echoed) for index in range(len(replies)) if plan.echoed]
                     case Completed():
                         num_thinking = sum(reply.num_thinking_tokens for reply in replies)
                         pieces.append(chunks.completed(usage_body(event.usage, num_thinking)))

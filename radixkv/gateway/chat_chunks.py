@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from radixkv.core.tokens import unpack_tokens
-from radixkv.gateway.replies import Growth, Reply
+from radixkv.core.tokens import num_tokens, unpack_tokens
+from radixkv.gateway.legacy_functions import in_old_words
+from radixkv.gateway.replies import Growth, Reply, RunningUsage
 from radixkv.gateway.sse import dump_json
 
 __all__ = ["ChatChunks"]
@@ -22,7 +23,9 @@ class ChatChunks:
     Args:
         completion_id, created, model, fingerprint: what every chunk tells.
         tells_usage: a last chunk has the usage, all others say that they have none.
+        tells_running_usage: all chunks tell the usage so far.
         tells_token_ids: chunks tell the ids of their tokens.
+        has_old_words: calls are told as `function_call`.
     """
 
     def __init__(
@@ -34,6 +37,8 @@ class ChatChunks:
         *,
         tells_usage: bool,
         tells_token_ids: bool,
+        tells_running_usage: bool = False,
+        has_old_words: bool = False,
     ) -> None:
         common = dump_json(
             {
@@ -47,19 +52,30 @@ class ChatChunks:
         self._head = f"data: {common[:-1]}"
         self._tail = ',"usage":null}\n\n' if tells_usage else "}\n\n"
         self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._running = RunningUsage() if tells_running_usage else None
         self._tells_usage = tells_usage
         self._tells_token_ids = tells_token_ids
+        self._has_old_words = has_old_words
 
     def opened(self, index: int, prompt: bytes) -> bytes:
         """A choice begins."""
+        if self._running is not None:
+            self._running.num_prompt_tokens = num_tokens(prompt)
         extra = {"prompt_token_ids": unpack_tokens(prompt)} if self._tells_token_ids and index == 0 else {}
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None, top=extra)
 
+    def echoed(self, index: int, text: str) -> bytes:
+        """What a choice goes on from."""
+        return self._chunk(index, {"content": text}, None, None)
+
     def grown(self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
         """A choice has grown; no bytes where there is nothing to tell."""
+        if self._running is not None:
+            self._running.grow(reply.index, len(growth.token_ids))
         if growth.calls:
             return self._called(reply, growth, logprobs)
-        if logprobs or growth.thinking or (self._tells_token_ids and growth.token_ids):
+        tells_tokens = self._tells_token_ids or self._running is not None
+        if logprobs or growth.thinking or (tells_tokens and growth.token_ids):
             return self._chunk(reply.index, _told(growth) or {"content": ""}, logprobs, None, growth.token_ids)
         if not growth.text:
             return b""
@@ -104,8 +120,12 @@ class ChatChunks:
         }
         if self._tells_token_ids and token_ids:
             choice["token_ids"] = list(token_ids)
+        choice = in_old_words(choice) if self._has_old_words else choice
         extra = f",{dump_json(top)[1:-1]}" if top else ""
-        return f'{self._head}{extra},"choices":[{dump_json(choice)}]{self._tail}'.encode()
+        tail = self._tail
+        if self._running is not None:
+            tail = f',"usage":{dump_json(self._running.body(index))}}}\n\n'
+        return f'{self._head}{extra},"choices":[{dump_json(choice)}]{tail}'.encode()
 
 
 def _told(growth: Growth) -> dict[str, str]:

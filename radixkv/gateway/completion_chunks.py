@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from radixkv.core.tokens import unpack_tokens
-from radixkv.gateway.replies import Reply
+from radixkv.core.tokens import num_tokens, unpack_tokens
+from radixkv.gateway.replies import Reply, RunningUsage
 from radixkv.gateway.sse import dump_json
 
 __all__ = ["CompletionChunks"]
@@ -19,6 +19,7 @@ class CompletionChunks:
     Args:
         completion_id, created, model, fingerprint: what every chunk tells.
         tells_usage: a last chunk has the usage, all others say that they have none.
+        tells_running_usage: all chunks tell the usage so far.
         tells_token_ids: chunks tell the ids of their tokens.
     """
 
@@ -30,6 +31,7 @@ class CompletionChunks:
         fingerprint: str,
         *,
         tells_usage: bool,
+        tells_running_usage: bool = False,
         tells_token_ids: bool,
     ) -> None:
         common = dump_json(
@@ -43,18 +45,24 @@ class CompletionChunks:
         )
         self._head = f'data: {common[:-1]},"choices":['
         self._tail = '],"usage":null}\n\n' if tells_usage else "]}\n\n"
+        self._usages: dict[int, RunningUsage] | None = {} if tells_running_usage else None
         self._tells_usage = tells_usage
         self._tells_token_ids = tells_token_ids
 
-    def opened(self, index: int, echo: str, prompt: bytes) -> bytes:
-        """A choice begins; no bytes unless the prompt is to be told."""
+    def opened(self, index: int, echo: str, prompt: bytes, logprobs: Mapping[str, Any] | None = None) -> bytes:
+        """A choice begins; no bytes unless the prompt is to be told. `logprobs`: of what is echoed."""
+        if self._usages is not None:
+            self._usages[index] = RunningUsage()
+            self._usages[index].num_prompt_tokens = num_tokens(prompt)
         if self._tells_token_ids:
-            return self._chunk(index, echo, None, None, {"prompt_token_ids": unpack_tokens(prompt)})
-        return self._chunk(index, echo, None, None) if echo else b""
+            return self._chunk(index, echo, logprobs, None, {"prompt_token_ids": unpack_tokens(prompt)})
+        return self._chunk(index, echo, logprobs, None) if echo or logprobs else b""
 
     def grown(self, index: int, text: str, logprobs: Mapping[str, Any] | None, token_ids: Sequence[int]) -> bytes:
         """A choice has grown; no bytes where there is nothing to tell."""
-        if logprobs or self._tells_token_ids:
+        if self._usages is not None:
+            self._usages[index].grow(index, len(token_ids))
+        if logprobs or self._tells_token_ids or self._usages is not None:
             extra = {"token_ids": list(token_ids)} if self._tells_token_ids else None
             return self._chunk(index, text, logprobs, None, extra)
         if not text:
@@ -82,4 +90,7 @@ class CompletionChunks:
         extra: Mapping[str, Any] | None = None,
     ) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason, **(extra or {})}
-        return f"{self._head}{dump_json(choice)}{self._tail}".encode()
+        tail = self._tail
+        if self._usages is not None:
+            tail = f'],"usage":{dump_json(self._usages[index].body(index))}}}\n\n'
+        return f"{self._head}{dump_json(choice)}{tail}".encode()

@@ -8,13 +8,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
-from radixkv.core.tokens import unpack_tokens
+from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.gateway.answers import Completion, streamed_or
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.bodies import JsonRoute, off_loop
@@ -26,11 +27,20 @@ from radixkv.gateway.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.logprobs import completion_logprobs
 from radixkv.gateway.models import ServedModel, served_model
 from radixkv.gateway.options import MaxTokens, retention_of
+from radixkv.gateway.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, GenerationEvent, Started, Usage
+from radixkv.worker.stream import (
+    BranchFinished,
+    Completed,
+    Delta,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+    Usage,
+)
 
 __all__ = ["CompletionRequest", "router"]
 
@@ -65,7 +75,7 @@ class CompletionRequest(ConstrainedOptions):
     prompt: Prompt
     max_tokens: MaxTokens = None
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: str | None = Field(None, description="Not supported.")
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
@@ -81,6 +91,15 @@ class _Plan:
     body: CompletionRequest
     end_ids: frozenset[int]
 
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """Most likely tokens that are told for each of an echoed prompt; None: it is echoed as text, or not at all."""
+        return self.body.logprobs if self.body.echo else None
+
+    @property
+    def names_ids(self) -> bool:
+        return bool(self.body.return_tokens_as_token_ids)
+
     def new_replies(self) -> list[Reply]:
         return [Reply(index, (), self.end_ids) for index in range(len(self.prompts) * self.sampling.n)]
 
@@ -89,21 +108,18 @@ class _Plan:
 async def create_completion(body: CompletionRequest, request: Request, exchange: CurrentExchange) -> Response:
     """Continuations of each prompt, at once or as they come."""
     backend: Backend = request.app.state.backend
-    plan = await _make_plan(body, request)
-    with body.naming():
-        streams = await _start_all(plan, exchange, backend)
+    plan = await _make_plan(body, request, exchange)
+    streams, prompts = await _start_all(plan, exchange, backend)
     if body.stream:
-        return EventStreamResponse(_stream_chunks(plan, streams, backend))
-    return JSONResponse(await until_disconnected(request, _collect(plan, streams, backend)))
+        return EventStreamResponse(_stream_chunks(plan, streams, prompts, backend))
+    answer = await until_disconnected(request, _collect(plan, streams, prompts, backend))
+    return await off_loop(request, partial(JSONResponse, answer))
 
 
-async def _make_plan(body: CompletionRequest, request: Request) -> _Plan:
+async def _make_plan(body: CompletionRequest, request: Request, exchange: Exchange) -> _Plan:
     model = await served_model(request, body.model)
     if body.suffix:
         raise ApiError(400, "suffix is not served here: leave it out", code="unsupported_parameter", param="suffix")
-    if body.echo and body.logprobs is not None:
-        message = "echo is served without logprobs only: leave one of them out"
-        raise ApiError(400, message, code="unsupported_parameter", param="echo")
     prompts = _prompts(body.prompt)
     num_choices = len(prompts) * (body.n or 1)
     if num_choices > MAX_CHOICES:
@@ -113,9 +129,10 @@ async def _make_plan(body: CompletionRequest, request: Request) -> _Plan:
         raise ApiError(400, message, code="invalid_value", param="n")
     sampling = body.sampling(
         model.info,
-        max_tokens=body.max_tokens or _DEFAULT_MAX_TOKENS,
+        max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
-        grammar=await off_loop(request, body.constraint),
+        echoed_logprobs=body.logprobs if body.echo else None,
+        grammar=exchange.hold(await off_loop(request, body.constraint)),
     )
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
     return _Plan(
@@ -133,11 +150,13 @@ def _prompts(prompt: Any) -> list[str | bytes]:
     return [prompt] if isinstance(prompt, str | bytes) else list(prompt)
 
 
-async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> list[EventStream]:
-    """A generation per prompt; all or none."""
+async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> tuple[list[EventStream], list[bytes]]:
+    """A generation per prompt, and the packed tokens of each; all or none."""
     assert exchange.tenant is not None
     namespace = exchange.tenant.namespace
+    num_top = plan.sampling.prompt_logprobs
     streams: list[EventStream] = []
+    prompts: list[bytes] = []
     try:
         for prompt in plan.prompts:
             params = GenerateParams(
@@ -146,17 +165,29 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> list[
                 sampling=plan.sampling,
                 namespace=namespace,
                 adapter=plan.model.adapter,
+                cache_salt=plan.body.cache_salt or "",
+                truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
                 priority=plan.body.priority or 0,
                 timeout_s=plan.body.timeout,
                 request_id=exchange.request_id,
                 retention=retention_of(plan.body.retention),
             )
             streams.append(await exchange.generate(backend, params))
+            prompts.append(await _started(streams[-1]))
+            if num_top is not None:
+                check_size(sum(map(num_tokens, prompts)), num_top, plan.sampling.n)
     except BaseException:
         for stream in streams:
             stream.close()
         raise
-    return streams
+    return streams, prompts
+
+
+async def _started(stream: EventStream) -> bytes:
+    """The prompt that a generation goes on from."""
+    event = await anext(stream)
+    assert isinstance(event, Started), "the first event"
+    return event.prompt
 
 
 async def _echoes(plan: _Plan, backend: Backend) -> list[str]:
@@ -166,9 +197,11 @@ async def _echoes(plan: _Plan, backend: Backend) -> list[str]:
     return [p if isinstance(p, str) else await backend.detokenize(p) for p in plan.prompts]
 
 
-async def _collect(plan: _Plan, streams: list[EventStream], backend: Backend) -> dict[str, Any]:
+async def _collect(
+    plan: _Plan, streams: list[EventStream], prompts: Sequence[bytes], backend: Backend
+) -> dict[str, Any]:
     replies = plan.new_replies()
-    prompts: list[bytes] = [b""] * len(streams)
+    scored = [ScoredPrompt(prompt) for prompt in prompts]
     usages: list[Usage] = []
     async with contextlib.aclosing(_merged(streams)) as merged:
         async for number, events in merged:
@@ -178,15 +211,19 @@ async def _collect(plan: _Plan, streams: list[EventStream], backend: Backend) ->
                         replies[number * plan.sampling.n + event.branch].push(event)
                     case BranchFinished():
                         replies[number * plan.sampling.n + event.branch].finish(event)
-                    case Started():
-                        prompts[number] = event.prompt
+                    case PromptLogprobs():
+                        scored[number].push(event)
                     case Completed():
                         usages.append(event.usage)
     echoes = await _echoes(plan, backend)
     choices = []
     for reply in replies:
         number = reply.index // plan.sampling.n
-        choices.append(await _choice(plan, reply, echoes[number], prompts[number], backend))
+        choice = await _choice(plan, reply, echoes[number], scored[number], backend)
+        if plan.body.return_token_ids:
+            choice |= {"token_ids": reply.token_ids, "prompt_token_ids": unpack_tokens(prompts[number])}
+        choices.append(choice)
+        await asyncio.sleep(0)  # of a scored prompt it is long work
     return {
         "id": plan.completion_id,
         "object": "text_completion",
@@ -198,36 +235,53 @@ async def _collect(plan: _Plan, streams: list[EventStream], backend: Backend) ->
     }
 
 
-async def _choice(plan: _Plan, reply: Reply, echo: str, prompt: bytes, backend: Backend) -> dict[str, Any]:
-    logprobs = None
+async def _choice(plan: _Plan, reply: Reply, echo: str, scored: ScoredPrompt, backend: Backend) -> dict[str, Any]:
+    logprobs, num_echoed = None, plan.echoed_logprobs
     if plan.sampling.logprobs is not None:
-        logprobs = await completion_logprobs(backend, reply.logprobs, 0)
+        echoed = [] if num_echoed is None else scored.tokens(num_echoed)
+        logprobs = await completion_logprobs(backend, [*echoed, *reply.logprobs], 0, by_id=plan.names_ids)
     choice = {
         "index": reply.index,
         "text": echo + reply.text,
         "logprobs": logprobs,
         "finish_reason": reply.finish_reason,
     }
-    if plan.body.return_token_ids:
-        choice |= {"token_ids": reply.token_ids, "prompt_token_ids": unpack_tokens(prompt)}
+    if plan.body.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = await scored.as_vllm(backend, plan.body.prompt_logprobs)
     return choice
 
 
-async def _stream_chunks(plan: _Plan, streams: list[EventStream], backend: Backend) -> AsyncIterator[bytes]:
+async def _stream_chunks(
+    plan: _Plan, streams: list[EventStream], prompts: Sequence[bytes], backend: Backend
+) -> AsyncIterator[bytes]:
     chunks = CompletionChunks(
         plan.completion_id,
         plan.created,
         plan.model.name,
         plan.model.fingerprint,
         tells_usage=plan.body.includes_usage,
+        tells_running_usage=plan.body.tells_running_usage,
         tells_token_ids=bool(plan.body.return_token_ids),
     )
     replies = plan.new_replies()
+    scored = [ScoredPrompt(prompt) for prompt in prompts]
     offsets = [0] * len(replies)
     usages: list[Usage] = []
     wants_logprobs = plan.sampling.logprobs is not None
     async with contextlib.aclosing(_merged(streams)) as merged:
         echoes = await _echoes(plan, backend)
+
+        async def opened(number: int) -> bytes:
+            """The choices of a prompt begin, with all of it."""
+            logprobs, indices = None, range(number * plan.sampling.n, (number + 1) * plan.sampling.n)
+            if plan.echoed_logprobs is not None:
+                logprobs = await completion_logprobs(backend, scored[number].tokens(plan.echoed_logprobs), 0)
+                for index in indices:
+                    offsets[index] = sum(map(len, logprobs["tokens"]))
+            return b"".join(chunks.opened(index, echoes[number], prompts[number], logprobs) for index in indices)
+
+        begins_at_once = [plan.echoed_logprobs is None or each.is_whole for each in scored]
+        yield b"".join([await opened(number) for number, begins in enumerate(begins_at_once) if begins])
         async for number, events in merged:
             pieces: list[bytes] = []
             own = replies[number * plan.sampling.n : (number + 1) * plan.sampling.n]
@@ -238,14 +292,19 @@ async def _stream_chunks(plan: _Plan, streams: list[EventStream], backend: Backe
                         growth = reply.push(event)
                         logprobs = None
                         if wants_logprobs and growth.logprobs:
-                            logprobs = await completion_logprobs(backend, growth.logprobs, offsets[reply.index])
-                            offsets[reply.index] += sum(map(len, logprobs["tokens"]))
+                            offset = offsets[reply.index]
+                            logprobs = await completion_logprobs(backend, growth.logprobs, offset, by_id=plan.names_ids)
+                            offsets[reply.index] += (
+                                sum(map(len, logprobs["tokens"])) if not plan.names_ids else len(growth.text)
+                            )
                         pieces.append(chunks.grown(reply.index, growth.text, logprobs, event.token_ids))
                     case BranchFinished():
                         reply = own[event.branch]
                         pieces.append(chunks.finished(reply, reply.finish(event).text))
-                    case Started():
-                        pieces += [chunks.opened(reply.index, echoes[number], event.prompt) for reply in own]
+                    case PromptLogprobs():
+                        scored[number].push(event)
+                        if scored[number].is_whole:
+                            pieces.append(await opened(number))
                     case Completed():
                         usages.append(event.usage)
             yield b"".join(pieces)

@@ -34,8 +34,9 @@ class GatewayConfig:
         system_prompt: of the page's conversations that begin without one; None: what the model's template brings.
         limits: of a tenant that the keys file gives none.
         max_body_bytes: of a request.
-        max_requests: requests under way at once, all tenants together; the next one is refused with 503,
-            529 where it speaks the Anthropic API.
+        max_requests: requests under way at once, all tenants together.
+        max_waiting: further ones, which wait for a place; the next one is refused with 503, 529 where it speaks the Anthropic
+            API. A tenant of a keys file has at most a quarter of both, and is refused with 429 beyond it.
         cors_origins: origins whose pages may call; ``("*",)`` for any.
         drain_s: how long streams, responses in the background and replies of conversations may go on once the server is told
             to stop, in seconds.
@@ -49,6 +50,8 @@ class GatewayConfig:
         response_ttl_s: how long a stored response is kept, in seconds.
         max_responses: stored responses per tenant, the oldest forgotten first. max_response_bytes: the same, in bytes.
         max_conversations: conversations kept per tenant, further ones are refused. max_conversation_bytes: the same, in bytes.
+        max_file_bytes: of an uploaded file. max_batch_body_bytes: of the body of a message batch.
+        max_job_bytes: of the files and batches of one tenant, with their results.
         service: address of the cache service behind the worker, whose tree is shown; None: the tree page says how to name it.
         service_credentials: what is shown to that service; None: nothing.
         pool_name: of the worker's pool there.
@@ -66,6 +69,7 @@ class GatewayConfig:
     limits: TenantLimits = field(default_factory=TenantLimits)
     max_body_bytes: int = 4 * 1024 * 1024
     max_requests: int = 1024
+    max_waiting: int = 6144
     cors_origins: tuple[str, ...] = ()
     drain_s: float = 30.0
     worker_wait_s: float = 30.0
@@ -77,6 +81,9 @@ class GatewayConfig:
     max_response_bytes: int = 1024 * 1024 * 1024
     max_conversations: int = 10_000
     max_conversation_bytes: int = 1024 * 1024 * 1024
+    max_file_bytes: int = 100 * 1024 * 1024
+    max_batch_body_bytes: int = 32 * 1024 * 1024
+    max_job_bytes: int = 1024 * 1024 * 1024
     service: str | None = None
     service_credentials: Credentials | None = None
     pool_name: str = "default"
@@ -90,9 +97,14 @@ class GatewayConfig:
             "max_response_bytes",
             "max_conversations",
             "max_conversation_bytes",
+            "max_file_bytes",
+            "max_batch_body_bytes",
+            "max_job_bytes",
         ):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, getattr(self, name), "at least 1")
+        if self.max_waiting < 0:
+            raise InvalidArgumentError("max_waiting", self.max_waiting, "at least 0")
         if self.service is not None:
             parse_address(self.service)
         if self.drain_s < 0:

@@ -10,9 +10,11 @@ uvicorn's protocol over httptools reads them; it knows no bound of its own. Once
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections import Counter
+from collections.abc import Awaitable
 from typing import Any
 
 import httptools
@@ -48,7 +50,7 @@ MAX_STRANGERS_OF_ADDRESS, MAX_STRANGERS = 256, 1024
 request."""
 SETTLING_S = 1.0
 
-MAX_OF_TENANT = 1024
+MAX_OF_TENANT = 4096
 """Connections of one tenant, of which the oldest that wait for a request are ended."""
 
 _LOG = logging.getLogger(__name__)
@@ -70,10 +72,11 @@ class Connections:
         self._all.pop(connection, None)
 
     def drain(self) -> None:
-        """Bodies that have not come by now are not waited for."""
+        """Bodies that have not come by now are not waited for, and no request waits for its turn."""
         self.is_draining = True
         for connection in list(self._all):
             connection.end_wait_for_body(503, "the server is stopping")
+            connection.end_wait_for_turn()
 
     def sweep(self, now_s: float) -> None:
         """End what lasts too long and those that are too many. O(connections)."""
@@ -130,6 +133,7 @@ class Connection(HttpToolsProtocol):
         self._unread_since_s: float | None = None
         self._waiting: tuple[RequestResponseCycle, Any] | None = None
         self._answered: RequestResponseCycle | None = None
+        self._turn: asyncio.Timeout | None = None
 
     # -- what the middleware and the sweep use
 
@@ -157,6 +161,25 @@ class Connection(HttpToolsProtocol):
         if not self._has_all and not self.is_idle and not self.cycle.response_started:
             self.late = (status, message)
             self.cycle.message_event.set()
+            self.end_wait_for_turn()
+
+    async def wait_for(self, turn: Awaitable[None]) -> bool:
+        """Have a request wait for its turn; False where its caller went, its body did not come, or the server stops first."""
+        try:
+            async with asyncio.timeout(0 if self.is_gone else None) as self._turn:
+                await turn
+        except TimeoutError:
+            return False
+        finally:
+            self._turn = None
+        self._since_s = self.loop.time()  # a body that was not read on meanwhile has its whole time
+        return True
+
+    def end_wait_for_turn(self) -> None:
+        """The request that waits for its turn, if one does, waits no longer."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.reschedule(self.loop.time())
 
     def check(self, now_s: float) -> None:
         """End what has lasted too long."""
@@ -200,6 +223,7 @@ class Connection(HttpToolsProtocol):
 
     def _disconnect(self) -> None:
         """Nothing is written to it any more, by the request that is answered nor by those behind it."""
+        self.end_wait_for_turn()
         self._waiting = None
         self.pipeline.clear()
         for cycle in (self._answered, self.cycle):

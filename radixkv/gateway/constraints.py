@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 from pydantic import Field
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, PlainObject
-from radixkv.gateway.formats import ResponseFormat, format_grammar, schema_grammar
-from radixkv.gateway.options import ApiModel, GenerationOptions
+from radixkv.gateway.formats import (
+    MAX_TOLD,
+    Constraint,
+    ResponseFormat,
+    format_constraint,
+    json_object,
+    schema_constraint,
+)
+from radixkv.gateway.options import ApiModel, GenerationOptions, check_plain
 from radixkv.worker.sampling import Grammar
 
 __all__ = ["ConstrainedOptions"]
@@ -58,34 +63,23 @@ class ConstrainedOptions(GenerationOptions):
     ebnf: _Text | None = Field(None, description="Extension, in Lark's notation.")
     grammar: _Text | None = Field(None, description="Extension, in Lark's notation.")
 
-    def constraint(self) -> Grammar | None:
-        """The grammar of the reply; None where its text is free.
+    def constraint(self) -> Constraint | None:
+        """What the reply is held to; None where its text is free.
 
         Raises:
             ApiError: 400: several are given, or one is none.
         """
         held = list(self._constraints())
         if len(held) > 1:
-            names = f"{held[0][0]} and {held[1][0]}"
+            names = f"{held[0].param} and {held[1].param}"
             message = f"{names} both say what the reply is held to; leave one of them out"
-            raise ApiError(400, message, code="invalid_value", param=held[1][0])
-        return held[0][1] if held else None
+            raise ApiError(400, message, code="invalid_value", param=held[1].param)
+        return held[0] if held else None
 
-    @contextmanager
-    def naming(self, other: str | None = None) -> Iterator[None]:
-        """Within it the worker's refusal of a grammar names the field that says it; `other`: a field that goes before these."""
-        try:
-            yield
-        except InvalidArgumentError as error:
-            name = other or next((param for param, _ in self._constraints()), None)
-            if name is None or not error.argument.startswith("grammar"):
-                raise
-            raise InvalidArgumentError(name, error.value, error.bound) from None
-
-    def _constraints(self) -> Iterator[tuple[str, Grammar]]:
-        wanted = format_grammar(self.response_format)
+    def _constraints(self) -> Iterator[Constraint]:
+        wanted = format_constraint(self.response_format)
         if wanted is not None:
-            yield "response_format", wanted
+            yield wanted
         told = self.structured_outputs or StructuredOutputs(json=None)
         for param, schema in (
             ("structured_outputs.json", told.json_),
@@ -93,13 +87,13 @@ class ConstrainedOptions(GenerationOptions):
             ("json_schema", self.json_schema),
         ):
             if schema is not None:
-                yield param, _schema_grammar(schema, param)
+                yield _schema_constraint(schema, param)
         if told.json_object:
-            yield "structured_outputs.json_object", Grammar("json_object")
+            yield json_object("structured_outputs.json_object")
         for param, choices in (("structured_outputs.choice", told.choice), ("guided_choice", self.guided_choice)):
             if choices is not None:
-                alternatives = (json.dumps(choice, ensure_ascii=False) for choice in choices)
-                yield param, Grammar("lark", f"start: {' | '.join(alternatives)}")
+                alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+                yield Constraint(Grammar("lark", f"start: {alternatives}"), param, alternatives[:MAX_TOLD])
         for kind, param, text in (
             ("regex", "structured_outputs.regex", told.regex),
             ("regex", "guided_regex", self.guided_regex),
@@ -110,14 +104,15 @@ class ConstrainedOptions(GenerationOptions):
             ("lark", "grammar", self.grammar),
         ):
             if text is not None:
-                yield param, Grammar(kind, text)
+                yield Constraint(Grammar(kind, text), param, text[:MAX_TOLD])
 
 
-def _schema_grammar(schema: PlainObject | str, param: str) -> Grammar:
+def _schema_constraint(schema: PlainObject | str, param: str) -> Constraint:
     try:
         told = read_json(schema) if isinstance(schema, str) else schema
     except ValueError:
         told = None
     if not isinstance(told, dict):
         raise ApiError(400, f"{param} is no JSON schema, which is an object", code="invalid_value", param=param)
-    return schema_grammar(told, param)
+    check_plain(told, param)
+    return schema_constraint(told, param)

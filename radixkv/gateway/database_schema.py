@@ -112,7 +112,115 @@ CREATE TRIGGER conversation_resized AFTER UPDATE OF size_bytes ON conversations 
         WHERE namespace = new.namespace;
 END;
 """
-STEPS = (_RESPONSES, _CONVERSATIONS)
+_JOBS = """
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY,                -- grows with every file
+    id TEXT NOT NULL UNIQUE,
+    namespace TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    status TEXT NOT NULL,                      -- uploading, processed, or deleted: what it held goes piece by piece
+    size_bytes INTEGER NOT NULL DEFAULT 0,
+    created_s REAL NOT NULL,
+    expires_s REAL NOT NULL,
+    batch INTEGER,                             -- it shows the results of this batch; none: it holds pieces of its own
+    is_failures INTEGER NOT NULL DEFAULT 0     -- it shows those that failed
+);
+CREATE INDEX files_by_number ON files (namespace, number);
+CREATE INDEX files_by_expiry ON files (expires_s);
+CREATE INDEX files_unused ON files (status) WHERE status <> 'processed';
+CREATE TABLE file_pieces (
+    number INTEGER PRIMARY KEY,                -- grows with every piece
+    file INTEGER NOT NULL,
+    content BLOB NOT NULL
+);
+CREATE INDEX file_pieces_in_order ON file_pieces (file, number);
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY,                -- grows with every batch
+    id TEXT NOT NULL UNIQUE,
+    namespace TEXT NOT NULL,
+    tenant TEXT NOT NULL,                      -- by name, on whose behalf its requests are made
+    protocol TEXT NOT NULL,                    -- openai or anthropic
+    endpoint TEXT NOT NULL,                    -- path of its requests
+    status TEXT NOT NULL,                      -- as the OpenAI API names it, or deleted
+    details TEXT NOT NULL,                     -- JSON
+    created_s REAL NOT NULL,
+    window_s REAL NOT NULL,                    -- when what has not begun by then expires
+    expires_s REAL NOT NULL,                   -- when its results are removed
+    num_total INTEGER NOT NULL DEFAULT 0,
+    num_completed INTEGER NOT NULL DEFAULT 0,
+    num_failed INTEGER NOT NULL DEFAULT 0,
+    num_cancelled INTEGER NOT NULL DEFAULT 0,
+    num_expired INTEGER NOT NULL DEFAULT 0,
+    size_bytes INTEGER NOT NULL DEFAULT 0      -- of its requests that wait, and of the results of the others
+);
+CREATE INDEX batches_by_number ON batches (namespace, number);
+CREATE INDEX batches_open ON batches (status) WHERE status IN ('validating', 'in_progress', 'cancelling', 'deleted');
+CREATE INDEX batches_by_expiry ON batches (expires_s);
+CREATE TABLE batch_requests (
+    number INTEGER PRIMARY KEY,                -- grows with every request, in the order of the input
+    batch INTEGER NOT NULL,
+    custom_id TEXT NOT NULL,
+    prefix BLOB NOT NULL,                      -- orders them by what they begin with
+    state INTEGER NOT NULL,                    -- 0 waits, 1 completed, 2 failed, 3 cancelled, 4 expired
+    content BLOB NOT NULL,                     -- its body while it waits, then its line of the results
+    UNIQUE (batch, custom_id)
+);
+CREATE INDEX batch_requests_waiting ON batch_requests (batch, prefix, number) WHERE state = 0;
+CREATE INDEX batch_requests_by_state ON batch_requests (batch, state, number);
+CREATE TABLE job_usage (
+    namespace TEXT PRIMARY KEY,
+    num_files INTEGER NOT NULL DEFAULT 0,
+    num_batches INTEGER NOT NULL DEFAULT 0,
+    size_bytes INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TRIGGER file_added AFTER INSERT ON files WHEN new.batch IS NULL BEGIN
+    INSERT INTO job_usage (namespace, num_files, size_bytes) VALUES (new.namespace, 1, new.size_bytes)
+        ON CONFLICT (namespace) DO UPDATE SET num_files = num_files + 1, size_bytes = job_usage.size_bytes + new.size_bytes;
+END;
+CREATE TRIGGER file_removed AFTER DELETE ON files WHEN old.batch IS NULL BEGIN
+    UPDATE job_usage SET num_files = num_files - 1, size_bytes = job_usage.size_bytes - old.size_bytes
+        WHERE namespace = old.namespace;
+END;
+CREATE TRIGGER file_resized AFTER UPDATE OF size_bytes ON files WHEN new.batch IS NULL BEGIN
+    UPDATE job_usage SET size_bytes = job_usage.size_bytes - old.size_bytes + new.size_bytes
+        WHERE namespace = new.namespace;
+END;
+CREATE TRIGGER batch_added AFTER INSERT ON batches BEGIN
+    INSERT INTO job_usage (namespace, num_batches, size_bytes) VALUES (new.namespace, 1, new.size_bytes)
+        ON CONFLICT (namespace) DO UPDATE
+        SET num_batches = num_batches + 1, size_bytes = job_usage.size_bytes + new.size_bytes;
+END;
+CREATE TRIGGER batch_removed AFTER DELETE ON batches BEGIN
+    UPDATE job_usage SET num_batches = num_batches - 1, size_bytes = job_usage.size_bytes - old.size_bytes
+        WHERE namespace = old.namespace;
+END;
+CREATE TRIGGER batch_resized AFTER UPDATE OF size_bytes ON batches BEGIN
+    UPDATE job_usage SET size_bytes = job_usage.size_bytes - old.size_bytes + new.size_bytes
+        WHERE namespace = new.namespace;
+END;
+"""
+_ITEM_LISTS = """
+CREATE TABLE item_lists (
+    id TEXT PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    metadata TEXT NOT NULL,                    -- JSON
+    num_items INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL                -- with its items
+);
+CREATE INDEX item_lists_by_namespace ON item_lists (namespace, size_bytes);
+CREATE TABLE items (
+    number INTEGER PRIMARY KEY,                -- grows with every item
+    list TEXT NOT NULL,
+    id TEXT NOT NULL,
+    item TEXT NOT NULL,                        -- JSON
+    size_bytes INTEGER NOT NULL,
+    UNIQUE (list, id)
+);
+CREATE INDEX items_in_order ON items (list, number);
+"""
+STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS)
 """What each version has added to the one before; a file of an earlier version is brought up to the latest."""
 
 SCHEMA_VERSION = len(STEPS)

@@ -1,4 +1,4 @@
-"""What clients and routers ask an engine beside replies, in the words of vLLM and SGLang: tokens of a text, model, version."""
+"""What clients and routers ask an engine beside replies, in vLLM's, SGLang's and llama.cpp's words: tokens, model, version."""
 
 from __future__ import annotations
 
@@ -71,6 +71,30 @@ async def detokenize(body: DetokenizeRequest, request: Request, _exchange: Curre
         message = f"tokens holds {max(body.tokens)}; token ids are below {model.info.vocab_size}"
         raise ApiError(400, message, code="invalid_value", param="tokens")
     return {"prompt": await request.app.state.backend.detokenize(pack_tokens(body.tokens))}
+
+
+@router.get("/v1/tokenizer_info")
+async def tell_tokenizer(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
+    """What ends a reply, and how long a text may be. The chat template is not told: messages are tokenised here."""
+    model = await served_model(request)
+    spelled = await request.app.state.backend.spell(model.info.eos_token_ids)
+    ends = [spelled[token_id].decode(errors="replace") for token_id in model.info.eos_token_ids]
+    sizes = {"model_max_length": model.info.max_length, "vocab_size": model.info.vocab_size}
+    ids = {"eos_token_ids": list(model.info.eos_token_ids), "eos_tokens": ends}
+    return {"tokenizer_class": "radixkv", "eos_token": ends[0] if ends else None, **ids, **sizes}
+
+
+@router.get("/v1/props")
+async def tell_properties(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
+    """The model and its length, in llama.cpp's words."""
+    model = await served_model(request)
+    return {
+        "default_generation_settings": {"n_ctx": model.info.max_length},
+        "model_alias": model.name,
+        "model_path": model.name,
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"radixkv {RADIXKV_VERSION}",
+    }
 
 
 @router.get("/v1/version")

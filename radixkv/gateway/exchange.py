@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -13,26 +14,35 @@ from fastapi import Depends, Request
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import derived_namespace
 from radixkv.gateway.auth import Tenant
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.errors import rate_limit_headers
+from radixkv.gateway.formats import Constraint
+from radixkv.gateway.generations import Generations, ToldGeneration
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.recording import Recorded, Recording
+from radixkv.gateway.transcript import Transcript, nothing_said
 from radixkv.service.limits import Limiter, Slot
 from radixkv.worker.cost import GenerationCost
-from radixkv.worker.request import GenerateParams
+from radixkv.worker.request import BACKGROUND_PRIORITY, GenerateParams
+from radixkv.worker.sampling import Grammar
 from radixkv.worker.stream import Completed, Delta, GenerationEvent, Started
 
-__all__ = ["EXCHANGE", "LEFT_OUT", "CurrentExchange", "Exchange", "current_exchange"]
+__all__ = ["EXCHANGE", "GENERATION_ID", "LEFT_OUT", "CurrentExchange", "Exchange", "current_exchange"]
 
 EXCHANGE = "radixkv.exchange"
 """Where the middleware leaves it in the request's scope."""
+
+GENERATION_ID = "x-radixkv-generation-id"
+"""The response header that names what was begun for a request, by which others go on from within it."""
 
 LEFT_OUT = "x-radixkv-left-out"
 """The response header that names what of a request's body was left out."""
 
 MAX_LEFT_OUT = 32
-_PLACE = re.compile(r"[\w.-]{1,64}", re.ASCII)
+MAX_TOLD_IDS = 32
+_PLACE = re.compile(r"[\w.$-]{1,64}", re.ASCII)
 
 TOO_LONG_FOR_POOL = "prompt + max_tokens"
 """What the worker names where prompt and reply together exceed its pool."""
@@ -47,14 +57,22 @@ class Exchange:
         request_id: the caller's `x-request-id`, or ours.
         tenant: on whose behalf; None until the caller is known.
         num_prompt_tokens, num_cached_tokens, num_generated_tokens: of all its generations so far.
+        is_background: it is a batch's, and runs when nobody else's prompt waits, whatever priority it names.
+        generation_ids: the first of what was begun for it.
         left_out: fields and parts of its body that were left out, being harmless; see `leave_out`.
+        error_code: the stable name of the error that it is answered with, if it is.
         let_body_go: called once the worker has the prompt, so that its body is needed no longer; may be called again.
     """
 
     __slots__ = (
+        "_constraint",
+        "_generations",
         "_metrics",
         "_recording",
         "_slot",
+        "error_code",
+        "generation_ids",
+        "is_background",
         "left_out",
         "let_body_go",
         "num_cached_tokens",
@@ -65,14 +83,27 @@ class Exchange:
         "tenant",
     )
 
-    def __init__(self, request_id: str, metrics: Metrics, recording: Recording) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        metrics: Metrics,
+        recording: Recording,
+        generations: Generations,
+        *,
+        is_background: bool = False,
+    ) -> None:
         self.request_id = request_id
+        self.is_background = is_background
         self.started_s = time.perf_counter()
         self.tenant: Tenant | None = None
         self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self._metrics = metrics
         self._recording = recording
+        self._generations = generations
         self._slot: Slot | None = None
+        self._constraint: Constraint | None = None
+        self.error_code: str | None = None
+        self.generation_ids: list[str] = []
         self.left_out: list[str] = []
         self.let_body_go: Callable[[], None] = lambda: None
 
@@ -82,7 +113,7 @@ class Exchange:
         Raises:
             LimitError: a limit is reached.
         """
-        self._slot = limiter.admit(tenant)
+        self._slot = limiter.admit(tenant, is_background=self.is_background)
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Fields and parts of the body were left out: the answer's header and the log name the first of them."""
@@ -93,13 +124,31 @@ class Exchange:
             if shown not in self.left_out:
                 self.left_out.append(shown)
 
+    def hold(self, constraint: Constraint | None) -> Grammar | None:
+        """The grammar of what its replies are held to; what that leaves out is told."""
+        self._constraint = constraint
+        if constraint is None:
+            return None
+        self.leave_out(constraint.left_out)
+        return constraint.grammar
+
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers that tell the rate limits, and what was left out."""
-        limits = rate_limit_headers(self._slot.rates) if self._slot else {}
-        return limits | ({LEFT_OUT: ", ".join(self.left_out)} if self.left_out else {})
+        """Response headers that tell the rate limits, what was begun, and what was left out."""
+        headers = rate_limit_headers(self._slot.rates) if self._slot else {}
+        for name, told in ((GENERATION_ID, self.generation_ids), (LEFT_OUT, self.left_out)):
+            if told:
+                headers[name] = ", ".join(told)
+        return headers
 
-    async def generate(self, backend: Backend, params: GenerateParams, *, may_shorten: bool = False) -> EventStream:
+    async def generate(
+        self,
+        backend: Backend,
+        params: GenerateParams,
+        *,
+        may_shorten: bool = False,
+        transcript: Transcript | None = None,
+    ) -> EventStream:
         """Generate on behalf of this request: its tokens are counted, charged and timed as the consumer takes them.
 
         Args:
@@ -107,17 +156,35 @@ class Exchange:
             params: what to generate.
             may_shorten: the caller has named no length, so a reply that would not fit the pool may be bound to half of it,
                 and again, rather than refused.
+            transcript: what it replies to; None: no messages.
         """
+        if self.is_background:
+            params = replace(params, priority=BACKGROUND_PRIORITY)
+        transcript = transcript or nothing_said(params.namespace or DEFAULT_NAMESPACE)
         while True:
+            if self._constraint is not None and params.sampling.grammar is not None:
+                params = replace(params, sampling=replace(params.sampling, grammar=self._constraint.grammar))
             try:
-                stream = await backend.generate(params, _Meter(self, self._metrics, self._recording, params).watch)
+                meter = _Meter(self, self._metrics, self._recording, self._generations, params, transcript)
+                stream = await backend.generate(params, meter.watch)
                 self.let_body_go()
+                if len(self.generation_ids) < MAX_TOLD_IDS:
+                    self.generation_ids.append(stream.generation_id)
                 return stream
             except InvalidArgumentError as error:
+                if self._constraint is not None and error.argument.startswith("grammar"):
+                    await self._loosen(self._constraint, error)
+                    continue
                 max_tokens = params.sampling.max_tokens // 2
                 if not may_shorten or error.argument != TOO_LONG_FOR_POOL or max_tokens < 1:
                     raise
                 params = replace(params, sampling=replace(params.sampling, max_tokens=max_tokens))
+
+    async def _loosen(self, refused: Constraint, error: InvalidArgumentError) -> None:
+        """Go on with less of a schema that the engine refuses, unless it is strict; then the refusal names its field."""
+        if refused.looser is None:
+            raise InvalidArgumentError(refused.param, refused.told, error.bound) from None
+        self.hold(await asyncio.to_thread(refused.looser))
 
     def charge(self, num_tokens: int) -> None:
         """Draw tokens from the tenant's limit."""
@@ -152,19 +219,33 @@ class _Meter:
     __slots__ = (
         "_cost",
         "_exchange",
+        "_generations",
         "_last_s",
         "_metrics",
         "_params",
         "_recorded",
         "_recording",
+        "_told",
+        "_transcript",
     )
 
-    def __init__(self, exchange: Exchange, metrics: Metrics, recording: Recording, params: GenerateParams) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        metrics: Metrics,
+        recording: Recording,
+        generations: Generations,
+        params: GenerateParams,
+        transcript: Transcript,
+    ) -> None:
         self._exchange = exchange
         self._metrics = metrics
         self._recording = recording
+        self._generations = generations
         self._params = params
+        self._transcript = transcript
         self._recorded: Recorded | None = None
+        self._told: ToldGeneration | None = None
         self._cost = GenerationCost()
         self._last_s: float | None = None
 
@@ -174,14 +255,21 @@ class _Meter:
         for event in events:
             exchange.charge(cost.add(event))
             if isinstance(event, Delta):
+                if self._told is not None:
+                    self._generations.grow(self._told, event)
                 if self._recorded is not None:
                     self._recording.extend(self._recorded, event.branch, event.token_ids, time.perf_counter())
             elif isinstance(event, Started):
                 exchange.num_prompt_tokens += cost.num_prompt_tokens
                 self._metrics.prompted(cost.num_prompt_tokens)
+                told = event.generation_id, self._transcript, self._params.adapter, event.prompt
+                self._told = ToldGeneration(*told, self._params.sampling.n, self._params.cache_salt)
+                self._generations.begin(self._told)
+                namespace, salt = self._params.namespace or DEFAULT_NAMESPACE, self._params.cache_salt
+                place = derived_namespace(namespace, salt=salt, adapter=self._params.adapter)
                 self._recorded = self._recording.begin(
-                    self._params.namespace or DEFAULT_NAMESPACE,
-                    self._params.adapter,
+                    namespace,
+                    place.removeprefix(namespace),
                     exchange.started_s,
                     self._params.sampling.max_tokens,
                     event.prompt,

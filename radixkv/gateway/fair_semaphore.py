@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -40,7 +40,7 @@ class FairSemaphore:
         self._clock = clock
         self._num_taken = 0
         self._taken: Counter[Hashable] = Counter()
-        self._waiting: dict[Hashable, deque[tuple[asyncio.Future[None], float]]] = {}  # whose turn is next stands first
+        self._waiting: dict[Hashable, OrderedDict[asyncio.Future[None], float]] = {}  # whose turn is next stands first
 
     @asynccontextmanager
     async def place(self, key: Hashable) -> AsyncIterator[None]:
@@ -51,11 +51,15 @@ class FairSemaphore:
         finally:
             self.give_back(key)
 
+    def is_taken(self, key: Hashable) -> bool:
+        """Whether `key` has any place."""
+        return self._taken[key] > 0
+
     def waited_s(self) -> float:
         """How long the first one waits that only wants for a place of all, its key having some left; 0 where none does."""
         if self._num_taken < self._total:
             return 0.0
-        since = [queue[0][1] for key, queue in self._waiting.items() if self._taken[key] < self._each]
+        since = [next(iter(queue.values())) for key, queue in self._waiting.items() if self._taken[key] < self._each]
         return max(0.0, self._clock() - min(since)) if since else 0.0
 
     async def take(self, key: Hashable) -> None:
@@ -64,15 +68,14 @@ class FairSemaphore:
             self._count(key)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (turn, self._clock())
-        self._waiting.setdefault(key, deque()).append(entry)
+        self._waiting.setdefault(key, OrderedDict())[turn] = self._clock()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # the place was given at the same moment
                 self.give_back(key)
             else:
-                self._forget(key, entry)
+                self._forget(key, turn)
             raise
 
     def give_back(self, key: Hashable) -> None:
@@ -90,7 +93,7 @@ class FairSemaphore:
             if key is None:
                 return
             queue = self._waiting.pop(key)
-            turn, _ = queue.popleft()
+            turn, _ = queue.popitem(last=False)
             if queue:
                 self._waiting[key] = queue  # behind all others
             if not turn.cancelled():
@@ -101,9 +104,7 @@ class FairSemaphore:
         self._num_taken += 1
         self._taken[key] += 1
 
-    def _forget(self, key: Hashable, entry: tuple[asyncio.Future[None], float]) -> None:
-        queue = self._waiting.get(key, deque())
-        if entry in queue:
-            queue.remove(entry)
-            if not queue:
-                del self._waiting[key]
+    def _forget(self, key: Hashable, turn: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(key)
+        if queue is not None and queue.pop(turn, None) is not None and not queue:
+            del self._waiting[key]

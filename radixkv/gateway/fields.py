@@ -27,6 +27,7 @@ from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
 __all__ = [
     "FAIL_FAST",
     "MAX_MESSAGES",
+    "MAX_NAME_CHARACTERS",
     "MAX_PARTS",
     "MAX_PLAIN_VALUES",
     "ClosedModel",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,9 +13,23 @@ from pydantic import Field
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import PlainObject
 from radixkv.gateway.options import ApiModel
+from radixkv.gateway.schemas import Definitions, Detail, engine_schema
 from radixkv.worker.sampling import Grammar
 
-__all__ = ["JsonSchema", "ResponseFormat", "format_grammar", "schema_grammar"]
+__all__ = [
+    "MAX_TOLD",
+    "Constraint",
+    "JsonSchema",
+    "ResponseFormat",
+    "format_constraint",
+    "json_object",
+    "looser",
+    "require_all",
+    "schema_constraint",
+]
+
+MAX_TOLD = 200
+"""Characters of a grammar that its refusal repeats."""
 
 
 class JsonSchema(ApiModel):
@@ -46,23 +63,73 @@ class JsonSchemaFormat(ApiModel):
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
-def format_grammar(wanted: ResponseFormat | None) -> Grammar | None:
-    """The grammar of a format; None for text. Raises ApiError 400 for a schema that is none."""
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a reply is held to, as the caller's fields say it.
+
+    Attributes:
+        param: the field. told: the beginning of what it says.
+        left_out: what of it the grammar does not hold the reply to: fields, and keywords of schemas.
+        looser: the next one to be tried where the engine refuses this one; None: the refusal is the caller's.
+    """
+
+    grammar: Grammar
+    param: str
+    told: str
+    left_out: tuple[str, ...] = ()
+    looser: Callable[[], Constraint] | None = None
+
+
+def format_constraint(wanted: ResponseFormat | None) -> Constraint | None:
+    """The constraint of a format; None for text. Raises ApiError 400 for a schema that is none."""
     if isinstance(wanted, JsonObjectFormat):
-        return Grammar("json_object")
+        return json_object("response_format")
     if isinstance(wanted, JsonSchemaFormat):
-        return schema_grammar(wanted.json_schema.schema_, "response_format.json_schema.schema")
+        told = wanted.json_schema
+        return schema_constraint(told.schema_, "response_format.json_schema.schema", is_strict=bool(told.strict))
     return None
 
 
-def schema_grammar(schema: dict[str, Any] | None, param: str) -> Grammar:
-    """The grammar of a JSON schema; any JSON object where it is left out.
+def json_object(param: str) -> Constraint:
+    """Any JSON object."""
+    return Constraint(Grammar("json_object"), param, "json_object")
+
+
+def schema_constraint(
+    schema: dict[str, Any] | None, param: str, *, is_strict: bool = False, detail: Detail = Detail.ALL
+) -> Constraint:
+    """The constraint of a JSON schema; any JSON object where it is left out.
+
+    Raises:
+        ApiError: 400: it is none, or it is strict and holds what cannot be enforced.
+    """
+    if not schema:
+        return json_object(param)
+    definitions: Definitions = {}
+    rewritten, left_out = engine_schema(schema, param, definitions, detail)
+    if is_strict:
+        require_all(left_out, param)
+    return Constraint(
+        Grammar("json_schema", json.dumps({**rewritten, "$defs": definitions})),
+        param,
+        json.dumps(schema)[:MAX_TOLD],
+        tuple(left_out),
+        None if is_strict else looser(partial(schema_constraint, schema, param), detail),
+    )
+
+
+def looser(constrained: Callable[..., Constraint], detail: Detail) -> Callable[[], Constraint] | None:
+    """What makes the constraint with less detail; None: there is none left."""
+    return partial(constrained, detail=Detail(detail - 1)) if detail else None
+
+
+def require_all(left_out: Sequence[str], param: str) -> None:
+    """Refuse a strict schema of which something is left out.
 
     Raises:
         ApiError: 400.
     """
-    if not schema:
-        return Grammar("json_object")
-    if "type" in schema and not isinstance(schema["type"], (str, list)):
-        raise ApiError(400, f"{param} is no JSON schema: its type must be a text", code="invalid_value", param=param)
-    return Grammar("json_schema", json.dumps(schema))
+    if left_out:
+        keywords = ", ".join(name.removeprefix(f"{param}.") for name in left_out)
+        message = f"{param} holds {keywords}, which cannot be enforced here; leave that out, or strict"
+        raise ApiError(400, message, code="invalid_value", param=param)

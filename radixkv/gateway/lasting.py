@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from radixkv.core.errors import UnavailableError
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import fresh_seed
-from radixkv.worker.stream import BranchFinished, Delta, GenerationEvent, Started
+from radixkv.worker.stream import BranchFinished, Delta, GenerationEvent, PromptLogprobs, Started
 
 __all__ = ["Lasting"]
 
@@ -40,6 +41,7 @@ class Lasting:
         self._tokens: list[list[int]] = [[] for _ in range(sampling.n)]
         self._num_characters = [0] * sampling.n
         self._finished: set[int] = set()
+        self._num_scored = 0  # positions of the prompt that log probabilities were told up to
         self._again: _Again | None = None
 
     def fresh(self, events: Sequence[GenerationEvent]) -> list[GenerationEvent]:
@@ -54,6 +56,8 @@ class Lasting:
             match event:
                 case Started():
                     self._prompt = event.prompt
+                case PromptLogprobs():
+                    self._num_scored = event.end
                 case Delta():
                     self._tokens[event.branch].extend(event.token_ids)
                     self._num_characters[event.branch] += len(event.text)
@@ -70,17 +74,24 @@ class Lasting:
         is_single = sampling.n == sampling.num_beams == 1 and sampling.best_of is None
         if is_single and len(self._tokens[0]) > len(sampling.forced_token_ids):
             sampling = replace(sampling, forced_token_ids=tuple(self._tokens[0][:-1]))
+        if self._num_scored:
+            sampling = replace(sampling, prompt_logprobs_start=self._num_scored)
         self._again = _Again(self._tokens, self._num_characters, self._finished)
         return replace(
             params,
             sampling=sampling,
-            token_ids=self._prompt,
+            **_after(self._prompt, params.continue_final_message),
             text=None,
-            messages=None,
-            history=b"",
             tools=(),
             template_arguments={},
         )
+
+
+def _after(prompt: bytes, is_continued: bool) -> dict[str, Any]:
+    """The prompt as its ids. A reply that went on within a turn does so again, so that its text is decoded as before."""
+    if not is_continued:
+        return {"token_ids": prompt, "messages": None, "history": b""}
+    return {"history": prompt, "messages": [{"role": "assistant", "content": ""}]}
 
 
 class _Again:

@@ -9,17 +9,21 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
-__all__ = ["Listener"]
+__all__ = ["Listener", "allow_open_files"]
 
 MAX_ACCEPTED = 64
 """Connections of which the address is looked at before what else there is to do, which costs little beside serving them."""
 
-MAX_WAITING = 1024
+MAX_WAITING = 4096
 """Connections of one address that wait to be served; further ones are closed."""
 
 HANDSHAKE_S = 10.0
 """For TLS."""
+
+OPEN_FILES = 16_384
+"""Descriptors that a gateway wants: a connection for each request that runs or waits, and as many for those without one."""
 
 RETRY_S = 0.5
 """Where there is no room for a further connection."""
@@ -27,6 +31,19 @@ RETRY_S = 0.5
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _LOG = logging.getLogger(__name__)
+
+
+def allow_open_files() -> None:
+    """Raise this process's soft limit of open files to `OPEN_FILES`, as far as the hard one lets it: the usual 1,024 are fewer
+    than the requests that may wait.
+    """
+    with suppress(ImportError, OSError, ValueError):  # no such limit here, or it may not be changed
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Listener:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixkv.gateway.backend import Backend
 from radixkv.worker.sampling import SampledToken
 
-__all__ = ["chat_logprobs", "completion_logprobs"]
+__all__ = ["LEAST_LOGPROB", "chat_logprobs", "completion_logprobs", "token_text"]
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
 
 
-async def chat_logprobs(backend: Backend, sampled: Sequence[SampledToken]) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content` of these tokens."""
-    spelled = await _spell(backend, sampled)
+async def chat_logprobs(
+    backend: Backend, sampled: Sequence[SampledToken], *, by_id: bool = False
+) -> list[dict[str, Any]]:
+    """`choices[].logprobs.content` of these tokens; `by_id`: each is named as ``token_id:17``."""
+    spelled = await _spell(backend, sampled, by_id)
     return [
         {
             **_entry(spelled[token.token_id], token.logprob),
@@ -26,33 +28,50 @@ async def chat_logprobs(backend: Backend, sampled: Sequence[SampledToken]) -> li
     ]
 
 
-async def completion_logprobs(backend: Backend, sampled: Sequence[SampledToken], offset: int) -> dict[str, Any]:
-    """`choices[].logprobs` of completions. `offset`: where in the text the first token begins, in characters."""
-    spelled = await _spell(backend, sampled)
-    texts = [_text(spelled[token.token_id]) for token in sampled]
+async def completion_logprobs(
+    backend: Backend, sampled: Sequence[SampledToken], offset: int, *, by_id: bool = False
+) -> dict[str, Any]:
+    """`choices[].logprobs` of completions; null of a token that stands behind nothing.
+
+    Args:
+        backend: the worker.
+        sampled: the tokens.
+        offset: where in the text the first of them begins, in characters.
+        by_id: each is named as ``token_id:17``.
+    """
+    spelled = await _spell(backend, sampled, by_id)
     offsets = [offset]
-    for text in texts:
-        offsets.append(offsets[-1] + len(text))
+    for token in sampled:
+        offsets.append(offsets[-1] + len(token_text(spelled[token.token_id].text)))
     return {
-        "tokens": texts,
-        "token_logprobs": [_number(token.logprob) for token in sampled],
+        "tokens": [spelled[token.token_id].name for token in sampled],
+        "token_logprobs": [None if token.logprob is None else _number(token.logprob) for token in sampled],
         "top_logprobs": [
-            {_text(spelled[i]): _number(logprob) for i, logprob in reversed(token.top)} for token in sampled
+            None if token.logprob is None else {spelled[i].name: _number(logprob) for i, logprob in reversed(token.top)}
+            for token in sampled
         ],
         "text_offset": offsets[:-1],
     }
 
 
-async def _spell(backend: Backend, sampled: Iterable[SampledToken]) -> dict[int, bytes]:
+class _Spelled(NamedTuple):
+    """How a token is named, and its text as bytes."""
+
+    name: str
+    text: bytes
+
+
+async def _spell(backend: Backend, sampled: Iterable[SampledToken], by_id: bool) -> dict[int, _Spelled]:
     ids = {token.token_id for token in sampled} | {token_id for token in sampled for token_id, _ in token.top}
-    return await backend.spell(ids)
+    texts = await backend.spell(ids)
+    return {i: _Spelled(f"token_id:{i}" if by_id else token_text(text), text) for i, text in texts.items()}
 
 
-def _entry(spelled: bytes, logprob: float | None) -> dict[str, Any]:
-    return {"token": _text(spelled), "logprob": _number(logprob), "bytes": list(spelled)}
+def _entry(spelled: _Spelled, logprob: float | None) -> dict[str, Any]:
+    return {"token": spelled.name, "logprob": _number(logprob), "bytes": list(spelled.text)}
 
 
-def _text(spelled: bytes) -> str:
+def token_text(spelled: bytes) -> str:
     """As text; a piece of a character as the API writes it: ``bytes:\\xe2\\x82``."""
     try:
         return spelled.decode()

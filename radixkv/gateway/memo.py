@@ -67,9 +67,10 @@ class Remembered:
         decoded: digest of the reply's text as the worker decodes it; empty until that is known.
         is_verified: whether the reply was generated, or decoded again, in this process.
         created_s: when it was made, in seconds since 1970.
+        replies: entries that are held of replies to this prompt, by key, the oldest first.
     """
 
-    __slots__ = ("created_s", "decoded", "is_verified", "key", "namespace", "num_reply", "parent", "tokens")
+    __slots__ = ("created_s", "decoded", "is_verified", "key", "namespace", "num_reply", "parent", "replies", "tokens")
 
     def __init__(
         self, namespace: str, key: bytes, parent: Remembered | None, tokens: bytes, num_reply: int, created_s: float
@@ -82,6 +83,7 @@ class Remembered:
         self.created_s = created_s
         self.decoded = b""
         self.is_verified = True
+        self.replies: dict[bytes, Remembered] = {}
 
     @property
     def reply(self) -> bytes:
@@ -225,12 +227,16 @@ class Memo:
 
     def _insert(self, held: _Namespace, entry: Remembered) -> None:
         held.entries[entry.key] = entry
+        if entry.parent is not None and entry.num_reply:
+            entry.parent.replies[entry.key] = entry
         held.num_tokens += len(entry.tokens) // TOKEN_BYTES
         self._num_tokens += len(entry.tokens) // TOKEN_BYTES
         self._num_entries += 1
 
     def _remove(self, held: _Namespace, entry: Remembered) -> None:
         del held.entries[entry.key]
+        if entry.parent is not None:
+            entry.parent.replies.pop(entry.key, None)
         held.num_tokens -= len(entry.tokens) // TOKEN_BYTES
         self._num_tokens -= len(entry.tokens) // TOKEN_BYTES
         self._num_entries -= 1

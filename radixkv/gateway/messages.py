@@ -70,6 +70,7 @@ class ChatMessage(ApiModel):
     refusal: str | None = None
     tool_calls: Annotated[list[Annotated[ToolCall, Each]], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     tool_call_id: Name | None = None
+    function_call: FunctionCall | None = Field(None, description="As one of `tool_calls`, which have replaced it.")
     reasoning_content: str | None = Field(None, description="Extension. An assistant's thoughts.")
     reasoning: PlainValue = Field(
         None, description="Extension. Another name of `reasoning_content`, where it is a text."
@@ -82,6 +83,12 @@ class ChatMessage(ApiModel):
             return ""
         return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
 
+    @property
+    def calls(self) -> Sequence[ToolCall]:
+        """Those that it made, in either words."""
+        old = [ToolCall(function=self.function_call)] if self.function_call is not None else []
+        return [*(self.tool_calls or ()), *old]
+
 
 ChatMessages = Annotated[list[Annotated[ChatMessage, Each]], Field(min_length=1, max_length=MAX_MESSAGES), FAIL_FAST]
 
@@ -92,7 +99,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     Raises:
         ApiError: 400: there is none, or one holds what is no text.
     """
-    check_arguments((c.function.arguments for m in messages for c in m.tool_calls or ()), "messages")
+    check_arguments((c.function.arguments for m in messages for c in m.calls), "messages")
     return [_template_message(message, f"messages.{index}") for index, message in enumerate(messages)]
 
 
@@ -118,15 +125,15 @@ def _template_message(message: ChatMessage, param: str) -> Message:
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        turn["tool_calls"] = [_template_call(call, f"{param}.tool_calls") for call in message.tool_calls]
+    if message.calls:
+        turn["tool_calls"] = [_template_call(call, f"{param}.tool_calls") for call in message.calls]
     return turn
 
 
 def _text(message: ChatMessage, param: str) -> str:
     content = message.content
     if content is None:
-        if message.role != "assistant":
+        if message.role not in ("assistant", "tool", "function"):  # a tool may have nothing to say
             raise ApiError(400, f"{param}.content is missing", code="missing_value", param=f"{param}.content")
         return message.refusal or ""
     if isinstance(content, str):

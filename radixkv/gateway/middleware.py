@@ -13,7 +13,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixkv.gateway.admission import Admission
+from radixkv.core.errors import LimitError
+from radixkv.gateway.admission import Admission, TurnLostError
 from radixkv.gateway.anthropic_errors import speaks_anthropic
 from radixkv.gateway.auth import TENANT, KeyRing, Tenant, authenticate, sent_key
 from radixkv.gateway.config import GatewayConfig
@@ -22,19 +23,26 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.gate import Gate, StrangersLane
+from radixkv.gateway.generations import Generations
+from radixkv.gateway.jobs.calling import JOB
+from radixkv.gateway.jobs.uploads import FORM_BYTES
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.origins import WhileKnown, check_origin
 from radixkv.gateway.paths import API_PREFIX, as_served
 from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import error_response
+from radixkv.service.limits import Limiter
 
 __all__ = ["GatewayMiddleware"]
 
-ALWAYS_ANSWERED = ("/health", "/metrics")
+ALWAYS_ANSWERED = ("/health", "/metrics", "/ping")
 """Paths that are also answered while the server is full or drains, and never logged."""
 
 BODIES_AT_ONCE = 4
 """Bodies of a tenant above `SMALL_BODY_BYTES` that are held at once: from their first bytes until the worker has the prompt."""
+
+UPLOADS_AT_ONCE = 2
+"""Files and batches of a tenant that are being sent: in places of their own, so that slow ones keep no chat out."""
 
 SMALL_BODY_BYTES = 64 * 1024
 
@@ -56,27 +64,38 @@ class GatewayMiddleware:
         keys: KeyRing,
         gate: Gate,
         admission: Admission,
+        limiter: Limiter,
         metrics: Metrics,
         recording: Recording,
+        generations: Generations,
     ) -> None:
         self._app = app
         self._keys = keys
         self._config = config
         self._gate = gate
         self._admission = admission
+        self._limiter = limiter
         self._strangers, self._probes = StrangersLane(), StrangersLane()
         self._bodies = FairSemaphore(None, BODIES_AT_ONCE)
+        self._uploads = FairSemaphore(None, UPLOADS_AT_ONCE)
         self._metrics = metrics
         self._recording = recording
+        self._generations = generations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope = as_served(scope)
-        exchange = Exchange(_request_id(scope), self._metrics, self._recording)
+        job: Tenant | None = scope.get(JOB)
+        exchange = Exchange(
+            _request_id(scope), self._metrics, self._recording, self._generations, is_background=job is not None
+        )
         scope[EXCHANGE] = exchange
         answer = _Answer(send, exchange, _id_headers(scope))
+        if job is not None:
+            await self._serve_job(scope, receive, answer, job)
+            return
         try:
             tenant = self._known(scope)
         except ApiError as refusal:
@@ -132,10 +151,26 @@ class GatewayMiddleware:
             self._end(scope, answer)
             return
         try:
-            async with self._admission.turn(tenant, cost):
+            async with self._admission.turn(tenant, cost, connection):
                 await self._serve_while_known(scope, receive, answer, tenant)
+        except TurnLostError as lost:
+            if lost.refusal is not None:
+                await error_response(lost.refusal, scope)(scope, receive, answer.send)
         finally:
             self._admission.leave(tenant, cost)
+            self._end(scope, answer)
+
+    async def _serve_job(self, scope: Scope, receive: Receive, answer: _Answer, tenant: Tenant) -> None:
+        """A request of a batch: its number is bounded by what makes it, so it takes nobody's place."""
+        exchange: Exchange = scope[EXCHANGE]
+        scope[TENANT] = exchange.tenant = tenant
+        try:
+            exchange.admit(tenant, self._limiter)
+        except LimitError as error:
+            await error_response(ApiError.of(error), scope)(scope, receive, answer.send)
+        else:
+            await self._serve(scope, receive, answer)
+        finally:
             self._end(scope, answer)
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
@@ -158,7 +193,8 @@ class GatewayMiddleware:
 
     async def _serve_while_known(self, scope: Scope, receive: Receive, answer: _Answer, tenant: Tenant) -> None:
         """Let the application answer; to it, a caller whose key is taken back meanwhile has hung up."""
-        body = _Body(scope, receive, self._config.max_body_bytes, self._bodies)
+        places = self._bodies if _upload_bytes(scope, self._config) is None else self._uploads
+        body = _Body(scope, receive, _max_bytes(scope, self._config), places)
         scope[EXCHANGE].let_body_go = body.close
         try:
             if self._keys.is_open:
@@ -175,8 +211,19 @@ class GatewayMiddleware:
     def _check_length(self, scope: Scope) -> None:
         """Raises ApiError 413: the body that is announced is too large."""
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._config.max_body_bytes:
-            raise _oversize(self._config.max_body_bytes)
+        max_bytes = _max_bytes(scope, self._config)
+        if length.isdigit() and int(length) > max_bytes:
+            raise _oversize(max_bytes)
+
+
+def _upload_bytes(scope: Scope, config: GatewayConfig) -> int | None:
+    """The bound of a body by which batches are given, which is one of its own; None: it is none of these."""
+    bounds = {"/v1/files": config.max_file_bytes + FORM_BYTES, "/v1/messages/batches": config.max_batch_body_bytes}
+    return bounds.get(scope["path"]) if scope["method"] == "POST" else None
+
+
+def _max_bytes(scope: Scope, config: GatewayConfig) -> int:
+    return _upload_bytes(scope, config) or config.max_body_bytes
 
 
 def _oversize(bound: int) -> ApiError:

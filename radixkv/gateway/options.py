@@ -8,21 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, overload
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from radixkv.core.api import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import MAX_SALT_CHARS
 from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
 from radixkv.worker.request import ModelInfo
-from radixkv.worker.sampling import MAX_BIASES, MAX_STOPS, EarlyStopping, Grammar, SamplingDefaults, SamplingParams
+from radixkv.worker.sampling import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_REPETITION_PENALTY,
+    MAX_STOPS,
+    MIN_REPETITION_PENALTY,
+    EarlyStopping,
+    Grammar,
+    SamplingDefaults,
+    SamplingParams,
+)
 
 __all__ = [
     "CHANGES_THE_ANSWER",
     "ApiModel",
+    "CacheSalt",
     "GenerationOptions",
     "MaxTokens",
     "ModelName",
@@ -61,7 +76,6 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
             "json_schema",
             "logits_processors",
             "mirostat",
-            "prompt_logprobs",
             "regex",
             "return_tokens_as_token_ids",
             "structured_outputs",
@@ -70,7 +84,41 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
         ),
         _OFF,
     ),
+    **dict.fromkeys(
+        (
+            "chat_template_kwargs",
+            "custom_logit_processor",
+            "dynatemp_range",
+            "extra_key",
+            "frequency_penalty",
+            "logit_bias",
+            "logprob_token_ids",
+            "lora",
+            "lora_path",
+            "min_tokens",
+            "n_indent",
+            "n_probs",
+            "no_stop_trim",
+            "presence_penalty",
+            "prompt_embeds",
+            "repetition_detection",
+            "return_hidden_states",
+            "session_params",
+            "stop_regex",
+            "store",
+            "structural_tag",
+            "use_beam_search",
+        ),
+        _OFF,
+    ),
+    **dict.fromkeys(("best_of", "n", "num_beams"), (None, 1)),
+    "n_predict": (None, -1),
+    "response_format": (None, {"type": "text"}),
+    "top_n_sigma": (None, -1, 0),
+    "typ_p": (None, 1),
     "add_generation_prompt": (None, True),
+    "prompt_logprobs": (None,),
+    "add_special_tokens": (None, True),
     "skip_special_tokens": (None, True),
     "repeat_penalty": (None, 1),
     "repetition_penalty": (None, 1),
@@ -100,18 +148,25 @@ class ApiModel(BaseModel):
         """
 
 
-def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
-    """The fields of a body that its model does not have, but for those that say nothing.
+def unknown_fields(model: ApiModel, told: Mapping[str, Any], place: str = "") -> list[str]:
+    """The fields of a body, and of the objects in it, that its model does not have, but for those that say nothing.
+
+    Lists are not looked into: what messages, items and tools hold besides is told by those who read them.
 
     Raises:
         ApiError: 400: one of them would change the answer.
     """
-    known = {field.alias or name for name, field in type(model).model_fields.items()}
-    unknown = [name for name, value in told.items() if name not in known and value is not None]
-    for name in unknown:
-        if told[name] not in CHANGES_THE_ANSWER.get(name, (told[name],)):
-            message = f"{name} is not supported here; leave it out"
-            raise ApiError(400, message, code="unsupported_parameter", param=name)
+    fields = {field.alias or name: name for name, field in type(model).model_fields.items()}
+    unknown: list[str] = []
+    for name, value in told.items():
+        inner = getattr(model, fields[name]) if name in fields else None
+        if isinstance(inner, ApiModel) and isinstance(value, Mapping):
+            unknown += unknown_fields(inner, value, f"{place}{name}.")
+        elif name not in fields and value is not None and model.model_config.get("extra") != "allow":
+            if value not in CHANGES_THE_ANSWER.get(name, (value,)):
+                message = f"{place}{name} is not supported here; leave it out"
+                raise ApiError(400, message, code="unsupported_parameter", param=f"{place}{name}")
+            unknown.append(f"{place}{name}")
     return unknown
 
 
@@ -119,6 +174,9 @@ class StreamOptions(ApiModel):
     """`stream_options` of a request."""
 
     include_usage: bool | None = Field(None, description="A last chunk tells the usage of the whole request.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Extension. With `include_usage`: every chunk tells the usage so far, of its choice."
+    )
 
 
 class RetentionRange(ClosedModel):
@@ -140,6 +198,14 @@ class RetentionRange(ClosedModel):
         return self
 
 
+CacheSalt = Annotated[
+    Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None,
+    Field(
+        description="Extension. What is computed under one salt is found under no other, nor without one. It counts as your "
+        "own all the same. A secret: only its hash is kept."
+    ),
+]
+
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 """Of the model, or an adapter; left out: the model that is served."""
 
@@ -148,8 +214,8 @@ def _unbounded(value: Any) -> Any:
     return None if value == -1 else value
 
 
-MaxTokens = Annotated[Annotated[Whole, Field(ge=1, lt=2**31)] | None, BeforeValidator(_unbounded)]
-"""Of a reply; -1, as some frontends have it, is none."""
+MaxTokens = Annotated[Annotated[Whole, Field(ge=0, lt=2**31)] | None, BeforeValidator(_unbounded)]
+"""Of a reply; -1, as some frontends have it, is none. 0: the prompt is computed, and nothing is drawn."""
 
 RetentionRanges = Annotated[list[RetentionRange], Field(max_length=MAX_RETENTION_RANGES), FAIL_FAST]
 
@@ -180,9 +246,10 @@ class GenerationOptions(ApiModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Name | None = None
+    user: Name | None = Field(None, description="Accepted; used for nothing.")
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
     best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
+    cache_salt: CacheSalt = None
 
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
@@ -199,14 +266,51 @@ class GenerationOptions(ApiModel):
         None, description="Extension, for beam search."
     )
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
-        None, description="Extension. The higher, the earlier it is served among your own."
+        None, description="Extension. The higher, the earlier it is served among your own; -100: when nobody waits."
     )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="Extension. In seconds, then an error.")
     retention: RetentionRanges | None = Field(
         None, description="Extension. What ranges of the history, prompt and reply, are worth to be kept in the cache."
     )
+    prompt_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="Extension, as vLLM has it. Tells how likely the prompt's tokens are, and the most likely; not streamed.",
+    )
     return_token_ids: bool | None = Field(
         None, description="Extension. Tells `prompt_token_ids`, and `token_ids` of each choice."
+    )
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = Field(
+        None,
+        description="Extension. Of tokens in prompt and reply the logit is divided by it where above 0, else multiplied.",
+    )
+    repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = Field(
+        None, description="Extension. As `repetition_penalty`, of which it is another name."
+    )
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]],
+            Field(max_length=MAX_BAD_WORDS),
+            FAIL_FAST,
+        ]
+        | None
+    ) = Field(None, description="Extension. Texts that the reply does not say.")
+    allowed_token_ids: (
+        Annotated[
+            list[Annotated[Whole, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=MAX_ALLOWED_IDS), FAIL_FAST
+        ]
+        | None
+    ) = Field(None, description="Extension. All that may be drawn, the ends of a reply among them.")
+    skip_special_tokens: bool | None = Field(
+        None, description="Extension. False: special tokens are text, by their names."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Extension. What ends a reply, a stop string or token, is part of its text."
+    )
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="Extension. Of the prompt so many tokens at its end are read; -1: as many as the model takes."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Extension. Log probabilities name tokens as `token_id:17`."
     )
 
     @property
@@ -214,18 +318,46 @@ class GenerationOptions(ApiModel):
         """Whether a stream ends with a chunk that tells the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def tells_running_usage(self) -> bool:
+        """Whether every chunk of a stream tells the usage so far."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def sampling(
-        self, info: ModelInfo, *, max_tokens: int, logprobs: int | None = None, grammar: Grammar | None = None
+        self,
+        info: ModelInfo,
+        *,
+        max_tokens: int,
+        logprobs: int | None = None,
+        echoed_logprobs: int | None = None,
+        grammar: Grammar | None = None,
     ) -> SamplingParams:
-        """The sampling parameters.
+        """The sampling parameters. `echoed_logprobs`: most likely tokens that an echo tells for each of the prompt's.
 
         Raises:
             ApiError: 400 with the field that is at fault.
         """
+        if self.stream and self.prompt_logprobs is not None:
+            message = "prompt_logprobs are not told in a stream: leave one of them out"
+            raise ApiError(400, message, code="unsupported_parameter", param="prompt_logprobs")
+        scores = [each for each in (self.prompt_logprobs, echoed_logprobs) if each is not None]
+        if (
+            None not in (self.repetition_penalty, self.repeat_penalty)
+            and self.repetition_penalty != self.repeat_penalty
+        ):
+            message = "repeat_penalty is another name of repetition_penalty; leave one of them out"
+            raise ApiError(400, message, code="invalid_value", param="repeat_penalty")
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens is 0; it must be -1 or at least 1"
+            raise ApiError(400, message, code="invalid_value", param="truncate_prompt_tokens")
         biases = {int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()}
-        for token_id in (*biases, *(self.stop_token_ids or ())):
-            if token_id >= info.vocab_size:
-                name = "logit_bias" if token_id in biases else "stop_token_ids"
+        named = {
+            "logit_bias": biases,
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids,
+        }
+        for name, ids in named.items():
+            if (token_id := max(ids or (), default=0)) >= info.vocab_size:
                 message = f"{name} holds {token_id}; token ids are below {info.vocab_size}"
                 raise ApiError(400, message, code="invalid_value", param=name)
         is_beam_search = (self.num_beams or 1) > 1
@@ -252,7 +384,13 @@ class GenerationOptions(ApiModel):
                 length_penalty=_or(self.length_penalty, 1.0),
                 early_stopping=_early_stopping(self.early_stopping),
                 logprobs=logprobs,
+                prompt_logprobs=max(scores, default=None),
                 grammar=grammar,
+                repetition_penalty=_or(_or(self.repetition_penalty, self.repeat_penalty), 1.0),
+                bad_words=tuple(self.bad_words or ()),
+                allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+                include_stop=bool(self.include_stop_str_in_output),
+                keep_special_tokens=self.skip_special_tokens is False,
             )
         except InvalidArgumentError as error:
             raise ApiError.of(error) from None
@@ -271,7 +409,11 @@ def drawing(
     return defaults.fill(temperature, None if top_k is None else max(0, top_k), top_p, min_p)
 
 
-def _or(value: float | None, default: float) -> float:
+@overload
+def _or(value: float | None, default: float) -> float: ...
+@overload
+def _or(value: float | None, default: float | None) -> float | None: ...
+def _or(value: float | None, default: float | None) -> float | None:
     return default if value is None else value
 
 

@@ -23,7 +23,12 @@ __all__ = ["PAGES", "assets", "router"]
 
 router = APIRouter(include_in_schema=False)
 
-PAGES: Mapping[str, str] = {"/": "chat.html", "/tree": "tree.html", "/fragmentation": "fragmentation.html"}
+PAGES: Mapping[str, str] = {
+    "/": "chat.html",
+    "/tree": "tree.html",
+    "/fragmentation": "fragmentation.html",
+    "/docs": "docs.html",
+}
 """Which file each page is."""
 
 _TYPES = {

@@ -10,15 +10,20 @@ API_PREFIX = "/v1/"
 """Below it a caller must be known."""
 
 _ROOTS = (
+    "batches",
     "chat",
     "completions",
+    "conversations",
     "detokenize",
+    "files",
     "get_model_info",
     "messages",
     "models",
+    "props",
     "responses",
     "server_info",
     "tokenize",
+    "tokenizer_info",
     "version",
 )
 

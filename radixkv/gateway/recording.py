@@ -26,7 +26,6 @@ class Recorded:
     """
 
     __slots__ = (
-        "adapter",
         "arrival_s",
         "first_s",
         "is_kept",
@@ -34,13 +33,14 @@ class Recorded:
         "max_tokens",
         "namespace",
         "num_found",
+        "place",
         "prompt",
         "replies",
     )
 
-    def __init__(self, namespace: str, adapter: str, arrival_s: float, max_tokens: int, prompt: bytes) -> None:
+    def __init__(self, namespace: str, place: str, arrival_s: float, max_tokens: int, prompt: bytes) -> None:
         self.namespace = namespace
-        self.adapter = adapter
+        self.place = place
         self.arrival_s = arrival_s
         self.max_tokens = max_tokens
         self.prompt = prompt
@@ -58,7 +58,7 @@ class Recorded:
 class RecordedBranch(NamedTuple):
     """One reply of a generation. `num_found` is that of the generation, for its first branch: the others fork from it."""
 
-    adapter: str
+    place: str
     arrival_s: float
     max_tokens: int
     prompt: bytes
@@ -87,9 +87,9 @@ class Recording:
         self._num_tokens = 0
         self._requests: deque[Recorded] = deque()
 
-    def begin(self, namespace: str, adapter: str, arrival_s: float, max_tokens: int, prompt: bytes) -> Recorded:
+    def begin(self, namespace: str, place: str, arrival_s: float, max_tokens: int, prompt: bytes) -> Recorded:
         """A prompt was accepted; what it generates is added by `extend`."""
-        recorded = Recorded(namespace, adapter, arrival_s, max_tokens, prompt)
+        recorded = Recorded(namespace, place, arrival_s, max_tokens, prompt)
         self._requests.append(recorded)
         self._count(len(prompt) // TOKEN_BYTES)
         return recorded
@@ -108,7 +108,7 @@ class Recording:
         own = sorted((each for each in self._requests if each.namespace == namespace), key=lambda each: each.arrival_s)
         return [
             RecordedBranch(
-                each.adapter,
+                each.place,
                 each.arrival_s,
                 each.max_tokens,
                 each.prompt,
@@ -135,8 +135,8 @@ class Recording:
 
 
 def shapes_of_branches(branches: Sequence[RecordedBranch]) -> list[RecordedShape]:
-    """Their shapes. An adapter's KV are shared with nobody else's. O(n log n) compares of histories."""
-    found = branchings((each.adapter, each.prompt, each.reply) for each in branches)
+    """Their shapes. KV are shared within a place alone: that of an adapter, or of a salt. O(n log n) compares of histories."""
+    found = branchings((each.place, each.prompt, each.reply) for each in branches)
     return [
         RecordedShape(
             round(each.arrival_s - branches[0].arrival_s, 4),

@@ -18,12 +18,22 @@ from radixkv.gateway.exchange import EXCHANGE
 
 __all__ = ["add_error_handlers", "error_response", "refusal_of"]
 
+_NOT_SERVED = {
+    **dict.fromkeys(("embeddings", "api/embed", "api/embeddings", "embedding"), "no embeddings are served here"),
+    **dict.fromkeys(("rerank", "score", "pooling", "classify"), "no scores of texts are served here"),
+    "moderations": "no moderation is served here",
+    **dict.fromkeys(("images", "videos"), "no images are served here"),
+    **dict.fromkeys(("audio", "realtime"), "no sound is served here"),
+}
+"""What other servers have, by the beginning of the path."""
+
 MAX_PARAM_CHARACTERS = 200
 """Of the path to a fault, in which the caller's own names stand."""
 
 
 def error_response(error: ApiError, scope: Scope) -> JSONResponse:
     """The HTTP response of an error to the request of `scope`."""
+    scope[EXCHANGE].error_code = error.code
     if speaks_anthropic(scope):
         body = anthropic_error_body(error, scope[EXCHANGE].request_id)
         return JSONResponse(body, anthropic_status(error), headers=error.headers)
@@ -42,7 +52,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return error_response(_of_http(error), request.scope)
+        return error_response(_of_http(error, request), request.scope)
 
     app.add_exception_handler(ApiError, answer)
     app.add_exception_handler(RadixKVError, answer)
@@ -82,9 +92,22 @@ def _path(error: Any, body: Any) -> list[str | int]:
     return path
 
 
-def _of_http(error: HTTPException) -> ApiError:
-    messages = {404: "there is no such URL here", 405: "this URL does not take this method"}
+def _of_http(error: HTTPException, request: Request) -> ApiError:
+    messages = {404: _no_such_url(request), 405: "this URL does not take this method"}
     codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
     message = messages.get(error.status_code, str(error.detail))
     code = codes.get(error.status_code)
     return ApiError(error.status_code, message, code=code, headers=error.headers)
+
+
+def _no_such_url(request: Request) -> str:
+    """Which there are: of what other servers have, no more than is served here."""
+    asked = request.url.path.removeprefix("/v1").strip("/")
+    why = next((why for start, why in _NOT_SERVED.items() if f"{asked}/".startswith(f"{start}/")), None)
+    if why is None and not request.url.path.startswith("/v1/"):
+        return "there is no such URL here; the API lies below /v1 and is described at /docs"
+    described = (request.app.openapi_schema or {}).get("paths", {})  # made when the server starts
+    paths = sorted(path.removeprefix("/v1") for path, methods in described.items() if "post" in methods)
+    served = ", ".join(path for path in paths if "{" not in path and not path.startswith("/radixkv"))
+    takes = f"POST below /v1 takes {served}; " if served else ""
+    return f"{why or 'there is no such URL here'}; {takes}all is described at /docs"

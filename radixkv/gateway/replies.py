@@ -12,7 +12,7 @@ from radixkv.worker.stream import BranchFinished, Delta, FinishReason, Usage
 from radixkv.worker.text import Message
 from radixkv.worker.thinking import ThinkingMarks
 
-__all__ = ["Growth", "Reply", "usage_body"]
+__all__ = ["Growth", "Reply", "RunningUsage", "usage_body"]
 
 
 class Growth(NamedTuple):
@@ -174,6 +174,32 @@ class Reply:
                 for c in self.calls
             ]
         return message
+
+
+class RunningUsage:
+    """What each choice of a stream has cost so far; `usage_body` tells all of them at the end.
+
+    `num_prompt_tokens`: of each; to be set once they are known.
+    """
+
+    __slots__ = ("_num_generated", "num_prompt_tokens")
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self._num_generated: dict[int, int] = {}
+
+    def grow(self, index: int, num_tokens: int) -> None:
+        """A choice has so many more."""
+        self._num_generated[index] = self._num_generated.get(index, 0) + num_tokens
+
+    def body(self, index: int) -> Mapping[str, Any]:
+        """`usage` of a chunk of that choice."""
+        num_generated = self._num_generated.get(index, 0)
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": num_generated,
+            "total_tokens": self.num_prompt_tokens + num_generated,
+        }
 
 
 def usage_body(usage: Usage, num_thinking_tokens: int = 0) -> Mapping[str, Any]:

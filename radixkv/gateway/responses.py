@@ -10,6 +10,7 @@ GET    /v1/responses/{id}/input_items    everything that it is a reply to
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -22,11 +23,13 @@ from radixkv.gateway.auth import Tenant, current_tenant
 from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange, current_exchange
+from radixkv.gateway.item_lists import ItemLists
 from radixkv.gateway.models import served_model
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.responses_answers import DeletedResponse, InputTokens, ItemList, ResponseObject
-from radixkv.gateway.responses_items import assistant_turn
-from radixkv.gateway.responses_plan import Plan, conversation_of, make_plan, start
+from radixkv.gateway.responses_cut import conversation_of, space_of
+from radixkv.gateway.responses_items import assistant_turn, page_of
+from radixkv.gateway.responses_plan import Plan, make_plan, start
 from radixkv.gateway.responses_run import Run, Runs
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.responses_tools import offers_of
@@ -36,6 +39,8 @@ from radixkv.gateway.transcripts import Transcripts
 from radixkv.gateway.turns import read_prompt
 
 __all__ = ["router"]
+
+_LOG = logging.getLogger(__name__)
 
 Caller = Annotated[Tenant, Depends(current_tenant)]
 Admitted = Annotated[Exchange, Depends(current_exchange)]
@@ -94,13 +99,15 @@ async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
     stream = await start(plan, exchange, state.backend)
     try:
         if plan.request.stores:
-            await store.begin(plan.namespace, plan.body, plan.items, plan.request.previous_response_id)
+            await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id)
     except BaseException:
         stream.close()
         raise
 
     async def on_end(body: dict[str, Any], reply: Reply, prompt: bytes) -> None:
         await _keep(plan, body, reply, prompt, store, state.transcripts)
+        if plan.request.conversation_id is not None and body["status"] in ("completed", "incomplete"):
+            await _add_to_conversation(plan, body, state.item_lists)
 
     run = Run(
         plan.body,
@@ -133,6 +140,14 @@ async def _keep(
                 await transcripts.remember(plan.transcript, turn, prompt, exact, text=reply.raw)
     if plan.request.stores:
         await store.finish(body, tokens, plan.transcript.model)
+
+
+async def _add_to_conversation(plan: Plan, body: dict[str, Any], lists: ItemLists) -> None:
+    assert plan.request.conversation_id is not None
+    try:
+        await lists.add(plan.namespace, plan.request.conversation_id, [*plan.items, *body["output"]])
+    except ApiError as refusal:  # it is gone or full by now; the response itself says all
+        _LOG.warning("response %s is not added to its conversation: %s", body["id"], refusal)
 
 
 async def _finished(run: Run, request: Request) -> dict[str, Any]:
@@ -202,7 +217,7 @@ async def delete_response(response_id: str, request: Request, tenant: Caller) ->
         raise _not_found(error) from None
     state.runs.forget(response_id)
     info = await state.backend.model()
-    await state.transcripts.forget(tenant.namespace, *conversation_of(context, info))
+    await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context, info))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -220,23 +235,7 @@ async def list_input_items(
         items = await request.app.state.store.input_items(tenant.namespace, response_id)
     except UnknownResponseError as error:
         raise _not_found(error) from None
-    if order == "desc":
-        items.reverse()
-    if after is not None:
-        index = next((i for i, item in enumerate(items) if item["id"] == after), None)
-        if index is None:
-            raise ApiError(404, f"item with id {after!r} not found", code="not_found", param="after")
-        items = items[index + 1 :]
-    page = items[:limit]
-    return JSONResponse(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else "",
-            "last_id": page[-1]["id"] if page else "",
-            "has_more": len(items) > len(page),
-        }
-    )
+    return JSONResponse(page_of(items, limit, order, after))
 
 
 async def _stored(request: Request, tenant: Tenant, response_id: str) -> StoredResponse:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 from radixkv.gateway.answers import TokenLogprob
 
-__all__ = ["DeletedResponse", "InputTokens", "ItemList", "ResponseObject"]
+__all__ = ["AnyItem", "DeletedResponse", "InputTokens", "ItemList", "ResponseObject"]
 
 Progress = Literal["in_progress", "completed", "incomplete"]
 
@@ -155,11 +155,15 @@ class ResponseObject(BaseModel):
     usage: ResponseUsage | None
 
 
+class AnyItem(RootModel[InputMessage | OutputMessage | FunctionCallItem | CustomCallItem | FunctionOutputItem]):
+    """An item of any type."""
+
+
 class ItemList(BaseModel):
     """A page of items."""
 
     object: Literal["list"]
-    data: list[InputMessage | ReasoningItem | OutputMessage | FunctionCallItem | CustomCallItem | FunctionOutputItem]
+    data: list[AnyItem]
     first_id: str
     last_id: str
     has_more: bool

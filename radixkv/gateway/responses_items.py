@@ -22,7 +22,7 @@ from radixkv.gateway.responses_schema import InputItem, InputPart
 from radixkv.gateway.responses_tools import INPUT, offered_name
 from radixkv.worker.text import Message
 
-__all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "read_input", "to_messages"]
+__all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "page_of", "read_input", "to_messages"]
 
 Item = dict[str, Any]
 
@@ -42,12 +42,28 @@ def new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
-def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item], *, thinks: bool = False) -> list[Item]:
+def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) -> dict[str, Any]:
+    """A page of items as the API lists them. Raises ApiError 404 where none has the id `after`."""
+    listed = list(items) if order == "asc" else list(items)[::-1]
+    if after is not None:
+        index = next((i for i, item in enumerate(listed) if item["id"] == after), None)
+        if index is None:
+            raise ApiError(404, f"item with id {after!r} not found", code="not_found", param="after")
+        listed = listed[index + 1 :]
+    page = listed[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
+    return {"object": "list", "data": page, **ends, "has_more": len(listed) > len(page)}
+
+
+def read_input(
+    given: str | Sequence[InputItem], earlier: Sequence[Item], field: str = "input", *, thinks: bool = False
+) -> list[Item]:
     """Input items as they are stored and listed, each with an id.
 
     Args:
         given: the request's `input`.
         earlier: items before it, to which an ``item_reference`` may point.
+        field: of the request, that holds them.
         thinks: whether the model shows thoughts, and so reads those of earlier replies.
 
     Raises:
@@ -59,7 +75,7 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item], *, thi
     known = {item["id"]: item for item in earlier}
     num_left = MAX_REFERRED_CHARACTERS
     for index, item in enumerate(given):
-        param = f"input.{index}"
+        param = f"{field}.{index}"
         if _is_left_out(item, thinks):
             continue
         if item.type == "item_reference":
@@ -74,9 +90,9 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item], *, thi
             items.append(_read_item(item, param))
         known[items[-1]["id"]] = items[-1]
     if not items:
-        raise ApiError(400, "input is empty; it must hold at least 1 item", code="invalid_value", param="input")
-    check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), "input")
-    check_plain([text for item in items for text in _strings(item)], "input", MAX_ITEM_STRINGS * len(items) + 1)
+        raise ApiError(400, f"{field} is empty; it must hold at least 1 item", code="invalid_value", param=field)
+    check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), field)
+    check_plain([text for item in items for text in _strings(item)], field, MAX_ITEM_STRINGS * len(items) + 1)
     return items
 
 

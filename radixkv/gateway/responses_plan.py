@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.bodies import off_loop
@@ -26,19 +27,20 @@ from radixkv.gateway.exchange import EXCHANGE, Exchange
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import retention_of
 from radixkv.gateway.replies import Reply
+from radixkv.gateway.responses_cut import SPACE, cut_response, find_previous, space_of, told_of
 from radixkv.gateway.responses_items import Item, left_out_items, new_id, read_input, to_messages
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.responses_tools import ResponseTool, left_out_tools
-from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
+from radixkv.gateway.store import Context, ResponseStore
 from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import start_turn
-from radixkv.worker.request import GenerateParams, ModelInfo, Prompt
+from radixkv.worker.request import GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.text import Message
 
-__all__ = ["Plan", "conversation_of", "make_plan", "start"]
+__all__ = ["Plan", "make_plan", "start"]
 
 _ABOUT_INPUT = ("history", "messages", "prompt", "prompt + max_tokens")
 """What the worker calls what the request calls `input`."""
@@ -50,7 +52,8 @@ class Plan:
 
     Attributes:
         body: the response object as it begins.
-        items: the request's own input.
+        items: the request's own input. before: what comes before it, where that is no stored response as a whole.
+        parent_id: the stored response that comes before it.
         transcript: how the conversation is put to the model.
         template_arguments: variables for its template.
     """
@@ -60,10 +63,12 @@ class Plan:
     model: ServedModel
     body: dict[str, Any]
     items: list[Item]
+    parent_id: str | None
     tools: ToolPlan
     sampling: SamplingParams
     transcript: Transcript
     template_arguments: Mapping[str, Any]
+    before: Sequence[Item] = ()
 
     def new_reply(self) -> Reply:
         """Reads the worker's events."""
@@ -104,61 +109,53 @@ async def make_plan(
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
     tools = await off_loop(http, request.tool_plan)
-    grammar = tools.grammar or await off_loop(http, request.grammar)
+    grammar = exchange.hold(tools.constraint or await off_loop(http, request.constraint))
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
-    parent = await _read_parent(store, namespace, request.previous_response_id)
-    earlier = parent.items if parent is not None else []
+    space = derived_namespace(namespace, salt=request.cache_salt or "")
+    parent, before = await _read_before(http, request, store, namespace, space)
+    earlier = parent.items if parent is not None else before
     items = await off_loop(http, partial(read_input, request.input, earlier, thinks=thinks))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
+    if request.cache_salt:
+        body[SPACE] = space
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
-    transcript = await transcripts.read(namespace, messages, tools.tools, arguments)
+    transcript = await transcripts.read(space, messages, tools.tools, arguments)
     if parent is not None and transcripts.keeps_thoughts(messages):
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
-    return Plan(request, namespace, model, body, items, tools, sampling, transcript, arguments)
+    parent_id = request.previous_response_id if parent is not None else None
+    return Plan(request, namespace, model, body, items, parent_id, tools, sampling, transcript, arguments, before)
 
 
-async def _read_parent(store: ResponseStore, namespace: str, response_id: str | None) -> Context | None:
+async def _read_before(
+    http: Request, request: ResponseRequest, store: ResponseStore, namespace: str, space: str
+) -> tuple[Context | None, list[Item]]:
+    """The stored response that a request goes on from as a whole; else the items that come before its input."""
+    response_id = request.previous_response_id
     if response_id is None:
-        return None
-    try:
-        parent = await store.context(namespace, response_id)
-    except UnknownResponseError:
-        message = f"previous_response_id: response with id {response_id!r} not found"
-        raise ApiError(404, message, code="previous_response_not_found", param="previous_response_id") from None
+        if request.conversation_id is None:
+            return None, []
+        return None, await http.app.state.item_lists.items(namespace, request.conversation_id)
+    parent = await find_previous(store, namespace, response_id)
+    if space_of(parent, namespace) != space:
+        message = f"previous_response_id: {response_id!r} has another cache_salt, or none; name that one"
+        raise ApiError(400, message, code="invalid_value", param="cache_salt")
+    if request.position is not None:
+        return None, await cut_response(http, namespace, space, request, parent)
     if parent.response.status not in ("completed", "incomplete"):
-        message = f"previous response {response_id!r} is {parent.response.status}; go on from one that is completed"
+        status = parent.response.status
+        message = f"previous response {response_id!r} is {status}; go on from one that is completed, or say a position"
         raise ApiError(400, message, code="invalid_value", param="previous_response_id")
-    return parent
+    return parent, []
 
 
 def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transcript: Transcript) -> Transcript:
     """The new items behind the parent's exact ids, where it is the same model and is told the same before them."""
     before = parent.response.body
     rest = to_messages(items)
-    is_same = transcript.model == parent.model and _told(before) == _told(body)
+    is_same = transcript.model == parent.model and told_of(before) == told_of(body)
     if not is_same or not transcript.model or not parent.tokens or rest[0]["role"] == "assistant":
         return transcript
     return transcript._replace(history=parent.tokens, rest=rest)
-
-
-def _told(body: dict[str, Any]) -> dict[str, Any]:
-    """What a model is told besides the items."""
-    return {
-        "model": body["model"],
-        "instructions": body["instructions"],
-        "effort": body["reasoning"]["effort"],
-        "tools": [] if body["tool_choice"] == "none" else body["tools"],
-    }
-
-
-def conversation_of(
-    context: Context, info: ModelInfo
-) -> tuple[list[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]:
-    """The turns up to a stored response's end, the tools and the template's variables, as its model was told them."""
-    told = _told(context.response.body)
-    request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
-    arguments, _ = thinking_arguments(info, ThinkingWish(None, told["effort"]))
-    return to_messages(context.items, told["instructions"]), request.tool_plan().tools, arguments
 
 
 def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingParams) -> dict[str, Any]:
@@ -171,6 +168,7 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
         "status": "queued" if request.background else "in_progress",
         "background": bool(request.background),
         "completed_at": None,
+        "conversation": {"id": request.conversation_id} if request.conversation_id is not None else None,
         "error": None,
         "incomplete_details": None,
         "instructions": request.instructions,
@@ -236,6 +234,7 @@ def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
         sampling=plan.sampling,
         namespace=plan.namespace,
         adapter=plan.model.adapter,
+        cache_salt=plan.request.cache_salt or "",
         priority=plan.request.priority or 0,
         timeout_s=plan.request.timeout,
         request_id=exchange.request_id,

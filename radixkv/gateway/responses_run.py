@@ -80,6 +80,7 @@ class Run:
         self.namespace = namespace
         self.is_background = bool(body["background"])
         self.keeps_events = keeps_events
+        self.generation_id = stream.generation_id
         self._stream = stream
         self._reply = reply
         self._backend = backend
@@ -96,6 +97,11 @@ class Run:
         if body["status"] == "queued":
             self._emit("response.queued", self._snapshot())
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"response {body['id']}")
+
+    @property
+    def text(self) -> str:
+        """What is shown of the reply so far, without calls."""
+        return self._reply.text
 
     @property
     def has_ended(self) -> bool:

@@ -20,15 +20,15 @@ from radixkv.gateway.fields import (
     PlainValue,
     check_fits,
 )
-from radixkv.gateway.formats import schema_grammar
-from radixkv.gateway.options import ApiModel, ModelName, RetentionRanges, StopTexts, check_plain, drawing
+from radixkv.gateway.formats import Constraint, json_object, schema_constraint
+from radixkv.gateway.options import ApiModel, CacheSalt, ModelName, RetentionRanges, StopTexts, check_plain, drawing
 from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.thinking_wish import Effort
 from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
 from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import Grammar, SamplingParams
 
-__all__ = ["InputItem", "ResponseRequest"]
+__all__ = ["InputItem", "Metadata", "ResponseRequest"]
 
 MAX_METADATA = 16
 MAX_INCLUDE = 64
@@ -88,6 +88,15 @@ class TextConfig(ApiModel):
     format: TextFormat | None = None
 
 
+ListId = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class ConversationId(ApiModel):
+    """Names a conversation."""
+
+    id: ListId
+
+
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=MAX_METADATA),
@@ -103,7 +112,13 @@ class ResponseRequest(ApiModel):
     input: str | Annotated[list[Annotated[InputItem, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST]
     instructions: str | None = Field(None, description="A system message. Not carried over from the previous response.")
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="Any stored response: the new one goes on behind it."
+        None,
+        description="Any stored response: the new one goes on behind it. It needs the same `cache_salt`, or none as well; "
+        "under another one it is refused.",
+    )
+    position: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None,
+        description="Extension. The new one goes on behind so many characters of that one's text, which may still be written.",
     )
     store: bool | None = Field(None, description="Default true.")
     stream: bool | None = None
@@ -116,18 +131,21 @@ class ResponseRequest(ApiModel):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
     tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: int | None = Field(None, description="Accepted, and told back; no tool runs here.")
     metadata: Metadata | None = None
-    user: Name | None = None
-    safety_identifier: Name | None = None
+    user: Name | None = Field(None, description="Accepted, and told back.")
+    safety_identifier: Name | None = Field(None, description="Accepted, and told back.")
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
-    service_tier: Name | None = None
+    service_tier: Name | None = Field(None, description="Accepted; there is one.")
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[Name], Field(max_length=MAX_INCLUDE), FAIL_FAST] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    conversation: PlainValue = Field(None, description="Not supported; use previous_response_id.")
+    conversation: ListId | ConversationId | None = Field(
+        None, description="Its items stand before the input; input and output are added to it."
+    )
     prompt: PlainValue = Field(None, description="Not supported; use instructions and input.")
 
+    cache_salt: CacheSalt = None
     seed: Annotated[int, Field(ge=-(2**63), lt=_UINT64)] | None = Field(None, description="Extension.")
     stop: StopTexts | None = Field(None, description="Extension.")
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
@@ -149,9 +167,13 @@ class ResponseRequest(ApiModel):
         Raises:
             ApiError: 400 with the field that is at fault.
         """
-        for name, instead in (("conversation", "previous_response_id"), ("prompt", "instructions and input")):
-            if getattr(self, name) is not None:
-                raise _refusal(f"{name} is not supported here; use {instead}", name)
+        if self.prompt is not None:
+            raise _refusal("prompt is not supported here; use instructions and input", "prompt")
+        if self.conversation is not None and self.previous_response_id is not None:
+            message = "conversation and previous_response_id both say what comes before; leave one of them out"
+            raise _refusal(message, "conversation")
+        if self.position is not None and self.previous_response_id is None:
+            raise _refusal("position needs previous_response_id", "position")
         if self.background and not self.stores:
             raise _refusal("background needs store: the response could not be retrieved", "background")
         if self.top_logprobs and not self.wants_logprobs:
@@ -171,6 +193,11 @@ class ResponseRequest(ApiModel):
         return self.store is not False
 
     @property
+    def conversation_id(self) -> str | None:
+        """The conversation that it is made in."""
+        return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether the reply tells log probabilities."""
         return INCLUDE_LOGPROBS in (self.include or ())
@@ -183,7 +210,7 @@ class ResponseRequest(ApiModel):
         """
         return plan_response_tools(offers_of(self.tools), self.tool_choice, self.parallel_tool_calls)
 
-    def grammar(self) -> Grammar | None:
+    def constraint(self) -> Constraint | None:
         """What `text.format` holds the reply to.
 
         Raises:
@@ -193,10 +220,10 @@ class ResponseRequest(ApiModel):
         if wanted is None or wanted.type == "text":
             return None
         if wanted.type == "json_object":
-            return Grammar("json_object")
+            return json_object("text.format")
         if wanted.schema_ is None:
             raise _refusal("text.format of type json_schema needs a schema", "text.format.schema")
-        return schema_grammar(wanted.schema_, "text.format.schema")
+        return schema_constraint(wanted.schema_, "text.format.schema", is_strict=bool(wanted.strict))
 
     def sampling(self, info: ModelInfo, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
         """The sampling parameters.

@@ -88,10 +88,11 @@ ResponseChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedName
 
 
 class Offer(NamedTuple):
-    """A tool that the model knows as one function."""
+    """A tool that the model knows as one function. `param`: its place in the request."""
 
     tool: SpacedTool
     namespace: str | None
+    param: str
 
     @property
     def is_custom(self) -> bool:
@@ -142,7 +143,7 @@ def offers_of(tools: Sequence[ResponseTool] | None) -> dict[str, Offer]:
                 f"{param}.name and its namespace have {len(name)} characters; at most {MAX_NAME_CHARACTERS} may be"
             )
             raise ApiError(400, message, code="invalid_value", param=f"{param}.name")
-        offers[name] = Offer(tool, namespace)
+        offers[name] = Offer(tool, namespace, param)
     return offers
 
 
@@ -177,7 +178,7 @@ def plan_response_tools(
         chosen = AllowedChoice(type="allowed_tools", allowed_tools=allowed)
     else:
         chosen = choice
-    return plan_tools(tools, chosen, parallel_calls)
+    return plan_tools(tools, chosen, parallel_calls, [f"{offer.param}.parameters" for offer in offers.values()])
 
 
 def _named(choice: NamedChoice) -> NamedTool:

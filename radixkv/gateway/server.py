@@ -18,7 +18,7 @@ from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.app import create_app
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.connections import Connection, Connections
-from radixkv.gateway.listener import Listener
+from radixkv.gateway.listener import Listener, allow_open_files
 from radixkv.service.addresses import Address
 from radixkv.service.limits import Limiter
 from radixkv.service.security import ServerTls, TlsWatch
@@ -88,6 +88,7 @@ class GatewayServer:
         tls = self.config.tls
         if tls is not None:
             tls.check()
+        allow_open_files()
         sock = _listen(self.config)
         host, port = sock.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

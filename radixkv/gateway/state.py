@@ -1,4 +1,4 @@
-"""What a gateway keeps from request to request: stored responses, conversations, transcripts, replies under way.
+"""What a gateway keeps from request to request: stored responses, conversations, transcripts, batches, replies under way.
 
 One file holds it.
 """
@@ -15,6 +15,11 @@ from fastapi import FastAPI
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.database import Database
+from radixkv.gateway.item_lists import ItemLists
+from radixkv.gateway.jobs.batches import BatchStore
+from radixkv.gateway.jobs.files import FileStore
+from radixkv.gateway.jobs.quotas import JobLimits
+from radixkv.gateway.jobs.running import JobRunner
 from radixkv.gateway.memo import MemoLimits
 from radixkv.gateway.responses_run import Runs
 from radixkv.gateway.store import ResponseStore
@@ -31,7 +36,8 @@ _LOG = logging.getLogger(__name__)
 @asynccontextmanager
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     """The application's lifespan: opens its state file and sets
-    `state.store`, `state.conversations`, `state.transcripts` and `state.runs`.
+    `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`, `state.files`, `state.batches`
+    and `state.jobs`.
 
     At the end all that is under way is ended and stored.
 
@@ -42,18 +48,36 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     config = state.config
     with Database(config.state_file) as database:
         state.runs = Runs()
-        state.transcripts = Transcripts(state.backend, database, MemoLimits(ttl_s=config.response_ttl_s))
+        limits = MemoLimits(ttl_s=config.response_ttl_s)
+        state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)
         state.store = ResponseStore(
             database,
             ttl_s=config.response_ttl_s,
             max_responses=config.max_responses,
             max_bytes=config.max_response_bytes,
         )
+        state.item_lists = ItemLists(
+            database, max_lists=config.max_conversations, max_bytes=config.max_conversation_bytes
+        )
         state.conversations = Conversations(
             database,
             state.transcripts,
             max_conversations=config.max_conversations,
             max_bytes=config.max_conversation_bytes,
+            system_prompt=config.system_prompt,
+        )
+        job_limits = JobLimits(max_file_bytes=config.max_file_bytes, max_bytes=config.max_job_bytes)
+        state.files = FileStore(database, job_limits)
+        state.batches = BatchStore(database, job_limits)
+        state.jobs = JobRunner(
+            app,
+            state.backend,
+            state.files,
+            state.batches,
+            keys=state.keys,
+            calls=state.body_calls,
+            gate=state.gate,
+            max_body_bytes=config.max_body_bytes,
         )
         sweeping = asyncio.create_task(_sweep(state.store, state.transcripts), name="radixkv-sweep")
         try:
@@ -62,6 +86,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await sweeping
+            await state.jobs.aclose()
             await state.runs.aclose()
             await state.conversations.aclose()
             await state.transcripts.aclose()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, Name, Plain
+from radixkv.gateway.formats import MAX_TOLD, Constraint, looser, require_all
 from radixkv.gateway.options import ApiModel
+from radixkv.gateway.schemas import Definitions, Detail, engine_schema
 from radixkv.worker.sampling import Grammar
 
 __all__ = [
@@ -29,6 +32,9 @@ __all__ = [
 MAX_TOOLS = 512
 MAX_NAME_CHARACTERS = 128
 """Of a function, as far as the APIs go: OpenAI's has 64."""
+
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
+"""The schema of a function that gives none."""
 
 
 class ToolFunction(ApiModel):
@@ -91,25 +97,30 @@ class ToolPlan:
     Attributes:
         tools: as the chat template takes them; empty where the model is not to know of any.
         names: functions whose calls are looked for in the reply.
-        grammar: what the reply is held to where a call is required.
+        constraint: what the reply is held to where a call is required.
         takes_one_call: whether what a reply holds behind its first call is left out.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     names: frozenset[str] = frozenset()
-    grammar: Grammar | None = None
+    constraint: Constraint | None = None
     takes_one_call: bool = False
 
     @property
     def reading(self) -> dict[str, bool]:
         """How its calls are to be read; see `Reply`."""
-        return {"takes_one_call": self.takes_one_call, "must_call": self.grammar is not None}
+        return {"takes_one_call": self.takes_one_call, "must_call": self.constraint is not None}
 
 
 def plan_tools(
-    tools: Sequence[ChatTool] | None, choice: ToolChoice | None, parallel_calls: bool | None = None
+    tools: Sequence[ChatTool] | None,
+    choice: ToolChoice | None,
+    parallel_calls: bool | None = None,
+    places: Sequence[str] | None = None,
 ) -> ToolPlan:
     """What a request's `tools`, `tool_choice` and `parallel_tool_calls` mean; None is what the API says without them.
+
+    `places`: the field that holds the schema of each tool; None: as chat completions have it.
 
     Raises:
         ApiError: 400: tools or a choice that make no sense.
@@ -120,7 +131,8 @@ def plan_tools(
             raise ApiError(400, "tool_choice needs tools", code="invalid_value", param="tool_choice")
         return ToolPlan()
     described = tuple(tool.model_dump(exclude_none=True) for tool in tools)
-    functions = {tool.function.name: tool.function for tool in tools}
+    places = places or [f"tools.{index}.function.parameters" for index in range(len(tools))]
+    functions = {tool.function.name: _Function(tool.function, place) for tool, place in zip(tools, places, strict=True)}
     if choice == "none":
         return ToolPlan()
     is_required = choice == "required"
@@ -129,11 +141,16 @@ def plan_tools(
     elif isinstance(choice, AllowedChoice):
         allowed = choice.allowed_tools
         functions, is_required = _named(functions, allowed.tools), allowed.mode == "required"
-    grammar = _call_grammar(functions) if is_required else None
-    return ToolPlan(described, frozenset(functions), grammar, takes_one_call)
+    constraint = _call_constraint(functions) if is_required else None
+    return ToolPlan(described, frozenset(functions), constraint, takes_one_call)
 
 
-def _named(functions: Mapping[str, ToolFunction], named: Sequence[NamedTool]) -> dict[str, ToolFunction]:
+class _Function(NamedTuple):
+    told: ToolFunction
+    place: str
+
+
+def _named(functions: Mapping[str, _Function], named: Sequence[NamedTool]) -> dict[str, _Function]:
     names = [tool.function.name for tool in named]
     for name in names:
         if name not in functions:
@@ -143,15 +160,31 @@ def _named(functions: Mapping[str, ToolFunction], named: Sequence[NamedTool]) ->
     return {name: functions[name] for name in names}
 
 
-def _call_grammar(functions: Mapping[str, ToolFunction]) -> Grammar:
-    """JSON of one call of one of the functions."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": function.parameters or {"type": "object"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for name, function in functions.items()
-    ]
-    return Grammar("json_schema", json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls}))
+def _call_constraint(functions: Mapping[str, _Function], detail: Detail = Detail.ALL) -> Constraint:
+    """JSON of one call of one of the functions. `detail`: of those that are not strict."""
+    calls: list[dict[str, Any]] = []
+    definitions: Definitions = {}
+    left_out: list[str] = []
+    for name, (function, place) in functions.items():
+        arguments, missing = engine_schema(
+            function.parameters or _NO_ARGUMENTS, place, definitions, Detail.ALL if function.strict else detail
+        )
+        if "object" not in arguments.get("type", "object"):
+            if function.strict:
+                raise ApiError(400, f"{place} must be a schema of an object", code="invalid_value", param=place)
+            arguments, missing = {}, [place]
+        if function.strict:
+            require_all(missing, place)
+        left_out += missing
+        properties = {"name": {"const": name}, "arguments": {**arguments, "type": "object"}}
+        call = {"type": "object", "properties": properties, "required": ["name", "arguments"]}
+        calls.append({**call, "additionalProperties": False})
+    at_fault = [each for each in functions.values() if each.told.strict] or list(functions.values())
+    may_loosen = not all(each.told.strict for each in functions.values())
+    return Constraint(
+        Grammar("json_schema", json.dumps({"anyOf": calls, "$defs": definitions})),
+        at_fault[0].place if len(at_fault) == 1 else "tools",
+        json.dumps(at_fault[0].told.parameters)[:MAX_TOLD],
+        tuple(left_out),
+        looser(partial(_call_constraint, functions), detail) if may_loosen else None,
+    )

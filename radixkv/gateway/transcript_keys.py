@@ -1,4 +1,4 @@
-"""Keys of transcripts: digests of a conversation's beginnings, equal where all that can matter to the model is."""
+"""Names of conversations: hashes of what can matter to the model, chained message by message."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from radixkv.core.json_text import read_json
 from radixkv.worker.text import Message
 
-__all__ = ["canonical", "canonical_message", "digest", "root_key"]
+__all__ = ["canonical", "digest", "message_bytes", "root_key"]
 
 
 def root_key(model: bytes, namespace: str, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> bytes:
-    """The key of a conversation without any message: what else its model is told."""
+    """What every conversation's chain begins with."""
     return digest(model, namespace.encode(), canonical(list(tools)), canonical(dict(arguments)))
 
 
-def canonical_message(message: Message) -> list[Any]:
+def message_bytes(message: Message) -> bytes:
     """What of a message can matter to the model. An absent field is an empty one; ids that the gateway made up are left out."""
     fields = {name: value for name, value in message.items() if value not in (None, "", [], {})}
     if "tool_calls" in fields:
         fields["tool_calls"] = [_canonical_call(call) for call in fields["tool_calls"]]
-    return [[name, fields[name]] for name in sorted(fields)]
+    return canonical([[name, fields[name]] for name in sorted(fields)])
 
 
 def _canonical_call(call: Mapping[str, Any]) -> list[Any]:
@@ -37,12 +37,12 @@ def _canonical_call(call: Mapping[str, Any]) -> list[Any]:
 
 
 def canonical(value: Any) -> bytes:
-    """A value as bytes, equal for equal ones."""
+    """JSON, the same for equal values."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "surrogatepass")
 
 
 def digest(*parts: bytes) -> bytes:
-    """32 bytes, other ones for any other parts."""
+    """A hash of the parts, whose bounds count."""
     hashed = hashlib.blake2b(digest_size=32)
     for part in parts:
         hashed.update(len(part).to_bytes(8, "little"))

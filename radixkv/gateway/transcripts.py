@@ -20,6 +20,10 @@ generated: their token boundaries, and what the template would have stripped fro
 Thoughts are no such exception. A reply with thoughts is remembered under itself and, as its alias, under what a client sends
 that leaves them out. Where the template would not write them any more, most often behind the next turn of the user, its ids are
 not used: the reply is rendered anew, and from there on the prompt is another branch than the reply as it was generated.
+A reply that goes on from its own text has the ids of the known reply that begins most like it, as far as they say its text:
+
+    messages of a request    system  user  assistant's text, unfinished
+    known replies to these   '----------'  | ids ... |          the text behind these is encoded behind them
 
 The memo is in memory, bounded, least recently used forgotten first; a copy in the gateway's database outlives a restart.
 """
@@ -27,18 +31,22 @@ The memo is in memory, bounded, least recently used forgotten first; a copy in t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
+from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.fair_semaphore import own_work
 from radixkv.gateway.memo import Memo, MemoLimits, Remembered
-from radixkv.gateway.transcript_keys import canonical, canonical_message, digest, root_key
+from radixkv.gateway.splicing import Spliced, splice, splice_whole
+from radixkv.gateway.transcript import Reader, Transcript
+from radixkv.gateway.transcript_keys import canonical, digest, message_bytes, root_key
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
 
@@ -53,6 +61,9 @@ MAX_MESSAGES_AT_ONCE = 500
 MAX_STOP_TOKENS = 64
 """Tokens that a stop string may span; a reply that ended with a longer one is not remembered."""
 
+MAX_COMPARED = 16
+"""Replies to one prompt of which the one is looked for that a text goes on from."""
+
 _READING = b"control tokens are the template's"
 """How messages become ids. What another reading of them left in a database is not found again."""
 
@@ -64,34 +75,6 @@ _THOUGHTS = "reasoning_content"
 _LOG = logging.getLogger(__name__)
 
 
-class Reader(Protocol):
-    """What transcripts ask of the worker: a `Backend`."""
-
-    async def model(self) -> ModelInfo: ...
-
-    async def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes: ...
-
-    async def detokenize(self, token_ids: TokensLike) -> str: ...
-
-
-class Transcript(NamedTuple):
-    """How to put a list of messages to the model: `GenerateParams(messages=rest, history=history, ...)`.
-
-    history: packed token ids of what was generated before; empty where none of the replies is known.
-    rest: the messages behind it, at least one.
-    messages: all of them. With an empty history they say the same to a model whose template refuses `rest` on its own.
-    model: identifies the model, its tokenizer and its template; empty where its chats cannot go on after a reply.
-    """
-
-    history: bytes
-    rest: list[Message]
-    messages: list[Message]
-    model: bytes
-    namespace: str
-    key: bytes
-    parent: Remembered | None
-
-
 class Transcripts:
     """Every namespace's memo of replies. Used by one event loop.
 
@@ -100,6 +83,7 @@ class Transcripts:
         database: where the memo outlives the process; its content is read back here.
         limits: bounds of the memo.
         clock: seconds since 1970.
+        when_forgotten: is called with a namespace and the keys of what was asked to be forgotten in it.
     """
 
     def __init__(
@@ -109,11 +93,14 @@ class Transcripts:
         limits: MemoLimits | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        when_forgotten: Callable[[str, Collection[bytes]], None] = lambda _namespace, _keys: None,
     ) -> None:
         self._reader = reader
+        self._when_forgotten = when_forgotten
         self._clock = clock
         self._memo = Memo(database, limits or MemoLimits(), clock)
         self._model: bytes | None = None
+        self._end_ids: Collection[int] = ()
         self._trims_replies = False
         self._thinks = self._keeps_thoughts = self._keeps_thoughts_in_calls = False
         self._probed_s: float | None = None
@@ -126,26 +113,117 @@ class Transcripts:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        goes_on: bool = False,
     ) -> Transcript:
         """The longest beginning of `messages` that ends in a known reply, as its ids, and the messages behind it.
 
-        Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used.
-        O(characters of the messages).
+        What is remembered in a derived `namespace` is found there alone, and bounded with all that its owner has.
+        Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used. With
+        `goes_on` the last one is the assistant's text that the reply goes on from. O(characters of the messages).
+
+        Raises:
+            InvalidArgumentError: there is no such text, or the template does not take the messages before it.
         """
+        if goes_on:
+            Prompt(messages=messages, continue_final_message=True)  # which refuses what cannot be gone on from
+            before = await self.read(namespace, messages[:-1], tools, template_arguments)
+            return await self._go_on(before, messages[-1], tools, template_arguments or {})
+        owner = owner_of(namespace)
         model = await self._identify_model()
         listed = [message if self._thinks else _without_thoughts(message) for message in messages]
         if model is None or not listed:
-            return Transcript(b"", listed, listed, model or b"", namespace, b"", None)
+            return Transcript(b"", listed, listed, model or b"", owner, b"", None)
         chain = partial(self._chain, root_key(model, namespace, tools, template_arguments or {}), listed)
         keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
         for position in range(len(listed) - 2, -1, -1):  # something must be left to reply to
             if listed[position].get("role") != "assistant":
                 continue
-            found = self._memo.find(namespace, keys[position])
+            found = self._memo.find(owner, keys[position])
             if found is not None and self._stands(found, listed, keys) and await self._is_sound(found):
                 self._memo.use(found)
-                return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, namespace, keys[-1], found)
-        return Transcript(b"", listed, listed, model, namespace, keys[-1], None)
+                return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, owner, keys[-1], found)
+        return Transcript(b"", listed, listed, model, owner, keys[-1], None)
+
+    async def _go_on(
+        self, before: Transcript, last: Message, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> Transcript:
+        """The transcript of the turns `before`, and the text of the `last` one that the reply goes on from."""
+        begun: str = last["content"]
+        whole = before._replace(rest=[*before.rest, last], messages=[*before.messages, last], goes_on=True, begun=begun)
+        if not before.key:
+            return whole
+        found = await self._most_alike(before, last)
+        if found is not None:
+            entry, spliced = found
+            self._memo.use(entry)
+            stem = entry.all_tokens()[: -entry.num_reply]
+            rest: list[Message] = [{"role": "assistant", "content": spliced.rest}]
+            return whole._replace(history=stem + spliced.tokens, rest=rest, stem=stem, parent=entry.parent)
+        prompt = Prompt(messages=before.rest, tools=tools, template_arguments=arguments)
+        try:
+            return whole._replace(stem=await self._reader.tokenize(prompt, before.history, before.namespace))
+        except InvalidArgumentError as error:
+            if error.argument != "messages":
+                raise
+        return whole  # the template cannot put these behind a reply; the whole may do
+
+    async def _most_alike(self, before: Transcript, last: Message) -> tuple[Remembered, Spliced] | None:
+        """Of the latest known replies to `before`, the one of which the last message's text has most ids."""
+        namespace, begun = before.namespace, last["content"]
+        same = self._memo.find(namespace, self._link(before.key, last))
+        stem = self._memo.find(namespace, digest(before.key, b"prompt"))
+        latest = itertools.islice(reversed(stem.replies.values()), MAX_COMPARED) if stem is not None else ()
+        best: tuple[Remembered, Spliced] | None = None
+        for entry in ([same] if same is not None else []) + [entry for entry in latest if entry is not same]:
+            if not entry.num_reply or not await self._is_sound(entry):
+                continue
+            spliced = await splice(self._reader, entry.reply, begun, trims=self._trims_replies)
+            if entry is same and spliced.rest:
+                spliced = await splice_whole(self._reader, entry.reply, begun, self._end_ids) or spliced
+            if spliced.tokens and (best is None or len(spliced.tokens) > len(best[1].tokens)):
+                best = entry, spliced
+            if not spliced.rest:
+                break
+        return best
+
+    async def within(self, transcript: Transcript, prompt: bytes, token_ids: TokensLike, text: str) -> Transcript:
+        """A reply that goes on from `text`, as one begins that is being generated.
+
+        Args:
+            transcript: what that one replies to.
+            prompt: the packed ids that it continues, as its `Started` event told them.
+            token_ids: what was sampled of it so far.
+            text: a beginning of it, with what it went on from itself.
+
+        Raises:
+            InvalidArgumentError: `text` ends within what that one went on from, of which the ids are not known.
+        """
+        stem = transcript.stem if transcript.goes_on else prompt
+        is_known = bool(stem) and prompt.startswith(stem)
+        base, before = (stem, "") if is_known else (prompt, transcript.begun)
+        if not text.startswith(before):
+            raise InvalidArgumentError("position", len(text), f"at least {len(before)}, where this reply goes on")
+        sampled = prompt[len(base) :] + pack_tokens(token_ids)
+        spliced = await splice(
+            self._reader, sampled, text[len(before) :], trims=bool(transcript.key) and self._trims_replies
+        )
+        turns = transcript.messages[:-1] if transcript.goes_on else transcript.messages
+        return transcript._replace(
+            history=base + spliced.tokens,
+            rest=[{"role": "assistant", "content": spliced.rest}],
+            messages=[*turns, {"role": "assistant", "content": text}],
+            goes_on=True,
+            begun=text,
+            stem=stem if is_known else b"",
+        )
+
+    def behind(self, transcript: Transcript, tokens: bytes, messages: Sequence[Message]) -> Transcript:
+        """What `messages` say behind a reply that ends where a transcript goes on, of which `tokens` are all ids."""
+        reply = {"role": "assistant", "content": transcript.begun}
+        key = transcript.key and reduce(self._link, [reply, *messages], transcript.key)
+        turns = [*transcript.messages, *messages]
+        return Transcript(tokens, list(messages), turns, transcript.model, transcript.namespace, key, None)
 
     async def remember(
         self,
@@ -156,21 +234,30 @@ class Transcripts:
         *,
         text: str,
         stop: str | int | None = None,
+        is_cut: bool = False,
     ) -> None:
         """Remember one reply to what `read` answered. Call it before the client is told that the reply is complete.
 
         Args:
             transcript: what `read` answered for the request.
-            reply: the reply as a client will send it back, an assistant's message as the chat template takes it.
+            reply: the reply as a client will send it back, an assistant's message as the chat template takes it; without the
+                text that it went on from.
             prompt: the packed ids that were continued, as the `Started` event told them.
             token_ids: all that was sampled for this branch.
             text: all text that was told of it.
             stop: as its `BranchFinished` tells; tokens of a stop string are no part of the reply.
+            is_cut: it was stopped, maybe with tokens at its end of which no text was told.
         """
         if not transcript.key:
             return
         tokens = pack_tokens(token_ids)
-        if isinstance(stop, str):
+        if transcript.goes_on:
+            stem, begun = transcript.stem, transcript.begun
+            if not stem or not prompt.startswith(stem):
+                return  # the template begins a turn that is there in another way
+            reply = {**reply, "content": begun + (reply.get("content") or "")}
+            prompt, tokens, text = stem, prompt[len(stem) :] + tokens, begun + text
+        if isinstance(stop, str) or (is_cut and await self._reader.detokenize(tokens) != text):
             trimmed = await self._without_stop(tokens, text)
             if trimmed is None:
                 return
@@ -178,9 +265,9 @@ class Transcripts:
         if not tokens:
             return
         namespace, parent = transcript.namespace, transcript.parent
-        stem = self._memo.put(namespace, digest(transcript.key, b"prompt"), prompt, b"", parent)
+        prompted = self._memo.put(namespace, digest(transcript.key, b"prompt"), prompt, b"", parent)
         key = self._link(transcript.key, reply)
-        entry = self._memo.put(namespace, key, prompt, tokens, stem or parent)
+        entry = self._memo.put(namespace, key, prompt, tokens, prompted or parent)
         bare = _without_thoughts(reply)
         if entry is not None and bare is not reply:
             self._memo.put(namespace, self._link(transcript.key, bare), prompt + tokens, b"", entry)
@@ -199,8 +286,10 @@ class Transcripts:
         """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
         model = await self._identify_model()
         if model is not None and messages:
-            root = root_key(model, namespace, tools, template_arguments or {})
-            found = self._memo.find(namespace, self._chain(root, messages)[-1])
+            owner = owner_of(namespace)
+            keys = self._chain(root_key(model, namespace, tools, template_arguments or {}), messages)[-2:]
+            self._when_forgotten(owner, keys)
+            found = self._memo.find(owner, keys[-1])
             if found is not None:
                 self._memo.forget(_replied(found))
 
@@ -218,6 +307,7 @@ class Transcripts:
         keys: list[bytes] = []
         for parent, message in below:
             keys.append(self._link(root if parent is None else keys[parent], message))
+        self._when_forgotten(namespace, {root, *keys})
         found = (self._memo.find(namespace, key) for key in keys)
         self._memo.forget(*(_replied(entry) for entry in found if entry is not None))
 
@@ -242,13 +332,13 @@ class Transcripts:
         return await self._without_stop(tokens, text) if isinstance(stop, str) else tokens
 
     async def _without_stop(self, tokens: bytes, text: str) -> bytes | None:
-        for _ in range(MAX_STOP_TOKENS):
-            tokens = tokens[:-TOKEN_BYTES]
+        for _ in range(MAX_STOP_TOKENS + 1):  # none go where the text includes the stop string
             shorter = await self._reader.detokenize(tokens) if tokens else ""
             if shorter == text:
                 return tokens
             if not shorter.startswith(text):
                 return None  # the stop string begins within a token
+            tokens = tokens[:-TOKEN_BYTES]
         return None
 
     def _keeps(self, place: int, last_user: int) -> bool:
@@ -300,6 +390,7 @@ class Transcripts:
                 info = await self._reader.model()
                 self._thinks = info.thinking is not None
                 self._model = await self._probe(info) if info.has_chat_template else None
+                self._end_ids = info.eos_token_ids
             self._probed_s = now_s
         return self._model
 
@@ -354,7 +445,7 @@ class Transcripts:
         content = message.get("content")
         if self._trims_replies and message.get("role") == "assistant" and isinstance(content, str):
             message = {**message, "content": content.strip()}
-        return digest(key, canonical(canonical_message(message)))
+        return digest(key, message_bytes(message))
 
 
 def _without_thoughts(message: Message) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -19,7 +20,7 @@ from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
 from radixkv.worker.request import GenerateParams, Prompt
 from radixkv.worker.thinking import NUM_TAIL_TOKENS
 
-__all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn"]
+__all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
@@ -51,23 +52,31 @@ async def read_prompt(
     reader: Reader,
     transcript: Transcript,
     tools: Sequence[Mapping[str, Any]],
-    template_arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The packed tokens that a turn behind a transcript goes on from, as `start_turn` puts them to the model.
 
     Raises:
         InvalidArgumentError: the model's template does not take the messages.
     """
-    arguments = template_arguments or {}
+    goes_on = transcript.goes_on
+    told = partial(Prompt, tools=tools, template_arguments=arguments or {}, continue_final_message=goes_on)
     if transcript.history:
         try:
-            behind = Prompt(messages=transcript.rest, tools=tools, template_arguments=arguments)
+            behind = told(messages=transcript.rest)
             return await reader.tokenize(behind, transcript.history, transcript.namespace)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
-    whole = Prompt(messages=transcript.messages, tools=tools, template_arguments=arguments)
-    return await reader.tokenize(whole, b"", transcript.namespace)
+    return await reader.tokenize(told(messages=transcript.messages), b"", transcript.namespace)
+
+
+def with_prompt(params: GenerateParams, tokens: bytes, transcript: Transcript) -> GenerateParams:
+    """A request for what `read_prompt` has read of a transcript."""
+    if not transcript.goes_on:
+        return replace(params, token_ids=tokens)
+    nothing = [{"role": "assistant", "content": ""}]
+    return replace(params, history=tokens, messages=nothing, continue_final_message=True)
 
 
 async def start_turn(
@@ -75,19 +84,26 @@ async def start_turn(
 ) -> EventStream:
     """Begin to generate a turn behind a transcript. `params` say all but the prompt; `may_shorten`: as `Exchange.generate`."""
     if transcript.history:
-        behind = replace(params, messages=transcript.rest, history=transcript.history)
+        behind = replace(
+            params, messages=transcript.rest, history=transcript.history, continue_final_message=transcript.goes_on
+        )
         try:
-            return await exchange.generate(backend, behind, may_shorten=may_shorten)
+            return await exchange.generate(backend, behind, may_shorten=may_shorten, transcript=transcript)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template cannot put these behind a reply
                 raise
-    whole = replace(params, messages=transcript.messages)
-    return await exchange.generate(backend, whole, may_shorten=may_shorten)
+    whole = replace(params, messages=transcript.messages, continue_final_message=transcript.goes_on)
+    return await exchange.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
 
 
-async def remember_reply(transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes) -> None:
-    """Remember a turn that has ended, before the client is told so; `prompt`: as its `Started` event told."""
+async def remember_reply(
+    transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes, *, is_cut: bool = False
+) -> None:
+    """Remember a turn that has ended, before the client is told so.
+
+    `prompt`: as its `Started` event told it. `is_cut`: as for `Transcripts.remember`.
+    """
     if reply.is_exact:
         await transcripts.remember(
-            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop
+            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop, is_cut=is_cut
         )

@@ -49,6 +49,8 @@ class ServiceConfig:
         kv_events_replay_endpoint: one more, where routers ask for what they missed; None: they cannot.
         kv_events_topic: the first frame of what is published.
         kv_events_pool: the pool that is published.
+        kv_events_arrays: publish each event as an array that begins with its name, as SGLang and older versions of vLLM do, and
+            not as a map. Namespaces are its last element, which such a subscriber may not know.
         unread_s: a reader who takes nothing of a listing or of events for so long is cut off.
         request_s: how long the request of a call may take to come.
         max_calls: calls at once, but for those of health and the streams of holders; further ones are refused before they are
@@ -82,6 +84,7 @@ class ServiceConfig:
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
     kv_events_pool: str = "default"
+    kv_events_arrays: bool = False
     unread_s: float = 30.0
     request_s: float = REQUEST_S
     max_calls: int = MAX_CALLS

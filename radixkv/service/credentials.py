@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import is_derived, owner_of
 from radixkv.service.keys_file import KeysFile
-from radixkv.service.namespaces import is_made_here, owner_of
 
 __all__ = ["ANONYMOUS", "LIMITS", "ROLES", "KeyRing", "Tenant", "TenantLimits"]
 
@@ -105,7 +105,7 @@ class Tenant:
         return "admin" in self.roles or not self.roles.isdisjoint(roles)
 
     def may_name(self, namespace: str) -> bool:
-        """Whether it may name a namespace; that of an adapter as the one that it belongs to. O(1)."""
+        """Whether it may name a namespace; that of an adapter or salt as the one that it is derived of. O(1)."""
         named = frozenset((self.namespace,)) if self.namespaces is None else self.namespaces
         return self.sees_all or namespace in named or owner_of(namespace) in named
 
@@ -177,6 +177,14 @@ class KeyRing:
         digest = _digest(key)
         found = self._known.by_digest.get(digest)
         return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name, whose work goes on without a key being sent; None where it has none any more. O(keys)."""
+        if self._file is None:
+            tenant = replace(ANONYMOUS, limits=self._limits)
+            return tenant if tenant.name == name else None
+        self._reload_if_changed()
+        return next((tenant for _, tenant in self._known.by_digest.values() if tenant.name == name), None)
 
     def find_certificate(self, common_names: Iterable[str]) -> Tenant | None:
         """The tenant of a client certificate that was verified, by the common names of its subject; None if it is nobody's."""
@@ -276,8 +284,8 @@ def _read_names(row: dict[str, Any]) -> tuple[str, str]:
             )
     assert isinstance(name, str)
     assert isinstance(namespace, str)
-    if is_made_here(namespace):
-        raise InvalidArgumentError("[[tenant]] namespace", namespace, "one that is no adapter's")
+    if is_derived(namespace):
+        raise InvalidArgumentError("[[tenant]] namespace", namespace, "one that is no adapter's or salt's")
     return name, namespace
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
+from google.protobuf import empty_pb2
 
 from radixkv.core import validation
 from radixkv.core.api import CacheEvent
@@ -25,7 +26,7 @@ from radixkv.service.kv_event_conversion import change_to_proto, snapshot_to_pro
 from radixkv.service.pools import PoolTable
 from radixkv.v1 import kv_events_pb2 as kv
 
-__all__ = ["NAMESPACE_METADATA", "POOL_METADATA", "SERVICE_NAMES", "KvEventsServicer", "narrowed"]
+__all__ = ["NAMESPACE_METADATA", "NO_ENGINE", "POOL_METADATA", "SERVICE_NAMES", "KvEventsServicer", "narrowed"]
 
 SERVICE_NAMES = (
     "sglang.grpc.scheduler.SglangScheduler",
@@ -34,6 +35,9 @@ SERVICE_NAMES = (
     "vllm.grpc.engine.VllmEngine",
 )
 """Services whose method `SubscribeKvEvents` routers call, by the kind of engine that they take a worker for."""
+
+NO_ENGINE = "radixkv does not serve an engine's own calls over gRPC; give the router the worker by its HTTP address"
+"""What their `HealthCheck` is answered, by which a router takes an address for an engine's."""
 
 POOL_METADATA = "radixkv-pool"
 NAMESPACE_METADATA = "radixkv-namespace"
@@ -60,9 +64,9 @@ class KvEventsServicer:
             request_deserializer=kv.SubscribeKvEventsRequest.FromString,
             response_serializer=kv.KvEventBatch.SerializeToString,
         )
-        return tuple(
-            grpc.method_handlers_generic_handler(name, {"SubscribeKvEvents": method}) for name in SERVICE_NAMES
-        )
+        check: Any = grpc.unary_unary_rpc_method_handler(_refuse_worker, empty_pb2.Empty.FromString)
+        methods = {"SubscribeKvEvents": method, "HealthCheck": check}
+        return tuple(grpc.method_handlers_generic_handler(name, methods) for name in SERVICE_NAMES)
 
     async def _serve(self, request: kv.SubscribeKvEventsRequest, context: Any) -> None:
         try:
@@ -118,6 +122,11 @@ class KvEventsServicer:
             else:
                 await asyncio.sleep(0)
         raise UnavailableError("the service is stopping")
+
+
+async def _refuse_worker(_request: empty_pb2.Empty, context: Any) -> None:
+    """A router takes this address for an engine's: it asks for its health, then sends it prompts."""
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, NO_ENGINE)
 
 
 def narrowed(metadata: Any) -> tuple[str, str | None]:

@@ -20,6 +20,9 @@ __all__ = ["Limiter", "Slot", "duration"]
 
 _PERIOD_S = 60.0
 
+_KEPT = 0.5
+"""Of what a minute allows, the part that is kept from a tenant's background for what its people ask."""
+
 
 class _Bucket:
     """What is left of a limit per minute."""
@@ -61,14 +64,18 @@ class _Account:
 
 
 class Slot:
-    """One admitted request of a tenant. `rates`: its rate limits as they stood then. Any thread may use it."""
+    """One admitted request of a tenant. `rates`: its rate limits as they stood then. Any thread may use it.
+
+    `takes_place`: whether it is one of the requests at once, until it is closed.
+    """
 
     __slots__ = ("_account", "_is_open", "_lock", "rates")
 
-    def __init__(self, account: _Account, lock: threading.Lock) -> None:
+    def __init__(self, account: _Account, lock: threading.Lock, *, takes_place: bool) -> None:
         self._account = account
         self._lock = lock
-        self._is_open = True
+        self._is_open = takes_place
+        account.num_running += takes_place
         self.rates = account.rates()
 
     def charge(self, num_tokens: int) -> None:
@@ -97,8 +104,11 @@ class Limiter:
         self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
 
-    def admit(self, tenant: Tenant) -> Slot:
+    def admit(self, tenant: Tenant, *, is_background: bool = False) -> Slot:
         """Count a request that begins now; close its slot when it ends.
+
+        `is_background`: half of what a minute allows is kept from it, and it is none of the requests at once, whose number is
+        bounded elsewhere.
 
         Raises:
             LimitError: a limit is reached; says when to come back, and the rate limits. Nothing was counted.
@@ -109,16 +119,19 @@ class Limiter:
             limits = tenant.limits
             account.requests = _filled(account.requests, limits.requests_per_minute, now_s)
             account.tokens = _filled(account.tokens, limits.tokens_per_minute, now_s)
-            if account.requests is not None and account.requests.left < 1:
-                raise _refusal(account, f"{limits.requests_per_minute} requests per minute", account.requests.wait_s(1))
-            if account.tokens is not None and account.tokens.left <= 0:
-                raise _refusal(account, f"{limits.tokens_per_minute} tokens per minute", account.tokens.wait_s(1))
-            if limits.max_concurrent is not None and account.num_running >= limits.max_concurrent:
+            kept = _KEPT if is_background else 0.0
+            if account.requests is not None and account.requests.left < 1 + int(kept * account.requests.limit):
+                wait_s = account.requests.wait_s(1 + int(kept * account.requests.limit))
+                raise _refusal(account, f"{limits.requests_per_minute} requests per minute", wait_s)
+            if account.tokens is not None and account.tokens.left <= kept * account.tokens.limit:
+                wait_s = account.tokens.wait_s(1 + kept * account.tokens.limit)
+                raise _refusal(account, f"{limits.tokens_per_minute} tokens per minute", wait_s)
+            is_bounded = limits.max_concurrent is not None and not is_background
+            if is_bounded and account.num_running >= (limits.max_concurrent or 0):
                 raise _refusal(account, f"{limits.max_concurrent} requests at once", 1.0)
             if account.requests is not None:
                 account.requests.left -= 1
-            account.num_running += 1
-            return Slot(account, self._lock)
+            return Slot(account, self._lock, takes_place=not is_background)
 
 
 def _refusal(account: _Account, limit: str, wait_s: float) -> LimitError:

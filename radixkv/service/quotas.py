@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from radixkv.core import validation
 from radixkv.core.api import SetQuotaOp
 from radixkv.core.errors import InvalidArgumentError, LimitError
+from radixkv.core.namespaces import is_derived, owner_of
 
 if TYPE_CHECKING:
     from radixkv.core.api import NamespaceUsage
@@ -39,6 +40,10 @@ class Quota:
 
     def __post_init__(self) -> None:
         validation.check_namespace(self.namespace)
+        if is_derived(self.namespace):
+            raise InvalidArgumentError(
+                "namespace", self.namespace, f"{owner_of(self.namespace)!r}, whose quota counts it"
+            )
         if self.blocks is not None:
             validation.check_int("blocks", self.blocks, 0, validation.MAX_NUM_BLOCKS)
         if self.percent is not None:

@@ -87,6 +87,7 @@ _RULES = {
     **{f"/radixkv.v1.PrefixCache/{name}": rule for name, rule in _CACHE.items()},
     **{f"/radixkv.v1.Generation/{name}": rule for name, rule in _GENERATION.items()},
     **{f"/{service}/SubscribeKvEvents": _Rule(("reader",), _in_metadata) for service in KV_EVENT_SERVICES},
+    **{f"/{service}/HealthCheck": _Rule(_EVERYBODY, _nothing) for service in KV_EVENT_SERVICES},
     "/radixkv.v1.Workers/Attach": _Rule(("holder",), _nothing),  # its messages are checked one by one
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _Rule(_EVERYBODY, _nothing),
 }

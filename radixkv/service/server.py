@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2_grpc
 
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.addresses import Address, parse_address
@@ -32,6 +31,7 @@ from radixkv.service.lasting_calls import LastingCalls
 from radixkv.service.malformed import AsyncMalformedRefuser
 from radixkv.service.pools import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
+from radixkv.service.reflecting import enable_reflection
 from radixkv.service.security import bind
 from radixkv.service.stopping import STOP_SIGNALS, let_the_next_kill
 from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
@@ -119,7 +119,7 @@ class CacheService:
         )
         server.add_generic_rpc_handlers(KvEventsServicer(self._pools, self._followers).handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        enable_reflection(server, SERVICE_NAMES)
         try:
             self.addresses = tuple(self._listen(server, parse_address(text)) for text in self.config.addresses)
             self._publisher = self._open_publisher()

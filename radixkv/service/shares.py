@@ -79,6 +79,8 @@ class Shares:
                 raise self._refusal(
                     f"{num_own} {self._what} already for this caller, its share of {self._max_places} now"
                 )
+            if not self._num_held:
+                self._pace.began(self._clock())
             self._num_held += 1
             if key is not None:
                 self._held_by[key] += 1

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -65,11 +65,14 @@ class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
     """Nothing is cached any more."""
 
 
+_Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """A payload: seconds since 1970, changes in order, the rank among data-parallel engines."""
 
     ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    events: Sequence[_Event | tuple[Any, ...]]
     data_parallel_rank: int | None = None
 
 
@@ -102,6 +105,7 @@ class ZmqPublisher:
         self._pool_name = config.kv_events_pool
         self._topic = config.kv_events_topic.encode()
         self._max_kept = config.max_kept_events
+        self._is_array = config.kv_events_arrays
         self._encoder = msgspec.msgpack.Encoder()
         self._next_number = max(1, int(wall_clock() * 1e6))
         self._kept: deque[bytes] = deque()
@@ -174,7 +178,11 @@ class ZmqPublisher:
 
     def _payload(self, events: list[CacheEvent], block_size: int) -> bytes | None:
         structs = [struct for event in events if (struct := _struct(event, block_size)) is not None]
-        return self._encoder.encode(EventBatch(self._wall_clock(), structs, 0)) if structs else None
+        return self._encode(structs) if structs else None
+
+    def _encode(self, structs: list[_Event]) -> bytes:
+        shown = [_as_array(struct) for struct in structs] if self._is_array else structs
+        return self._encoder.encode(EventBatch(self._wall_clock(), shown, 0))
 
     @staticmethod
     def _number(number: int) -> bytes:
@@ -221,7 +229,7 @@ class ZmqPublisher:
             snapshot.close()
 
     def _cleared(self) -> bytes:
-        return self._encoder.encode(EventBatch(self._wall_clock(), [AllBlocksCleared()], 0))
+        return self._encode([AllBlocksCleared()])
 
 
 def _bind(socket: Any, name: str, endpoint: str | None) -> None:
@@ -236,7 +244,12 @@ def _bind(socket: Any, name: str, endpoint: str | None) -> None:
         raise UnavailableError(f"cannot publish on {endpoint}: {error}") from None
 
 
-def _struct(event: CacheEvent, block_size: int) -> BlockStored | BlockRemoved | AllBlocksCleared | None:
+def _as_array(struct: _Event) -> tuple[Any, ...]:
+    """As structs that are `array_like` and tagged travel."""
+    return (type(struct).__name__, *msgspec.structs.astuple(struct))
+
+
+def _struct(event: CacheEvent, block_size: int) -> _Event | None:
     """An event as vLLM tells it; None for a cleared namespace, whose blocks were told of, and the end of a snapshot."""
     if event.kind == "reset":
         return AllBlocksCleared()

@@ -160,8 +160,8 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Clear(self, request, context):
-        """Drops everything cached of a namespace; what live sequences stand on goes when they end. What a holder still has to tell a
-        restarted service of it is dropped too. Errors: those of EvictBranch.
+        """Drops everything cached of a namespace and of those derived of it, for adapters and salts; what live sequences stand on goes
+        when they end. What a holder still has to tell a restarted service of it is dropped too. Errors: those of EvictBranch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,8 +200,8 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetQuota(self, request, context):
-        """Sets both bounds of a namespace anew, so that a repeat is harmless, and keeps them for every later life of the pool. A
-        restarted service gets them back from the holder, and they replace those that it was started with. Of several pools all are
+        """Sets both bounds of a namespace, in which what is derived of it counts, so that a repeat is harmless, and keeps them for every
+        later life of the pool. A restarted service gets them back from the holder, and they replace those that it was started with. Of several pools all are
         changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool leave less; NOT_FOUND; RESOURCE_EXHAUSTED
         where more namespaces would have a quota than the service allows.
         """
@@ -210,7 +210,8 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Usage(self, request, context):
-        """Tells what each namespace has of the pool, and its quota, a pure read. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """Tells what each namespace, with what is derived of it, has of the pool, and its quota, a pure read. Errors:
+        INVALID_ARGUMENT, NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,6 @@
 """What a request does to the logits of a row before anything is chosen from them.
 
-    logits + bias - penalties, then -inf for what is banned, then -inf for what the grammar does not allow
+    logits + bias, divided or multiplied where repeated, - penalties, then -inf for what is banned or not allowed
 
 Rows that ask for nothing are left as they are, and cost nothing.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from radixkv.kernels.upload import upload
 
-__all__ = ["Addend", "Adjustment", "adjust"]
+__all__ = ["Addend", "Adjustment", "Repetition", "adjust"]
 
 
 class Addend(NamedTuple):
@@ -27,16 +27,24 @@ class Addend(NamedTuple):
     values: npt.NDArray[np.float32]
 
 
+class Repetition(NamedTuple):
+    """Logits of the ids `ids` int64, each of which occurs once, are divided by `factor` where above 0, else multiplied."""
+
+    ids: npt.NDArray[np.int64]
+    factor: float
+
+
 class Adjustment(NamedTuple):
     """What is done to one row.
 
-    bias, penalties: what is added, in this order; None for nothing.
+    bias, penalties: what is added; None for nothing. repetition: what is done between the two.
     banned_ids: token ids that must not be chosen.
     allowed: one bit per token id, least significant first, set where it may be chosen; None where all may. Ids behind its
         end may not.
     """
 
     bias: Addend | None = None
+    repetition: Repetition | None = None
     penalties: Addend | None = None
     banned_ids: npt.NDArray[np.int64] | None = None
     allowed: bytes | None = None
@@ -51,12 +59,9 @@ def adjust(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tensor:
     if not asking:
         return logits
     adjusted = logits.clone()
-    for kind in ("bias", "penalties"):
-        addends = [(index, addend) for index, one in asking if (addend := getattr(one, kind)) is not None]
-        if addends:
-            places = _places(adjusted, [(index, addend.ids) for index, addend in addends])
-            values = upload(np.concatenate([addend.values for _, addend in addends]), adjusted.device)
-            adjusted[places] = adjusted[places] + values
+    _add(adjusted, [(index, one.bias) for index, one in asking if one.bias is not None])
+    _penalise(adjusted, [(index, one.repetition) for index, one in asking if one.repetition is not None])
+    _add(adjusted, [(index, one.penalties) for index, one in asking if one.penalties is not None])
     banned = [(index, one.banned_ids) for index, one in asking if one.banned_ids is not None]
     if banned:
         adjusted[_places(adjusted, banned)] = -torch.inf
@@ -66,6 +71,20 @@ def adjust(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tensor:
         forbidden = upload(_forbidden([bits for _, bits in masked], adjusted.shape[-1]), adjusted.device)
         adjusted[rows] = adjusted[rows].masked_fill_(forbidden, -torch.inf)
     return adjusted
+
+
+def _add(logits: Tensor, addends: Sequence[tuple[int, Addend]]) -> None:
+    if addends:
+        places = _places(logits, [(index, addend.ids) for index, addend in addends])
+        logits[places] += upload(np.concatenate([addend.values for _, addend in addends]), logits.device)
+
+
+def _penalise(logits: Tensor, repetitions: Sequence[tuple[int, Repetition]]) -> None:
+    if repetitions:
+        places = _places(logits, [(index, repetition.ids) for index, repetition in repetitions])
+        factors = [np.full(len(repetition.ids), repetition.factor, np.float32) for _, repetition in repetitions]
+        factor, values = upload(np.concatenate(factors), logits.device), logits[places]
+        logits[places] = torch.where(values > 0, values / factor, values * factor)
 
 
 def _places(logits: Tensor, ids: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> tuple[Tensor, Tensor]:

@@ -50,10 +50,10 @@ class Admission:
         self._exclusive: Branch | None = None  # due and refused before: while it is tried again, nobody else is
         self._favoured: Branch | None = None  # for whom another gave its blocks up: it is tried first
 
-    def next(self, now_s: float, may_begin: Callable[[str], bool], *, is_idle: bool) -> Branch | None:
+    def next(self, now_s: float, may_begin: Callable[[Branch], bool], *, is_idle: bool) -> Branch | None:
         """Take the branch that is to be acquired now out of the queue; None if nobody may be.
 
-        `may_begin`: whether one more of an owner's may be acquired. `is_idle`: nobody holds anything.
+        `may_begin`: whether a branch may be acquired. `is_idle`: nobody holds anything.
         """
         if is_idle:
             self.freed()
@@ -62,7 +62,7 @@ class Admission:
         is_stopped = len(passed) >= _MAX_REFUSED
         if is_stopped or (self._exclusive is not None and self._exclusive.phase is Phase.OPENING):
             return None
-        if self._favoured is not None and may_begin(self._favoured.owner):
+        if self._favoured is not None and may_begin(self._favoured):
             favoured, self._favoured = self._favoured, None
             if favoured.phase is Phase.QUEUED:
                 self.queue.take(favoured)
@@ -70,7 +70,7 @@ class Admission:
                 return favoured
         passed |= self._recovering
         while (head := self.queue.head(now_s, passed)) is not None:
-            if not may_begin(head.owner) or self._waits_for_refused(head, now_s):
+            if not may_begin(head) or self._waits_for_refused(head, now_s):
                 passed.add(head.owner)
                 continue
             if self.tenants.holds_back(head, now_s):
@@ -157,7 +157,7 @@ class Admission:
         self._growth.finished(len(branch.tokens) - prompt_length, branch.max_length - prompt_length)
         self._recovering.clear()
         self.freed()
-        self.tenants.freed(branch.generation.namespace)
+        self.tenants.freed(branch.owner)
 
     def preempted(self, owner: str) -> None:
         """A running branch needed blocks that had been given away, and got those of `owner`, of which nobody is admitted until
@@ -170,7 +170,7 @@ class Admission:
         """A branch that waits for others has given up its blocks for them."""
         self._recovering.clear()
         self.freed()
-        self.tenants.freed(branch.generation.namespace)
+        self.tenants.freed(branch.owner)
 
     def gave_way_to(self, branch: Branch) -> None:
         """A running branch has given up its blocks for one that was refused."""

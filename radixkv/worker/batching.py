@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from radixkv.worker.branch import Branch
-from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.limits import BACKGROUND_PRIORITY, SchedulerLimits
 
-__all__ = ["Row", "choose_rows"]
+__all__ = ["Row", "choose_rows", "without_background"]
 
 
 class Row(NamedTuple):
-    """Positions [start, end) of a branch to be run; the last one gives logits where it is the last of the history."""
+    """Positions [start, end) of a branch to be run."""
 
     branch: Branch
     start: int
@@ -21,7 +21,30 @@ class Row(NamedTuple):
 
     @property
     def wants_logits(self) -> bool:
+        """Whether the next token follows from the logits of its last position."""
         return self.end == len(self.branch.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its last positions give logits, those in between that none are wanted of counted."""
+        return max(0, self.end - max(self.start, self.branch.first_logit))
+
+    @property
+    def num_scored(self) -> int:
+        """How many positions of the prompt have logits that tell of the token behind; they are the first with logits."""
+        end = min(self.end, self.branch.generation.num_prompt_tokens - 1)
+        return max(0, end - max(self.start, self.branch.first_logit))
+
+
+def without_background(branches: Iterable[Branch], priority: Callable[[Branch], int]) -> list[Branch]:
+    """The branches that may run: those of the background rest while another one's prompt is run. O(n).
+
+    `priority`: of a branch, or of those that wait for what it computes.
+    """
+    running = list(branches)
+    background = {b for b in running if b.is_background and priority(b) == BACKGROUND_PRIORITY}
+    others = [branch for branch in running if branch not in background] if background else running
+    return others if background and any(branch.awaits_first_token for branch in others) else running
 
 
 def choose_rows(
@@ -34,7 +57,8 @@ def choose_rows(
     longest ago by `last_ran` first, and those of one owner by `urgency`, smallest first. Of more decodes than the budget allows
     those run that ran longest ago, owners in turn.
 
-    Chunks end at absolute multiples of the chunk size, so that they lie alike whatever was cached. O(n log n).
+    Chunks end at absolute multiples of the chunk size, so that they lie alike whatever was cached. Where prompts are scored
+    they end where `max_scored_tokens` positions of the batch give logits. O(n log n).
     """
     ready = sorted((branch for branch in branches if branch.can_run), key=lambda branch: branch.order)
     decoding = [branch for branch in ready if not branch.is_prefilling]
@@ -45,14 +69,19 @@ def choose_rows(
     if len(prefilling) > 1:
         prefilling = _in_turn(prefilling, last_ran, urgency)
     budget = limits.max_batch_tokens - len(rows)
-    chunk = limits.chunk_tokens
+    chunk, num_scored_left = limits.chunk_tokens, limits.max_scored_tokens
     for number, branch in enumerate(prefilling):
         start = branch.num_computed
         end = min(len(branch.tokens), branch.room, start - start % chunk + chunk)
+        if branch.is_scored:
+            end = min(end, max(start, branch.first_logit) + num_scored_left)
+            if end <= start:
+                continue
         if number and end - start > budget:
             break
         rows.append(Row(branch, start, end))
         budget -= end - start
+        num_scored_left -= rows[-1].num_logits if branch.is_scored else 0
         if budget <= 0:
             break
     return rows

@@ -18,8 +18,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from radixkv.core.api import AcquireResult, ExtendResult
-from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
-from radixkv.service.namespaces import owner_of
+from radixkv.core.namespaces import owner_of
+from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens
+from radixkv.worker.limits import BACKGROUND_PRIORITY
 from radixkv.worker.lines import OpenedLine
 
 if TYPE_CHECKING:
@@ -149,6 +150,17 @@ class Branch:
         return len(self.tokens) - self.num_computed > 1
 
     @property
+    def is_background(self) -> bool:
+        """Whether it gives way to whatever else awaits its first token."""
+        return self.priority == BACKGROUND_PRIORITY
+
+    @property
+    def awaits_first_token(self) -> bool:
+        """Whether its next positions are of its prompt, and it holds what they need or is about to."""
+        is_prompt = self.num_computed < num_tokens(self.generation.prompt)
+        return self.phase is Phase.OPENING or (is_prompt and self.can_run)
+
+    @property
     def can_run(self) -> bool:
         """Whether its next position is covered by its block table, and no sibling is about to be opened to run with it."""
         has_room = (
@@ -184,14 +196,29 @@ class Branch:
         self.block_table = answer.block_table
         self.num_stored = answer.num_stored_tokens
         # Where all of the history has KV (a full hit), its last token is run again for its logits alone.
-        self.num_computed = min(answer.num_stored_tokens, len(self.tokens) - 1)
+        # While its prompt is scored, the logits that tell of the first token that is not known are wanted as well.
+        if self.is_scored:
+            self.generation.recall_scores()
+        self.num_computed = min(answer.num_stored_tokens, self.first_logit)
         self.num_reported = answer.num_stored_tokens
         self.room = self.num_known
 
     @property
+    def is_scored(self) -> bool:
+        """Whether log probabilities of its prompt are still wanted of it."""
+        return self.index == 0 and self.generation.num_unscored > 0
+
+    @property
+    def first_logit(self) -> int:
+        """The first position whose logits are wanted: of its prompt while that is scored, else the last of its history."""
+        if self.is_scored:
+            return self.generation.num_prompt_tokens - 1 - self.generation.num_unscored
+        return len(self.tokens) - 1
+
+    @property
     def num_lost(self) -> int:
         """Positions whose KV it would lose by giving up its sequence now, if nothing of it stayed cached."""
-        return self.num_computed - self.num_stored if self.phase is Phase.RUNNING else 0
+        return max(0, self.num_computed - self.num_stored) if self.phase is Phase.RUNNING else 0
 
     def extended(self, answer: ExtendResult, room: int) -> None:
         """Room up to `room` was given. After a refusal a smaller ask can be answered behind a larger one."""

@@ -44,6 +44,14 @@ class Rendered(NamedTuple):
         """What stands behind a word that is in it once."""
         return self._cut(lambda text: text[text.index(word) + len(word) :])
 
+    def before(self, word: str) -> Rendered | None:
+        """What stands before a word that callers wrote; None where it is not there once."""
+        hidden = word if self.veil is None else self.veil.hide(word)
+        if self.text.count(word) != 1 or (self.veiled is not None and self.veiled.count(hidden) != 1):
+            return None
+        veiled = None if self.veiled is None else self.veiled[: self.veiled.index(hidden)]
+        return self._replace(text=self.text[: self.text.index(word)], veiled=veiled)
+
     def _cut(self, cut: Callable[[str], str]) -> Rendered:
         veiled = None if self.veiled is None else cut(self.veiled)
         return Rendered(cut(self.text), veiled, self.veil, self.is_spelled)

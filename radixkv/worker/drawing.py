@@ -1,7 +1,8 @@
 """The second half of a round: run one batch, choose tokens, tell the streams.
 
 rows -> forward -> logits -- sample --> generation.take -> Delta, ends, forks at the end of a prompt
-                          \\- beams ---> candidates; once all beams of a search have theirs, it advances
+                          |\\- beams ---> candidates; once all beams of a search have theirs, it advances
+                           \\ scores ---> how likely the tokens of a prompt were, told before any that is drawn
 
         launch                       |  finish
 
@@ -28,8 +29,11 @@ from radixkv.worker.model import ForwardRow
 from radixkv.worker.sampler import Sampler
 from radixkv.worker.sampling import SampledToken
 from radixkv.worker.scheduler import Scheduler
+from radixkv.worker.score_logits import launch_scores
+from radixkv.worker.scoring import Scores
 from radixkv.worker.stats import EngineCounters
 from radixkv.worker.stopping import Taken
+from radixkv.worker.stream import FinishReason
 
 __all__ = ["Drawing"]
 
@@ -47,15 +51,27 @@ class _Draw(NamedTuple):
     branch: Branch
 
 
+class _Scored(NamedTuple):
+    """Tokens of a generation's prompt, from position `start` on, and the row of the logits that tells of the first."""
+
+    generation: Generation
+    start: int
+    token_ids: Sequence[int]
+    row: int
+
+
 class _Batch(NamedTuple):
     """What was launched at `began_s`, with `num_prefilled` positions of prompts. `branches`: those that get `tokens`, in this
-    order; None: there are none.
+    order; None: there are none. `ending`: those that get none. `scored`: prompts that get `scores`, in this order.
     """
 
     rows: Sequence[Row]
     branches: Sequence[Branch]
     tokens: Callable[[], list[SampledToken]] | None
     searching: Sequence[_Draw]
+    ending: Sequence[Branch]
+    scored: Sequence[_Scored]
+    scores: Callable[[], Scores] | None
     logits: Tensor
     began_s: float
     num_prefilled: int
@@ -111,22 +127,31 @@ class Drawing:
         self._counters.num_forwards += 1
         drawing: list[_Draw] = []
         searching: list[_Draw] = []
+        ending: list[Branch] = []
+        scored: list[_Scored] = []
         num_logits = 0
         for row in rows:
             generation = row.branch.generation
             generation.num_computed_tokens += row.end - row.start
             self._counters.num_computed_tokens += row.end - row.start
+            if row.num_scored:
+                start = row.end - row.num_logits + 1
+                token_ids = row.branch.tokens[start : start + row.num_scored]
+                scored.append(_Scored(generation, start, token_ids, num_logits))
+            num_logits += row.num_logits
             if row.wants_logits:
                 row.branch.is_awaiting_token = True
                 if generation.is_searching and len(row.branch.tokens) >= generation.trunk_length:
-                    searching.append(_Draw(num_logits, row.branch))
+                    searching.append(_Draw(num_logits - 1, row.branch))
+                elif not generation.sampling.max_tokens:
+                    ending += self._drawers(row.branch)
                 else:
-                    drawing += [_Draw(num_logits, branch) for branch in self._drawers(row.branch)]
-                num_logits += 1
+                    drawing += [_Draw(num_logits - 1, branch) for branch in self._drawers(row.branch)]
         self._scheduler.ran(rows)
         branches = [branch for _, branch in drawing]
         tokens = self._choose(logits, drawing) if drawing else None
-        self._batch = _Batch(rows, branches, tokens, searching, logits, began_s, num_prefilled)
+        scores = _launch_scores(logits, scored) if scored else None
+        self._batch = _Batch(rows, branches, tokens, searching, ending, scored, scores, logits, began_s, num_prefilled)
 
     def finish(self) -> None:
         """Wait for what was chosen, and tell the streams. A branch that has ended since is told nothing."""
@@ -134,12 +159,17 @@ class Drawing:
         if batch is None:
             return
         sampled = None if batch.tokens is None else batch.tokens()
+        scores = None if batch.scores is None else batch.scores()
         self._count_prefill(batch)
+        if scores is not None:
+            self._tell_scores(batch.scored, scores)
         if sampled is not None:
             self._give(batch.branches, sampled)
         searching = [draw for draw in batch.searching if draw.branch.phase is not Phase.FINISHED]
         if searching:
             self._search(_rows_of(batch.logits, searching), [branch for _, branch in searching])
+        for branch in batch.ending:
+            self._finish(branch, Taken("", FinishReason.LENGTH))
 
     def forget(self) -> None:
         """Choose nothing of what is under way: its branches have lost their sequences, and will run again."""
@@ -166,6 +196,14 @@ class Drawing:
         while len(generation.branches) < generation.num_branches:
             generation.add_branch(branch.max_length)
         return generation.branches[:]
+
+    @staticmethod
+    def _tell_scores(scored: Sequence[_Scored], scores: Scores) -> None:
+        begin = 0
+        for generation, start, token_ids, _ in scored:
+            if generation.branches[0].phase is not Phase.FINISHED:
+                generation.take_scores(start, scores.of(slice(begin, begin + len(token_ids))))
+            begin += len(token_ids)
 
     def _choose(self, logits: Tensor, draws: Sequence[_Draw]) -> Callable[[], list[SampledToken]]:
         """Begin to choose a token for each; what is answered gives them."""
@@ -268,7 +306,14 @@ def _rows_of(logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
     return logits.index_select(0, upload(rows, logits.device, torch.int64))
 
 
+def _launch_scores(logits: Tensor, scored: Sequence[_Scored]) -> Callable[[], Scores]:
+    rows = [row for one in scored for row in range(one.row, one.row + len(one.token_ids))]
+    ids = [token_id for one in scored for token_id in one.token_ids]
+    num_top = max(1, *(one.generation.sampling.prompt_logprobs or 0 for one in scored))
+    return launch_scores(logits, rows, ids, num_top)
+
+
 def _forward_row(row: Row) -> ForwardRow:
     branch, start, end = row
     tokens, adapter = branch.tokens[start:end], branch.generation.adapter
-    return ForwardRow(tokens, start, branch.block_table, branch.num_stored, row.wants_logits, adapter)
+    return ForwardRow(tokens, start, branch.block_table, branch.num_stored, row.num_logits, adapter)

@@ -107,7 +107,7 @@ def _plain_encode(tokenizer: Any) -> _Encode:
         return _of_backend(backend)
 
     def encode(text: str, special: bool) -> list[int]:
-        ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+        ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
         return ids
 
     return encode

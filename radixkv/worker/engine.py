@@ -25,18 +25,19 @@ from typing import TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
-from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens
-from radixkv.service.namespaces import adapter_namespace, adapter_of, owner_of
+from radixkv.core.namespaces import adapter_of, derived_namespace, owner_of
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
-from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.limits import BACKGROUND_PRIORITY, SchedulerLimits
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.prompts import PromptReader
 from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.worker.rounds import Origin, Rounds
 from radixkv.worker.runner import Runner
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
+from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.scheduler import Scheduler
+from radixkv.worker.scoring import PromptScores, ScoreMemory
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
 from radixkv.worker.text import ChatText
@@ -52,6 +53,9 @@ DRAIN_S = 1.0
 
 _LONGEST_WAIT_S = 3600.0
 """How long an idle engine sleeps at a time."""
+
+_NUM_BEFORE = 8
+"""Tokens of a text that a reply goes on from, by which its first ones are decoded."""
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -121,6 +125,7 @@ class Engine:
         )
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces
+        self._scores = ScoreMemory()  # of the engine's thread
         self._cache_stats = cache_stats
         self._clock = clock
         self._new_id = new_id
@@ -162,7 +167,9 @@ class Engine:
         return self._reader.spell(token_ids)
 
     def generate(self, params: GenerateParams) -> GenerationStream:
-        """Continue a prompt; see `GenerationStream`.
+        """Continue a prompt, or score it, or both; see `GenerationStream`.
+
+        With `prompt_logprobs` its tokens' log probabilities come first. With `max_tokens` 0 nothing is drawn: it is cached.
 
         Raises:
             InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool; there is no such
@@ -172,12 +179,13 @@ class Engine:
         """
         namespace = DEFAULT_NAMESPACE if params.namespace is None else params.namespace
         tokens = self._reader.read(params, params.history, namespace)
+        tokens = self._reader.truncate(tokens, params.truncate_prompt_tokens)
         unshared = self._unshared_namespaces
         shares_prefix = params.shares_prefix and unshared is not None and namespace not in unshared
         if params.adapter and params.adapter not in self._info.adapters:
             bound = f"one of {', '.join(self._info.adapters)}" if self._info.adapters else "left out: none is served"
             raise InvalidArgumentError("adapter", params.adapter, bound)
-        namespace = adapter_namespace(namespace, params.adapter)
+        namespace = derived_namespace(namespace, salt=params.cache_salt, adapter=params.adapter)
         history = History(tokens, namespace, shares_prefix, tuple(params.retention), params.adapter)
         for pin in params.pins:
             if not 1 <= pin.num_tokens <= num_tokens(tokens):
@@ -201,7 +209,7 @@ class Engine:
         position = length if params.position is None else params.position
         if not 0 <= position <= length:
             raise InvalidArgumentError("position", position, f"between 0 and {length}, the length of its history")
-        tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES], history.namespace)
+        tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES], owner_of(history.namespace))
         retention = tuple(params.retention) or history.retention
         can_fork = num_tokens(tokens) == position and retention == history.retention
         origin = Origin(params.generation_id, params.branch, position) if can_fork else None
@@ -284,7 +292,8 @@ class Engine:
     ) -> GenerationStream:
         tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
-        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace), tokens)
+        before = unpack_tokens(tokens[-_NUM_BEFORE * TOKEN_BYTES :]) if params.goes_on_from_text else ()
+        rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace), tokens, before)
         if len(self._rounds.generations) >= MAX_GENERATIONS:
             wait_s = self._rounds.pace.wait_s(MAX_GENERATIONS // 16)
             raise LimitError(
@@ -302,17 +311,24 @@ class Engine:
             submitted_s=now_s,
             adapter=prompt.adapter,
             terms=self._terms(now_s, params, prompt, pins),
+            scores=self._scores_of(prompt, params.sampling),
         )
         items.bound(partial(self._inbox.put, partial(self._rounds.cut_off, generation)))
         items.put(Started(generation.generation_id, tokens))
         self._post(partial(self._rounds.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
 
+    def _scores_of(self, prompt: History, sampling: SamplingParams) -> PromptScores | None:
+        num_top, start = sampling.prompt_logprobs, sampling.prompt_logprobs_start
+        memory = self._scores if prompt.shares_prefix else None
+        return None if num_top is None else PromptScores(prompt.namespace, prompt.tokens, start, num_top, memory)
+
     def _terms(
         self, now_s: float, params: GenerateParams | ForkParams, prompt: History, pins: tuple[PrefixPin, ...]
     ) -> Terms:
         given_s = math.inf if params.timeout_s is None else params.timeout_s
-        due_s = now_s + min(self._limits.max_wait_s, given_s / 2)
+        is_background = params.priority == BACKGROUND_PRIORITY
+        due_s = math.inf if is_background else now_s + min(self._limits.max_wait_s, given_s / 2)
         return Terms(params.priority, due_s, now_s + given_s, prompt.shares_prefix, prompt.retention, pins)
 
     def _post(self, command: Callable[[], None]) -> None:

@@ -16,16 +16,21 @@ class ForwardRow(NamedTuple):
     """One sequence's share of a step: compute positions [start, start + len(token_ids)).
 
     `block_table`: logical block index -> block id (int32), covering every position up to the last one computed; KV
-    of the positions below `start` lies there already. Positions below `num_stored` are computed but not written. With
-    `wants_logits` the last position's logits are answered. `adapter`: by name; empty: the model alone.
+    of the positions below `start` lies there already. Positions below `num_stored` are computed but not written. The logits of
+    the last `num_logits` positions are answered. `adapter`: by name; empty: the model alone.
     """
 
     token_ids: Sequence[int]
     start: int
     block_table: array[int]
     num_stored: int
-    wants_logits: bool
+    num_logits: int
     adapter: str = ""
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether any logits are answered."""
+        return self.num_logits > 0
 
 
 def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.int64]:
@@ -66,12 +71,12 @@ def cut_into_tiles(rows: Sequence[ForwardRow], sizes: Sequence[int], block_size:
                 room = next((size for size in sizes if size >= left), sizes[-1])
                 tiles.append([])
             stop = min(end, begin + room)
-            ids, wants_logits = row.token_ids[begin:stop], row.wants_logits and stop == end
-            tiles[-1].append(row._replace(token_ids=ids, start=row.start + begin, wants_logits=wants_logits))
+            ids, num_logits = row.token_ids[begin:stop], max(0, stop - max(begin, end - row.num_logits))
+            tiles[-1].append(row._replace(token_ids=ids, start=row.start + begin, num_logits=num_logits))
             room -= stop - begin
             left -= stop - begin
             begin = stop
     if room:
         table = array("i", [0] * -(-room // block_size))
-        tiles[-1].append(ForwardRow([0] * room, 0, table, room, wants_logits=False))
+        tiles[-1].append(ForwardRow([0] * room, 0, table, room, num_logits=0))
     return tiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -18,8 +18,9 @@ from radixkv.worker.pinning import Pinning, PrefixPin
 from radixkv.worker.reply import Reply, ReplyRules
 from radixkv.worker.sampler import SamplerRow
 from radixkv.worker.sampling import SampledToken, fresh_seed
+from radixkv.worker.scoring import PromptScores, Scores
 from radixkv.worker.stopping import Taken
-from radixkv.worker.stream import BranchFinished, Completed, Delta, StreamItem, Usage
+from radixkv.worker.stream import BranchFinished, Completed, Delta, PromptLogprobs, StreamItem, Usage
 
 __all__ = ["FinishedGenerations", "Generation", "History", "Terms"]
 
@@ -55,6 +56,7 @@ class Generation:
     Attributes:
         prompt: `num_prompt_tokens` of them, packed.
         trunk_length: tokens that all of its branches begin with: the prompt and the forced ones.
+        scores: how likely the tokens of its prompt are, as branch 0 computes it; None where nobody asked.
     """
 
     __slots__ = (
@@ -77,6 +79,7 @@ class Generation:
         "replies",
         "rules",
         "sampling",
+        "scores",
         "seed",
         "submitted_s",
         "terms",
@@ -96,6 +99,7 @@ class Generation:
         submitted_s: float,
         adapter: str = "",
         terms: Terms = Terms(),  # noqa: B008  # immutable
+        scores: PromptScores | None = None,
     ) -> None:
         self.generation_id = generation_id
         self.arrival = arrival
@@ -111,6 +115,7 @@ class Generation:
         self.num_prompt_tokens = num_tokens(prompt)
         self.trunk_length = self.num_prompt_tokens + len(self.sampling.forced_token_ids)
         self.pinning = Pinning(terms.pins)
+        self.scores = scores
         self.branches: list[Branch] = []
         self.replies: list[Reply] = []
         self.num_cached_tokens: int | None = None
@@ -182,6 +187,27 @@ class Generation:
         terms = self.terms
         return tuple(History(one, self.namespace, terms.shares_prefix, terms.retention, self.adapter) for one in tokens)
 
+    # -- scoring the prompt
+
+    @property
+    def num_unscored(self) -> int:
+        """Tokens at the end of its prompt whose log probabilities are wanted and not known yet."""
+        return 0 if self.scores is None else self.scores.num_left
+
+    def recall_scores(self) -> None:
+        """Tell what others have left behind."""
+        if self.scores is not None:
+            self._tell_scores(self.scores.recall())
+
+    def take_scores(self, start: int, scores: Scores) -> None:
+        """Tell what was computed of the prompt's tokens from position `start` on."""
+        if self.scores is not None:
+            self._tell_scores(self.scores.take(start, scores))
+
+    def _tell_scores(self, events: Iterable[PromptLogprobs]) -> None:
+        for event in events:
+            self.items.put(event)
+
     # -- drawing
 
     def sampler_row(self, branch: Branch) -> SamplerRow:
@@ -213,7 +239,8 @@ class Generation:
         told = (*(self._told_of_trunk if is_first else ()), sampled)
         has_logprobs = self.sampling.logprobs is not None
         text = reply.text + text if is_first else text
-        return Delta(index, (*lead, sampled.token_id), text, told if has_logprobs else ())
+        num_cached = self.num_cached_tokens if is_first else None
+        return Delta(index, (*lead, sampled.token_id), text, told if has_logprobs else (), num_cached)
 
     def drew_at(self, index: int, now_s: float) -> float | None:
         """A branch has a further token now. Returns the seconds since its last one, None for its first."""
@@ -251,7 +278,8 @@ class Generation:
         if self.rules.counts_tokens:
             counts.update(forced)
             counts.update(sampled.token_id for sampled in beam.sampled)
-        return self.rules.adjustment(counts, len(forced) + len(beam.sampled))
+        last = [*forced, *(sampled.token_id for sampled in beam.sampled)] if self.rules.num_looked_back else []
+        return self.rules.adjustment(counts, len(forced) + len(beam.sampled), last=last)
 
     # -- the end
 

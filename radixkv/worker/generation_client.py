@@ -99,7 +99,7 @@ class GenerationClient:
         return wire.verification_from_proto(self._ask(self._stub.VerifyBlock, request))
 
     def generate(self, params: GenerateParams) -> GenerationStream:
-        """Continue a prompt; see `Engine.generate`. Returns once the worker has accepted it."""
+        """Continue or score a prompt; see `Engine.generate`. Returns once the worker has accepted it."""
         request = wire.generate_to_proto(params)
         return self._begin(lambda: self._stub.Generate(request), params.timeout_s)
 

@@ -42,9 +42,10 @@ class GrowthEstimate:
 
     def finished(self, num_generated: int, num_most: int) -> None:
         """A branch that might have generated `num_most` tokens ended after `num_generated`."""
-        used = num_generated / max(1, num_most)
-        self._deviation += _WEIGHT * (abs(used - self._mean) - self._deviation)
-        self._mean += _WEIGHT * (used - self._mean)
+        if num_most:  # else it was a prompt alone, which tells nothing of replies
+            used = num_generated / num_most
+            self._deviation += _WEIGHT * (abs(used - self._mean) - self._deviation)
+            self._mean += _WEIGHT * (used - self._mean)
         self._caution *= _CAUTION_KEPT
 
     def was_too_small(self) -> None:

@@ -61,13 +61,13 @@ class Holders:
     def __iter__(self) -> Iterator[Branch]:
         return iter(list(self._by_seq_id.values()))
 
-    def of(self, namespace: str) -> list[Branch]:
-        """Those of one namespace. O(holders)."""
-        return [branch for branch in self if branch.generation.namespace == namespace]
+    def of(self, owner: str) -> list[Branch]:
+        """Those of one owner. O(holders)."""
+        return [branch for branch in self if branch.owner == owner]
 
-    def has_any_of(self, namespace: str) -> bool:
+    def has_any_of(self, owner: str) -> bool:
         """Whether there are any. O(1)."""
-        return namespace in self._num_of
+        return owner in self._num_of
 
     def num_blocks_by_owner(self) -> Counter[str]:
         """Blocks that the branches of each owner hold or ask for, a shared one with each branch. O(holders)."""
@@ -85,7 +85,7 @@ class Holders:
         """An acquire or fork of `num_tokens` positions goes out for a branch."""
         branch.open(self.new_seq_id(), num_tokens)
         self._by_seq_id[branch.seq_id] = branch
-        self._num_of[branch.generation.namespace] += 1
+        self._num_of[branch.owner] += 1
 
     def fork(self, parent: Branch, position: int, children: Sequence[Branch]) -> None:
         """Open children on a parent's first `position` tokens."""
@@ -115,10 +115,9 @@ class Holders:
     def forget(self, branch: Branch) -> None:
         """A branch's sequence was never opened."""
         del self._by_seq_id[branch.seq_id]
-        namespace = branch.generation.namespace
-        self._num_of[namespace] -= 1
-        if not self._num_of[namespace]:
-            del self._num_of[namespace]
+        self._num_of[branch.owner] -= 1
+        if not self._num_of[branch.owner]:
+            del self._num_of[branch.owner]
 
     def clear(self) -> None:
         """Every sequence is gone, and there is nothing to be said about any."""

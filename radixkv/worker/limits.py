@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SchedulerLimits"]
+__all__ = ["BACKGROUND_PRIORITY", "SchedulerLimits"]
+
+BACKGROUND_PRIORITY = -100
+"""The lowest: a request of this priority is never due, and runs in no batch that brings another one's first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,7 @@ class SchedulerLimits:
     max_batch_tokens: positions per forward, decodes and prefill chunks together; decodes first, and one chunk at least. It
         bounds the time between two tokens of a branch: by default that of a chunk and 64 decodes.
     chunk_tokens: prefill chunks end at multiples of it.
+    max_scored_tokens: positions of a forward whose logits tell how likely prompts are; each has the vocabulary's width.
     max_wait_s: who has waited for so long is overtaken by nobody of its owner any more.
     preemption: ``"recompute"`` or ``"swap"``.
     swap_blocks: host slots for swapped blocks; where they are full, a branch is recomputed.
@@ -24,6 +28,7 @@ class SchedulerLimits:
     max_running: int = 64
     max_batch_tokens: int = 320
     chunk_tokens: int = 256
+    max_scored_tokens: int = 256
     max_wait_s: float = 10.0
     preemption: str = "recompute"
     swap_blocks: int = 0

@@ -258,7 +258,7 @@ class ModelRunner:
         """Compute all rows in one pass over the weights. On CUDA the host does not wait for it.
 
         Returns:
-            float32 [number of rows with `wants_logits`, vocab_size], in the order of `rows`; good until the next call.
+            float32 [sum of `num_logits`, vocab_size], in the order of `rows` and positions; good until the next call.
         """
         if self._steady is not None:
             tiles = cut_into_tiles(rows, self._tile_sizes, self.pool.block_size)
@@ -273,7 +273,8 @@ class ModelRunner:
         """As `forward`, planned for these rows alone."""
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
-        kept = [end - 1 for row, end in zip(rows, batch.host_query_starts[1:], strict=True) if row.wants_logits]
+        ends = batch.host_query_starts[1:]
+        kept = [at for row, end in zip(rows, ends, strict=True) for at in range(end - row.num_logits, end)]
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it knows no adapters
             return self._native.forward(inputs, kept, self.pool, batch)

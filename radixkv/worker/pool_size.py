@@ -26,6 +26,7 @@ from radixkv.planner import PlanError, check_fit, count_blocks, format_bytes
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.memory import DeviceMemory, device_memory, host_memory, peak_of
 from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.score_logits import SLICE_BYTES
 
 __all__ = ["PoolPlan", "PoolWish", "plan_pool"]
 
@@ -242,8 +243,11 @@ def _num_host_blocks(wish: PoolWish, limits: SchedulerLimits, block_bytes: int, 
 
 
 def _workspace_bytes(runner: ModelRunner, limits: SchedulerLimits) -> int:
-    """What the profiled forward does not show: sampling, and on a CPU one longest sequence's K and V gathered in a layer."""
+    """What the profiled forward does not show: sampling, logits of prompts that are scored, and on a CPU one longest sequence's
+    K and V gathered in a layer.
+    """
     sampling = limits.max_running * runner.vocab_size * _SAMPLING_BYTES
+    sampling += runner.vocab_size * (limits.max_scored_tokens * (4 + runner.dtype.itemsize) + SLICE_BYTES)
     if runner.device.type == "cuda":
         return sampling + _CUDA_FRAGMENTS_BYTES
     return sampling + runner.gathered_token_bytes * runner.max_model_len
@@ -283,4 +287,4 @@ def _profile(runner: ModelRunner, limits: SchedulerLimits) -> None:
 
 def _row(runner: ModelRunner, start: int, end: int) -> ForwardRow:
     table = array("i", bytes(4 * -(-end // runner.pool.block_size)))
-    return ForwardRow([0] * (end - start), start, table, num_stored=end, wants_logits=True)
+    return ForwardRow([0] * (end - start), start, table, num_stored=end, num_logits=1)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, token_array, unpack_tokens
+from radixkv.worker.bad_words import spellings
 from radixkv.worker.errors import ModelError
 from radixkv.worker.grammar import GrammarCompiler, GrammarMatcher
 from radixkv.worker.reply import ReplyRules
 from radixkv.worker.request import Prompt
 from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.text import Asker, ChatText
+from radixkv.worker.text import Asker, ChatText, Message
 from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks
 
 __all__ = ["PromptReader"]
@@ -76,6 +78,18 @@ class PromptReader:
         self._check_known(tokens)
         return tokens
 
+    def truncate(self, tokens: bytes, num_kept: int) -> bytes:
+        """The last `num_kept` of a prompt's packed tokens, or all; -1: as many as the model takes, 1 less than its length.
+
+        Raises:
+            InvalidArgumentError: more are to be kept than the model takes.
+        """
+        most = self._max_length - 1
+        if num_kept > most:
+            bound = f"at most {most} tokens, 1 less than the model's length"
+            raise InvalidArgumentError("truncate_prompt_tokens", num_kept, bound)
+        return tokens[-TOKEN_BYTES * (most if num_kept < 0 else num_kept) :] if num_kept else tokens
+
     def _check_known(self, tokens: bytes) -> None:
         largest = int(np.frombuffer(tokens, "<u4").max(initial=0))
         if largest >= self._vocab_size:
@@ -90,22 +104,30 @@ class PromptReader:
             raise InvalidArgumentError("prompt", "text", "token ids: this worker has no tokenizer")
         if prompt.text is not None:
             return pack_tokens(self._text.encode(prompt.text, special=not kept, asker=asker))
-        messages, tools, arguments = list(prompt.messages or ()), prompt.tools, prompt.template_arguments
+        messages = list(prompt.messages or ())
         if not messages:
             raise InvalidArgumentError("messages", messages, "at least 1 message")
         if len(messages) > self._max_length:
             bound = f"at most {self._max_length} tokens, and a message is one at the least"
             raise InvalidArgumentError("prompt", f"{len(messages)} messages", bound)
         try:
-            if kept:
-                ids = self._text.continuation_ids(token_array(kept), messages, tools, arguments, asker=asker)
-            else:
-                ids = self._text.prompt_ids(messages, tools, arguments, asker=asker)
+            ids = self._chat_ids(self._text, prompt, messages, kept, asker)
         except ModelError as error:
             raise InvalidArgumentError(
                 "messages", f"{len(messages)} messages", f"readable for the model: {error}"
             ) from error
         return pack_tokens(ids)
+
+    def _chat_ids(
+        self, text: ChatText, prompt: Prompt, messages: Sequence[Message], kept: bytes, asker: Asker
+    ) -> list[int]:
+        goes_on = prompt.continue_final_message
+        if goes_on and kept and len(messages) == 1:
+            return text.further_ids(messages[0]["content"], asker=asker)
+        told = messages, prompt.tools, prompt.template_arguments
+        if kept:
+            return text.continuation_ids(token_array(kept), *told, goes_on=goes_on, asker=asker)
+        return text.prompt_ids(*told, goes_on=goes_on, asker=asker)
 
     def bound_length(self, num_prompt_tokens: int, sampling: SamplingParams) -> int:
         """The length that a history with this prompt may reach: `max_tokens` more, or the model's length.
@@ -113,18 +135,25 @@ class PromptReader:
         Raises:
             InvalidArgumentError: it is too long for the model, or would not fit the pool even alone.
         """
+        start = sampling.prompt_logprobs_start
+        if start > num_prompt_tokens:
+            bound = f"at most {num_prompt_tokens}, the prompt's length in tokens"
+            raise InvalidArgumentError("prompt_logprobs_start", start, bound)
         num_forced = len(sampling.forced_token_ids)
-        if num_prompt_tokens + num_forced >= self._max_length:
-            bound = f"at most {self._max_length - 1} tokens, 1 less than the model's length"
+        longest = self._max_length - 1 if sampling.max_tokens else self._max_length
+        if num_prompt_tokens + num_forced > longest:
+            less = "1 less than the model's length" if sampling.max_tokens else "the model's length"
+            bound = f"at most {longest} tokens, {less}"
             length = f"{num_prompt_tokens + num_forced} tokens{', forced ones included' if num_forced else ''}"
             raise InvalidArgumentError("prompt", length, bound)
         max_length = min(num_prompt_tokens + sampling.max_tokens, self._max_length)
         capacity = self._num_blocks * self._block_size
-        if max_length - 1 > capacity:  # the last token of a history is never run
+        if max(num_prompt_tokens, max_length - 1) > capacity:  # the last token that is drawn is never run
+            most, pool = capacity + bool(sampling.max_tokens), f"{self._num_blocks} blocks of {self._block_size} slots"
             raise InvalidArgumentError(
                 "prompt + max_tokens",
                 f"{num_prompt_tokens} + {sampling.max_tokens} tokens",
-                f"at most {capacity + 1} tokens, for the pool's {self._num_blocks} blocks of {self._block_size} slots",
+                f"at most {most} tokens, for the pool's {pool}",
             )
         return max_length
 
@@ -139,10 +168,20 @@ class PromptReader:
         return self._text.template_variables if self._text is not None else ()
 
     def reply_rules(
-        self, sampling: SamplingParams, namespace: str = DEFAULT_NAMESPACE, prompt: bytes = b""
+        self,
+        sampling: SamplingParams,
+        namespace: str = DEFAULT_NAMESPACE,
+        prompt: bytes = b"",
+        before: Sequence[int] = (),
     ) -> ReplyRules:
         """What the replies to a request are held to. A grammar that `namespace` has not met before is tried and compiled here;
-        behind a `prompt` of packed ids that has the model think first it holds what follows the thoughts.
+        behind a `prompt` that has the model think first it holds what follows the thoughts.
+
+        Args:
+            sampling: the request.
+            namespace: whose it is.
+            prompt: packed token ids of what the replies go on from.
+            before: the last tokens of a text that the replies go on from; what they say may depend on them.
 
         Raises:
             InvalidArgumentError: as `ReplyRules`; the grammar is none, or cannot be used here.
@@ -150,6 +189,8 @@ class PromptReader:
         """
         if sampling.stop and self._text is None:
             raise InvalidArgumentError("stop", sampling.stop, "left out: this worker has no tokenizer")
+        if sampling.bad_words and self._text is None:
+            raise InvalidArgumentError("bad_words", sampling.bad_words, "left out: this worker has no tokenizer")
         stop_token_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
@@ -167,9 +208,20 @@ class PromptReader:
             sampling,
             vocab_size=self._vocab_size,
             stop_token_ids=stop_token_ids,
-            make_decoder=self._text.stream_decoder if self._text else lambda: None,
+            make_decoder=partial(self._text.stream_decoder, before, keeps_special=sampling.keep_special_tokens)
+            if self._text
+            else lambda: None,
             matcher=matcher,
+            prompt=prompt,
+            bad_words=self._spelled(sampling.bad_words, namespace),
         )
+
+    def _spelled(self, words: Sequence[str], namespace: str) -> list[list[int]]:
+        """The token ids of bad words."""
+        text, asker = self._text, Asker(namespace, self._max_length)
+        if text is None:
+            return []
+        return [ids for word in words for ids in spellings(word, partial(text.encode, special=False, asker=asker))]
 
     def start_grammars(self) -> None:
         """Make ready for grammars, where this model can have any."""

@@ -1,7 +1,7 @@
 """How running branches come by blocks when they can go no further: somebody gives up its own.
 
-- Where the pool is short, the least wanted of the owner that holds most gives way; where a namespace is at its quota, the least
-  wanted of that namespace, since blocks of others would not help it.
+- Where the pool is short, the least wanted of the owner that holds most gives way; where an owner is at its quota, the least
+  wanted of that owner, since blocks of others would not help it.
 - Who was refused takes the blocks of a lower priority of its own owner alone. Where its owner would have no more than an equal
   part with it, or once it is due and its owner's turn has come, the owner that holds most gives way to it as well, as long as
   that makes them more equal.
@@ -44,11 +44,9 @@ class Relief:
         """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
         stuck = [branch for branch in self._holders if branch.is_stuck]
         short = [branch for branch in stuck if branch.over_quota is None]
-        for namespace in dict.fromkeys(
-            branch.generation.namespace for branch in stuck if branch.over_quota is not None
-        ):
-            own = [branch for branch in stuck if branch.over_quota and branch.generation.namespace == namespace]
-            self._relieve_tenant(namespace, own, now_s)
+        for owner in dict.fromkeys(branch.owner for branch in stuck if branch.over_quota is not None):
+            own = [branch for branch in stuck if branch.over_quota and branch.owner == owner]
+            self._relieve_tenant(owner, own, now_s)
         if short:
             in_blocks = self._in_blocks()
             if len(in_blocks) == 1:
@@ -102,15 +100,15 @@ class Relief:
         largest = max(branches, key=lambda branch: (held[branch.owner], branch.order)).owner
         return [branch for branch in branches if branch.owner == largest]
 
-    def _relieve_tenant(self, namespace: str, stuck: list[Branch], now_s: float) -> None:
-        """The same among the branches of one namespace, which is at its quota."""
-        own, parked = self._holders.of(namespace), self.parked_of(namespace)
+    def _relieve_tenant(self, owner: str, stuck: list[Branch], now_s: float) -> None:
+        """The same among the branches of one owner, who is at its quota."""
+        own, parked = self._holders.of(owner), self.parked_of(owner)
         own = [branch for branch in own if not branch.is_line]
         if len(own) == 1:
             self._free_for_the_last(stuck[0], parked)
         elif not self._cut(self._preemption.park_more(len(stuck), parked)):
             self._preempt(self._least_wanted(own, now_s), len(stuck))
-            self._admission.tenants.gave_way(namespace)
+            self._admission.tenants.gave_way(owner)
 
     def _free_for_the_last(self, stuck: Branch, parked: list[Branch]) -> None:
         """Nobody else is left to give way: free what others have parked and begin anew, since a COPY that must leave its source
@@ -135,16 +133,16 @@ class Relief:
             if latest is not None:
                 self._preempt(latest, len(latest.block_table))
                 self._admission.gave_way(latest)
-        for namespace in self._admission.tenants.namespaces():
-            latest = _latest_of_idle(self._holders.of(namespace))
+        for owner in self._admission.tenants.owners():
+            latest = _latest_of_idle(self._holders.of(owner))
             if latest is not None:
                 self._preempt(latest, len(latest.block_table))
-            if latest is not None or not self._holders.has_any_of(namespace):
-                self._admission.tenants.freed(namespace)
+            if latest is not None or not self._holders.has_any_of(owner):
+                self._admission.tenants.freed(owner)
 
-    def parked_of(self, namespace: str) -> list[Branch]:
-        """The branches of a namespace that have parked something."""
-        return [branch for branch in self._preemption.parked if branch.generation.namespace == namespace]
+    def parked_of(self, owner: str) -> list[Branch]:
+        """The branches of an owner that have parked something."""
+        return [branch for branch in self._preemption.parked if branch.owner == owner]
 
     def unpark(self, branch: Branch) -> None:
         """Forget what a branch has parked, if it has."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.adjustment import Addend, Adjustment
+from radixkv.core.tokens import token_array
+from radixkv.worker.adjustment import Addend, Adjustment, Repetition
+from radixkv.worker.bad_words import BadWords
 from radixkv.worker.grammar import GrammarMatcher
 from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.stopping import StopRules, Taken, TextDecoder
@@ -34,10 +36,12 @@ class ReplyRules:
         stop_token_ids: those that end a reply, the model's own among them where they do.
         make_decoder: a decoder for one reply; None where there is no text.
         matcher: a fresh matcher of the request's grammar, if it has one.
+        prompt: packed token ids of what the reply goes on from.
+        bad_words: the token ids of each bad word, as it may be spelled.
 
     Raises:
         InvalidArgumentError: a token id is outside the vocabulary; the forced tokens end the reply, or the grammar does not
-            allow them; no token could be drawn before `min_tokens`.
+            allow them; no token could be drawn at all, or before `min_tokens`.
     """
 
     def __init__(
@@ -48,11 +52,13 @@ class ReplyRules:
         stop_token_ids: Collection[int] = (),
         make_decoder: Callable[[], TextDecoder | None] = lambda: None,
         matcher: GrammarMatcher | None = None,
+        prompt: bytes = b"",
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
         self.sampling = sampling
         self.stop_token_ids = frozenset(stop_token_ids)
-        for name, ids in (("logit_bias", sampling.logit_bias), ("forced_token_ids", sampling.forced_token_ids)):
-            largest = max(ids, default=0)
+        for name in ("logit_bias", "forced_token_ids", "allowed_token_ids"):
+            largest = max(getattr(sampling, name) or (), default=0)
             if largest >= vocab_size:
                 raise InvalidArgumentError(name, largest, f"below the vocabulary's size, {vocab_size}")
         banned = [token_id for token_id in sorted(self.stop_token_ids) if token_id < vocab_size]
@@ -61,9 +67,28 @@ class ReplyRules:
         self._banned = np.array(banned, dtype=np.int64) if banned else None
         self._bias = _addend(sampling.logit_bias) if sampling.logit_bias else None
         self._is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
-        self._may_adjust = bool(self._bias or self._is_penalised or sampling.min_tokens or matcher)
-        self._first = Reply(self, StopRules(self.stop_token_ids, sampling.stop, make_decoder()), matcher)
+        self._repeated = None
+        if sampling.repetition_penalty != 1:
+            self._repeated = np.unique(token_array(prompt)).astype(np.int64)
+        self._bad_words = BadWords(bad_words) if bad_words else None
+        self._allowed = _bits(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None
+        self._vocab_size = vocab_size
+        self._may_adjust = bool(self._bias or self.counts_tokens or sampling.min_tokens or matcher)
+        self._may_adjust |= self._allowed is not None or self._bad_words is not None
+        self._require_a_choice()
+        stops = StopRules(self.stop_token_ids, sampling.stop, make_decoder(), sampling.include_stop)
+        self._first = Reply(self, stops, matcher)
         self._force(self._first, matcher)
+
+    def _require_a_choice(self) -> None:
+        """Something may be drawn as the first token, but for what the grammar says."""
+        words = self._bad_words.banned(()) if self._bad_words is not None else ()
+        for argument, banned in (
+            ("min_tokens", self._banned if self.sampling.min_tokens else None),
+            ("bad_words", words),
+        ):
+            if self._allowed is not None and banned is not None and not _bits_without(self._allowed, banned).any():
+                raise InvalidArgumentError(argument, "all of allowed_token_ids", "fewer than may be drawn")
 
     def new_reply(self) -> Reply:
         """A reply that holds the forced tokens. O(different ones)."""
@@ -76,26 +101,51 @@ class ReplyRules:
             if reply.force(token_id):
                 raise InvalidArgumentError("forced_token_ids", token_id, "tokens that do not end the reply")
 
-    def adjustment(self, counts: Mapping[int, int], num_tokens: int, allowed: bytes | None = None) -> Adjustment | None:
+    def adjustment(
+        self, counts: Mapping[int, int], num_tokens: int, allowed: bytes | None = None, last: Sequence[int] = ()
+    ) -> Adjustment | None:
         """What is done to the logits behind a reply.
 
         Args:
             counts: how often each token occurs in the reply; looked at only where there are penalties.
             num_tokens: its length.
             allowed: what the grammar allows next, one bit per token id.
+            last: its last `num_looked_back` tokens.
         """
         if not self._may_adjust:
             return None
+        allowed = self._allowed if allowed is None else allowed
         banned = self._banned if num_tokens < self.sampling.min_tokens else None
+        if self._bad_words is not None and (words := self._bad_words.banned(last)):
+            banned = self._with_words(banned, words, allowed)
         if allowed is not None and banned is not None:
             allowed, banned = _without(allowed, banned), None
         penalties = self._penalties(counts) if self._is_penalised and counts else None
-        return Adjustment(self._bias, penalties, banned, allowed)
+        return Adjustment(self._bias, self._repetition(counts), penalties, banned, allowed)
 
     @property
     def counts_tokens(self) -> bool:
         """Whether penalties make it matter which tokens a reply holds."""
-        return self._is_penalised
+        return self._is_penalised or self._repeated is not None
+
+    @property
+    def num_looked_back(self) -> int:
+        """How many of a reply's last tokens matter to what may follow."""
+        return self._bad_words.num_looked_back if self._bad_words is not None else 0
+
+    def _with_words(
+        self, banned: npt.NDArray[np.int64] | None, words: Collection[int], allowed: bytes | None
+    ) -> npt.NDArray[np.int64] | None:
+        """What is banned, with the last tokens of bad words; without these where nothing would be left."""
+        both = np.union1d(np.array(list(words), np.int64), np.array([], np.int64) if banned is None else banned)
+        bits = _bits(range(self._vocab_size), self._vocab_size) if allowed is None else allowed
+        return both if _bits_without(bits, both).any() else banned
+
+    def _repetition(self, counts: Mapping[int, int]) -> Repetition | None:
+        if self._repeated is None:
+            return None
+        ids = np.union1d(self._repeated, np.fromiter(counts.keys(), dtype=np.int64, count=len(counts)))
+        return Repetition(ids, self.sampling.repetition_penalty)
 
     def _penalties(self, counts: Mapping[int, int]) -> Addend:
         ids = np.fromiter(counts.keys(), dtype=np.int64, count=len(counts))
@@ -113,10 +163,23 @@ def _addend(values: Mapping[int, float]) -> Addend:
 
 def _without(allowed: bytes, banned: npt.NDArray[np.int64]) -> bytes:
     """The allowed ids but for the banned ones; all of them where nothing would be left."""
-    bits = np.frombuffer(allowed, np.uint8).copy()
-    inside = banned[banned < 8 * len(bits)]
-    np.bitwise_and.at(bits, inside >> 3, ~(1 << (inside & 7)).astype(np.uint8))
+    bits = _bits_without(allowed, banned)
     return bits.tobytes() if bits.any() else allowed
+
+
+def _bits_without(allowed: bytes, banned: Iterable[int]) -> npt.NDArray[np.uint8]:
+    bits = np.frombuffer(allowed, np.uint8).copy()
+    ids = np.fromiter(banned, dtype=np.int64)
+    inside = ids[ids < 8 * len(bits)]
+    np.bitwise_and.at(bits, inside >> 3, ~(1 << (inside & 7)).astype(np.uint8))
+    return bits
+
+
+def _bits(token_ids: Iterable[int], vocab_size: int) -> bytes:
+    """One bit per id of the vocabulary, least significant first, set for these."""
+    bits = np.zeros(vocab_size, np.uint8)
+    bits[np.fromiter(token_ids, dtype=np.int64)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
 
 
 class Reply:
@@ -130,13 +193,25 @@ class Reply:
         fault: why the grammar can go no further, if it cannot: a fault of the grammar, not of the reply.
     """
 
-    __slots__ = ("_counts", "_matcher", "_rules", "fault", "logprob", "num_drawn", "num_tokens", "stops", "text")
+    __slots__ = (
+        "_counts",
+        "_last",
+        "_matcher",
+        "_rules",
+        "fault",
+        "logprob",
+        "num_drawn",
+        "num_tokens",
+        "stops",
+        "text",
+    )
 
     def __init__(self, rules: ReplyRules, stops: StopRules, matcher: GrammarMatcher | None) -> None:
         self._rules = rules
         self.stops = stops
         self._matcher = matcher
         self._counts: Counter[int] = Counter()
+        self._last: tuple[int, ...] = ()
         self.text = ""
         self.num_tokens = self.num_drawn = 0
         self.logprob = 0.0
@@ -158,7 +233,7 @@ class Reply:
     def adjustment(self) -> Adjustment | None:
         """What is done to the logits of the next token."""
         allowed = self._matcher.allowed() if self._matcher is not None else None
-        return self._rules.adjustment(self._counts, self.num_tokens, allowed)
+        return self._rules.adjustment(self._counts, self.num_tokens, allowed, self._last)
 
     def force(self, token_id: int) -> bool:
         """Append a token that was not drawn. Returns whether the reply would end with it."""
@@ -188,3 +263,5 @@ class Reply:
         self.num_tokens += 1
         if self._rules.counts_tokens:
             self._counts[token_id] += 1
+        if num_looked_back := self._rules.num_looked_back:
+            self._last = (*self._last, token_id)[-num_looked_back:]

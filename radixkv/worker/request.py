@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
+from radixkv.core.namespaces import check_salt
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention, check_unicode
+from radixkv.worker.limits import BACKGROUND_PRIORITY
 from radixkv.worker.pinning import PrefixPin, check_pins
 from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.stats import WorkerStats
@@ -26,6 +28,7 @@ from radixkv.worker.thinking import ThinkingMarks
 from radixkv.worker.verification import Verification
 
 __all__ = [
+    "BACKGROUND_PRIORITY",
     "ForkParams",
     "GenerateParams",
     "Generator",
@@ -63,6 +66,8 @@ class Prompt:
             is encoded: the history's own tokens stay as they are.
         tools: with messages, what the model may call, as the chat template takes it (JSON schemas of functions).
         template_arguments: with messages, further variables for the chat template.
+        continue_final_message: with messages, of which the last is an assistant's: the reply goes on from its text. As the only
+            one behind a kept history, which ends within a reply, its text goes on within that one; it may be empty.
     """
 
     token_ids: TokensLike | None = None
@@ -70,6 +75,7 @@ class Prompt:
     messages: Sequence[Message] | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         given = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
@@ -81,11 +87,20 @@ class Prompt:
             if message.get("role") not in ROLES:
                 role = str(message.get("role"))[:MAX_ROLE_CHARACTERS]
                 raise InvalidArgumentError(f"messages[{index}].role", role, f"one of {', '.join(ROLES)}")
+        if self.continue_final_message:
+            _check_continued(self.messages or ())
 
     @property
     def is_empty(self) -> bool:
         """Whether none of the forms is given."""
         return self.token_ids is None and self.text is None and self.messages is None
+
+    @property
+    def goes_on_from_text(self) -> bool:
+        """Whether the reply goes on from text of its own turn."""
+        if not self.continue_final_message or not self.messages:
+            return False
+        return len(self.messages) == 1 or bool(self.messages[-1]["content"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +113,18 @@ class GenerateParams(Prompt):
         namespace: isolation domain of what is cached; nothing matches across two. None: the caller's own, where a
             worker knows its callers, and else "default".
         adapter: name of the low-rank adapter to generate with; empty: the model alone. Nothing matches across two of them.
-        priority: among those of the same namespace, the higher, the earlier it is served, -100 to 100.
+        cache_salt: nothing matches across two salts of a namespace, in whose books all of them are; at most 256 characters. A
+            secret: what is cached and told names a hash. Empty: none, which is one of its own.
+        priority: among those of the same namespace, the higher, the earlier it is served, -100 to 100. -100 is the background,
+            which gives way to all others, also of other namespaces, whose first token is awaited.
         timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
         shares_prefix: False neither uses what is cached nor leaves anything there.
         request_id: whose request this is, for logs; at most 128 characters.
         retention: what ranges of its branches' histories are worth to be kept, prompt and generated tokens alike.
         pins: prefixes of history and prompt that are pinned once they are computed, at most 16. One for which the budget of its
             namespace has no room is left out; `Completed` tells.
+        truncate_prompt_tokens: of history and prompt no more than so many tokens at their end are read; -1: as many as the
+            model takes, 1 less than its length. 0: all.
     """
 
     history: TokensLike = b""
@@ -117,12 +137,17 @@ class GenerateParams(Prompt):
     request_id: str = ""
     retention: Sequence[Retention] = ()
     pins: Sequence[PrefixPin] = ()
+    cache_salt: str = field(default="", repr=False)
+    truncate_prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)
         _check_service(self.priority, self.timeout_s, self.request_id)
         check_retention(self.retention)
         check_pins(self.pins)
+        check_salt(self.cache_salt)
+        if self.truncate_prompt_tokens < -1:
+            raise InvalidArgumentError("truncate_prompt_tokens", self.truncate_prompt_tokens, "at least -1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +159,7 @@ class ForkParams(Prompt):
         branch: which of its branches, as answered. Before its end, a generation with `best_of` or beams has nothing but its
             prompt to share.
         position: tokens of that branch's history (prompt and generated) to be shared; None: all there are.
-        sampling: as for a generation of its own. Namespace and adapter are the other generation's.
+        sampling: as for a generation of its own. Namespace, salt and adapter are the other generation's.
         priority, timeout_s, request_id: as in `GenerateParams`.
         retention: the same; empty: that of the other generation.
         sees: whether who asks may know of what is generated in a namespace; a generation of another one is unknown to it.
@@ -157,6 +182,17 @@ class ForkParams(Prompt):
         Prompt.__post_init__(self)
         _check_service(self.priority, self.timeout_s, self.request_id)
         check_retention(self.retention)
+
+
+def _check_continued(messages: Sequence[Message]) -> None:
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        found = f"a last message of role {last.get('role')}" if messages else "no messages"
+        raise InvalidArgumentError("continue_final_message", found, "set where the last message is an assistant's text")
+    if last.get("tool_calls"):
+        raise InvalidArgumentError(
+            "continue_final_message", "a last message with tool calls", "set where it is text alone"
+        )
 
 
 def _check_service(priority: int, timeout_s: float | None, request_id: str) -> None:

@@ -24,6 +24,10 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_LENGTH_PENALTY = 16.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_ALLOWED_IDS = 262_144
 
 _GREEDY_BELOW = 1e-5
 
@@ -89,7 +93,7 @@ class SamplingParams:
     """How one request is sampled and when it ends. What is left out keeps all; see `SamplingDefaults` for what models want.
 
     Attributes:
-        max_tokens: tokens to generate at most, at least 1.
+        max_tokens: tokens to generate at most; 0 computes the prompt alone, so that it is cached, and not with beams.
         temperature: 0 (and anything below 1e-5) is greedy; else logits are divided by it. At most 100.
         top_k: keep the `top_k` most likely entries; 0 keeps all.
         top_p: keep the most likely entries that together reach this mass, in (0, 1].
@@ -111,12 +115,24 @@ class SamplingParams:
         min_tokens: no end of reply and no stop token is drawn before so many tokens, but where the grammar allows nothing else.
         presence_penalty: subtracted from the logit of every token that the reply holds already, in [-2, 2].
         frequency_penalty: the same, once for each time that it does, in [-2, 2].
+        repetition_penalty: the logit of every token that prompt or reply hold already is divided by it where above 0, and else
+            multiplied, after `logit_bias` and before the other penalties; from 0.01 to 100, 1 for nothing.
+        bad_words: texts that the reply does not say, with a space in front or without: no token is drawn that would complete
+            the tokens of one, but where nothing else may be chosen. At most 256, of 1 to 256 characters each.
+        allowed_token_ids: all that may be drawn; None for every token. At most 262,144, with neither `grammar` nor `num_beams`.
         grammar: what the text of the reply is held to, from its first token; the reply ends where the grammar allows nothing
             more. None for nothing.
         stop: texts at which the reply ends; at most 64, of 1 to 1,024 characters each.
         stop_token_ids: token ids at which the reply ends, besides the model's own.
         ignore_eos: go on past the model's own end of reply.
+        include_stop: the stop string or stop token that ends a reply is part of its text.
+        keep_special_tokens: special tokens are text, by their names.
         logprobs: answer log probabilities of the token drawn and of this many most likely ones; None for none at all.
+        prompt_logprobs: answer the log probability of each token of the prompt behind those before it, and of this many most
+            likely ones there; None for none at all. What is cached is not computed again where its log probabilities are
+            remembered too, as those of shared prefixes are with up to 1 most likely one.
+        prompt_logprobs_start: the first position of the prompt whose token is asked about, at most the prompt's length; what is
+            cached before it is not computed again. At 0 there is none to tell of: nothing stands before it.
     """
 
     max_tokens: int = 256
@@ -130,6 +146,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     best_of: int | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
@@ -140,10 +158,15 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     grammar: Grammar | None = None
+    repetition_penalty: float = 1.0
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    include_stop: bool = False
+    keep_special_tokens: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the first field outside its bound."""
-        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _check("max_tokens", self.max_tokens, self.max_tokens >= 0, "at least 0")
         _check("temperature", self.temperature, 0 <= self.temperature <= 100, "between 0 and 100")
         _check("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 keeps all)")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
@@ -157,16 +180,24 @@ class SamplingParams:
         _check("stop", f"a text of {longest} characters", longest <= MAX_STOP_CHARACTERS, bound)
         ids_ok = len(self.stop_token_ids) <= MAX_STOPS and all(token_id >= 0 for token_id in self.stop_token_ids)
         _check("stop_token_ids", self.stop_token_ids, ids_ok, f"at most {MAX_STOPS} token ids, none negative")
-        logprobs_ok = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        _check("logprobs", self.logprobs, logprobs_ok, f"None or between 0 and {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            value_ok = value is None or 0 <= value <= MAX_LOGPROBS
+            _check(name, value, value_ok, f"None or between 0 and {MAX_LOGPROBS}")
+        start = self.prompt_logprobs_start
+        _check("prompt_logprobs_start", start, start >= 0, "at least 0")
+        start_ok = not start or self.prompt_logprobs is not None
+        _check("prompt_logprobs_start", start, start_ok, "0 without prompt_logprobs")
         self._check_search()
         self._check_biases()
+        self._check_what_may_be_drawn()
 
     def _check_search(self) -> None:
         best_of_ok = self.best_of is None or self.n <= self.best_of <= MAX_BRANCHES
         _check("best_of", self.best_of, best_of_ok, f"None or between n, {self.n}, and {MAX_BRANCHES}")
         _check("num_beams", self.num_beams, 1 <= self.num_beams <= MAX_BEAMS, f"between 1 and {MAX_BEAMS}")
         if self.num_beams > 1:
+            _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1 with num_beams")
             _check("n", self.n, self.n <= self.num_beams, f"at most num_beams, {self.num_beams}")
             _check("best_of", self.best_of, self.best_of is None, "left out with num_beams")
             _check("grammar", self.grammar, self.grammar is None, "left out with num_beams")
@@ -193,6 +224,25 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(name, value, abs(value) <= MAX_PENALTY, f"between -{MAX_PENALTY:g} and {MAX_PENALTY:g}")
+
+    def _check_what_may_be_drawn(self) -> None:
+        penalty = self.repetition_penalty
+        penalty_ok = MIN_REPETITION_PENALTY <= penalty <= MAX_REPETITION_PENALTY
+        bound = f"between {MIN_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}"
+        _check("repetition_penalty", penalty, penalty_ok, bound)
+        words_ok = len(self.bad_words) <= MAX_BAD_WORDS and all(map(str.strip, self.bad_words))
+        _check("bad_words", f"{len(self.bad_words)} texts", words_ok, f"at most {MAX_BAD_WORDS} texts, none empty")
+        longest = max(map(len, self.bad_words), default=0)
+        bound = f"texts of at most {MAX_BAD_WORD_CHARACTERS} characters"
+        _check("bad_words", f"a text of {longest} characters", longest <= MAX_BAD_WORD_CHARACTERS, bound)
+        allowed = self.allowed_token_ids
+        if allowed is None:
+            return
+        few = 0 < len(allowed) <= MAX_ALLOWED_IDS and min(allowed) >= 0
+        bound = f"between 1 and {MAX_ALLOWED_IDS:,} token ids, none negative"
+        _check("allowed_token_ids", f"{len(allowed)} ids", few, bound)
+        _check("allowed_token_ids", f"{len(allowed)} ids", self.grammar is None, "left out with a grammar")
+        _check("allowed_token_ids", f"{len(allowed)} ids", self.num_beams == 1, "left out with num_beams")
 
     @property
     def is_greedy(self) -> bool:

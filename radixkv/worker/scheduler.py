@@ -21,6 +21,7 @@ Rules:
 - Decodes run in every batch, within `max_batch_tokens`. Prefill chunks share what is left of it, owners in turn, and end at
   absolute multiples of the chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one
   batch of that size, where no more branches decode than it holds.
+- The background, of the lowest priority, rests while another one's prompt is run, and takes 3/4 of the places at most.
 - Priorities, due times and long prompts order and delay what is of the same owner; between owners turns decide.
 """
 
@@ -60,7 +61,7 @@ from radixkv.core.errors import (
     UnavailableError,
 )
 from radixkv.worker.admission import Admission
-from radixkv.worker.batching import Row, choose_rows
+from radixkv.worker.batching import Row, choose_rows, without_background
 from radixkv.worker.branch import Branch, Phase
 from radixkv.worker.growth import GrowthEstimate
 from radixkv.worker.holders import Holders, Sent
@@ -250,7 +251,8 @@ class Scheduler:
         """Rows of the next forward: the decodes that can run, then prefill chunks, of each owner the most wanted first."""
         now_s = self._clock()
         urgency = self._admission.pending.urgency
-        return choose_rows(self._holders, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order))
+        running = without_background(self._holders, lambda branch: urgency(branch).priority)
+        return choose_rows(running, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order))
 
     def ran(self, rows: Sequence[Row]) -> None:
         """The forward of these rows has been launched: their positions count as computed."""
@@ -266,27 +268,30 @@ class Scheduler:
     # -- planning
 
     def _plan_admissions(self, sent: list[Sent], now_s: float) -> None:
-        num_ahead: Counter[str] = Counter()
+        num_ahead: Counter[tuple[str, bool]] = Counter()  # by owner, and whether it is its background
         num_held: Counter[str] = Counter()  # with what is going to be forked
         for branch in self._holders:
             num_held[branch.owner] += 1 + branch.generation.num_to_come
-            num_ahead[branch.owner] += len(branch.tokens) - branch.num_computed if branch.is_prefilling else 0
+            if branch.is_prefilling:
+                num_ahead[branch.owner, branch.is_background] += len(branch.tokens) - branch.num_computed
 
-        def may_begin(owner: str) -> bool:
-            most = self.limits.max_running
+        def may_begin(branch: Branch) -> bool:
+            owner, limit = branch.owner, self.limits.max_running
+            most = limit - limit // 4 if branch.is_background else limit
             has_place = num_held.total() < most or num_held[owner] < most // len(num_held.keys() | {owner})
-            return has_place and num_ahead[owner] < self.limits.max_batch_tokens
+            num_tokens = num_ahead[owner, False] + (num_ahead[owner, True] if branch.is_background else 0)
+            return has_place and num_tokens < self.limits.max_batch_tokens
 
         while True:
             was_alone = not self._holders
             head = self._admission.next(now_s, may_begin, is_idle=was_alone)
             if head is None:
                 return
-            is_only_tenant = not self._holders.has_any_of(head.generation.namespace)
+            is_only_tenant = not self._holders.has_any_of(head.owner)
             self._holders.open(head, len(head.tokens))
             head.num_computed = min(head.num_matched, len(head.tokens) - 1)
             num_held[head.owner] += 1 + head.generation.num_to_come
-            num_ahead[head.owner] += len(head.tokens) - head.num_computed
+            num_ahead[head.owner, head.is_background] += len(head.tokens) - head.num_computed
             op = self._acquire_op(head)
             sent.append(Sent(op, (head,), was_alone, is_only_tenant, self._admission.num_freed))
             sent += self._holders.ask_for_room(head)
@@ -310,7 +315,7 @@ class Scheduler:
             if branch.seq_id != answer.seq_id:
                 continue  # it was cancelled meanwhile; its release is on the way
             branch.opened(answer)
-            self._admission.tenants.admitted(branch.generation.namespace)
+            self._admission.tenants.admitted(branch.owner)
             self._newly_opened.append(branch)
             load = self.preemption.bring_back(branch)
             if load is not None:
@@ -371,7 +376,7 @@ class Scheduler:
         self._holders.forget(branch)
         branch.close(Phase.RESTING)
         if isinstance(error, QuotaError):
-            was_alone, parked = entry.was_only_tenant, self._relief.parked_of(op.namespace)
+            was_alone, parked = entry.was_only_tenant, self._relief.parked_of(branch.owner)
         else:
             was_alone, parked = entry.was_alone, list(self.preemption.parked)
         if not isinstance(error, (OutOfBlocksError, QuotaError)):

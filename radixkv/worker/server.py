@@ -12,17 +12,20 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf import empty_pb2
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.core.namespaces import owner_of
 from radixkv.service.addresses import parse_address
 from radixkv.service.callers import current_caller
 from radixkv.service.config import REQUEST_S
 from radixkv.service.keepalive import server_keepalive
+from radixkv.service.kv_events import NO_ENGINE
+from radixkv.service.kv_events import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.service.limits import Limiter, Slot
-from radixkv.service.namespaces import owner_of
 from radixkv.service.security import Security, bind
 from radixkv.service.shares import Shares
 from radixkv.service.thread_calls import ThreadCalls, leave_calls
@@ -107,6 +110,9 @@ class GenerationServer:
         )
         self._servicer = _Servicer(generator, max_streams, limiter or Limiter())
         generation_pb2_grpc.add_GenerationServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]  # generated
+        check: Any = grpc.unary_unary_rpc_method_handler(_refuse_router, empty_pb2.Empty.FromString)
+        handlers = (grpc.method_handlers_generic_handler(name, {"HealthCheck": check}) for name in KV_EVENT_SERVICES)
+        self._server.add_generic_rpc_handlers(tuple(handlers))
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
@@ -163,6 +169,13 @@ class GenerationServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _refuse_router(_request: empty_pb2.Empty, context: grpc.ServicerContext) -> bytes:
+    """A router takes this address for an engine's."""
+    context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+    context.set_details(NO_ENGINE)
+    return b""
 
 
 _Params = TypeVar("_Params", GenerateParams, ForkParams)

@@ -32,9 +32,19 @@ class Taken(NamedTuple):
 
 
 class StopRules:
-    """The end of one branch: stop tokens, stop strings, length. Without a decoder there is no text."""
+    """The end of one branch: stop tokens, stop strings, length. Without a decoder there is no text.
 
-    def __init__(self, stop_token_ids: Collection[int], stops: Sequence[str], decoder: TextDecoder | None) -> None:
+    `includes_stop`: what ends the branch is part of its text.
+    """
+
+    def __init__(
+        self,
+        stop_token_ids: Collection[int],
+        stops: Sequence[str],
+        decoder: TextDecoder | None,
+        includes_stop: bool = False,
+    ) -> None:
+        self._includes_stop = includes_stop
         self.stop_token_ids = frozenset(stop_token_ids)
         self.has_stop_strings = bool(stops)
         self._stop_strings = StopStrings(stops)
@@ -50,9 +60,13 @@ class StopRules:
     def take(self, token_id: int, is_full: bool) -> Taken:
         """Judge the token just sampled; `is_full`: the history may not grow further."""
         if token_id in self.stop_token_ids:
-            text, stop = self._finish()
-            return Taken(text, FinishReason.STOP, token_id if stop is None else stop)
-        text, stop = self._stop_strings.push(self._decoder.push([token_id]) if self._decoder else "")
+            if not self._includes_stop:
+                text, stop = self._finish()
+                return Taken(text, FinishReason.STOP, token_id if stop is None else stop)
+            text, stop = self._push(token_id)
+            rest, stop = self._finish() if stop is None else ("", stop)
+            return Taken(text + rest, FinishReason.STOP, token_id if stop is None else stop)
+        text, stop = self._push(token_id)
         if stop is not None:
             return Taken(text, FinishReason.STOP, stop)
         if is_full:
@@ -65,6 +79,12 @@ class StopRules:
         text, stop = self._finish()
         return Taken(text, FinishReason.STOP, stop)
 
+    def _push(self, token_id: int) -> tuple[str, str | None]:
+        return self._found(*self._stop_strings.push(self._decoder.push([token_id]) if self._decoder else ""))
+
     def _finish(self) -> tuple[str, str | None]:
-        text, stop = self._stop_strings.push(self._decoder.flush() if self._decoder else "")
+        text, stop = self._found(*self._stop_strings.push(self._decoder.flush() if self._decoder else ""))
         return (text, stop) if stop is not None else (text + self._stop_strings.flush(), None)
+
+    def _found(self, text: str, stop: str | None) -> tuple[str, str | None]:
+        return (text + stop if stop is not None and self._includes_stop else text), stop

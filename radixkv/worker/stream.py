@@ -1,6 +1,6 @@
 """What a generation tells while it runs: its events, and the stream that they are read from.
 
-    Started, then Delta ... BranchFinished per branch, Completed at the end
+    Started, PromptLogprobs ..., then Delta ... BranchFinished per branch, Completed at the end
 
 The same in process and over gRPC. A stream that is closed, or dropped, cancels its generation: the blocks are free within a
 step.
@@ -27,6 +27,7 @@ __all__ = [
     "FinishReason",
     "GenerationEvent",
     "GenerationStream",
+    "PromptLogprobs",
     "Started",
     "StreamItem",
     "Usage",
@@ -68,17 +69,45 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely n tokens of the prompt from position `start` on were, each behind all before it; at temperature 1, unfiltered.
+
+    logprobs: [n]. ranks: [n], the token's place among all by likelihood, from 1. top_ids, top_logprobs: [n * k], the k most
+    likely tokens at each position, most likely first, as many as were asked for.
+    """
+
+    start: int
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+    @property
+    def end(self) -> int:
+        """The position behind them."""
+        return self.start + len(self.logprobs)
+
+    def top(self, index: int) -> tuple[tuple[int, float], ...]:
+        """(id, logprob) of the most likely tokens at position `start + index`."""
+        num_top = len(self.top_ids) // len(self.logprobs)
+        at = slice(index * num_top, (index + 1) * num_top)
+        return tuple(zip(self.top_ids[at], self.top_logprobs[at], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """Tokens sampled for one branch and the text that became certain with them.
 
     Text is held back while it may be the beginning of a stop string or half a character: it can lag behind the tokens.
-    `logprobs` has one entry per token where they were asked for, else none.
+    `logprobs` has one entry per token where they were asked for, else none. `num_cached_tokens`: with the first tokens of a
+    branch, how many tokens of the prompt were found in the cache.
     """
 
     branch: int
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[SampledToken, ...] = ()
+    num_cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +134,7 @@ class Completed:
     pinned: tuple[int, ...] = ()
 
 
-GenerationEvent = Started | Delta | BranchFinished | Completed
+GenerationEvent = Started | PromptLogprobs | Delta | BranchFinished | Completed
 
 StreamItem = GenerationEvent | Exception | None
 """What travels to a stream: an event, the error it ends with, or None for its end."""

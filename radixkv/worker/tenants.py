@@ -53,7 +53,7 @@ class _Tenant:
 
 
 class Tenants:
-    """Branches that wait for their own namespace's quota. O(log waiting) per branch that comes or goes.
+    """Branches that wait for their own owner's quota. O(log waiting) per branch that comes or goes.
 
     Args:
         bring_back: queues a branch that may be tried (again).
@@ -70,18 +70,18 @@ class Tenants:
     def __contains__(self, branch: Branch) -> bool:
         return branch in self._waiting
 
-    def namespaces(self) -> list[str]:
+    def owners(self) -> list[str]:
         """Those that somebody waits for."""
-        return [namespace for namespace, tenant in self._tenants.items() if tenant.refused or tenant.behind]
+        return [owner for owner, tenant in self._tenants.items() if tenant.refused or tenant.behind]
 
     def refused(self, branch: Branch) -> None:
         """Its namespace's quota left too little for it."""
         self._waiting.add(branch)
-        self._tenants.setdefault(branch.generation.namespace, _Tenant()).refused.append(branch)
+        self._tenants.setdefault(branch.owner, _Tenant()).refused.append(branch)
 
     def holds_back(self, branch: Branch, now_s: float) -> bool:
         """Whether a queued branch is not to be tried now; it then waits behind those of its namespace."""
-        tenant = self._tenants.get(branch.generation.namespace)
+        tenant = self._tenants.get(branch.owner)
         if tenant is None:
             return False
         if not tenant.is_stopped_for(branch, now_s):
@@ -96,25 +96,25 @@ class Tenants:
     def discard(self, branch: Branch) -> None:
         """It waits no longer."""
         self._waiting.discard(branch)
-        tenant = self._tenants[branch.generation.namespace]
+        tenant = self._tenants[branch.owner]
         if branch in tenant.refused:
             tenant.refused.remove(branch)
         else:
             tenant.behind.remove(branch)
 
-    def admitted(self, namespace: str) -> None:
+    def admitted(self, owner: str) -> None:
         """One of its branches was opened: the next may fit too."""
-        tenant = self._tenants.get(namespace)
+        tenant = self._tenants.get(owner)
         if tenant is not None:
             self._try_next(tenant)
 
-    def gave_way(self, namespace: str) -> None:
+    def gave_way(self, owner: str) -> None:
         """One of its branches gave its blocks up to another: admit nobody until one has finished."""
-        self._tenants.setdefault(namespace, _Tenant()).is_recovering = True
+        self._tenants.setdefault(owner, _Tenant()).is_recovering = True
 
-    def freed(self, namespace: str) -> None:
+    def freed(self, owner: str) -> None:
         """One of its branches holds nothing any more: whoever waits for that may be tried."""
-        tenant = self._tenants.get(namespace)
+        tenant = self._tenants.get(owner)
         if tenant is None:
             return
         tenant.is_recovering = False
@@ -124,7 +124,7 @@ class Tenants:
             self._bring_back(branch)
         self._try_next(tenant)
         if not (tenant.behind or tenant.retried):
-            del self._tenants[namespace]
+            del self._tenants[owner]
 
     def _try_next(self, tenant: _Tenant) -> None:
         for _ in range(min(_MAX_TRIED, len(tenant.behind))):

@@ -57,7 +57,6 @@ _OUR_ARGUMENTS = frozenset(
         "chat_template",
         "continue_final_message",
         "conversation",
-        "documents",
         "max_length",
         "messages",
         "padding",
@@ -79,6 +78,8 @@ _NUM_REPLY_DIGITS = 30
 
 _NUM_OPENING_TOKENS = 4
 """Tokens by which a prompt is known to end as the template ends it."""
+_LEAD = "\n"
+"""Stands before text that goes on: what follows it is no first word, and nothing is merged with it."""
 
 
 class ChatText:
@@ -210,21 +211,42 @@ class ChatText:
         tools: Tools = (),
         arguments: Mapping[str, Any] | None = None,
         *,
+        goes_on: bool = False,
         asker: Asker = ANYBODY,
     ) -> list[int]:
         """The whole conversation as the model's template writes it, up to where its reply begins.
 
         Args:
             messages: all turns.
+            goes_on: the last one is the assistant's, and the reply goes on from its text.
             tools: what the model may call; told in a system prompt of ours where the template does not know of tools.
             arguments: further variables for the template.
             asker: for whom.
 
         Raises:
-            ModelError: there is no chat template, or it refuses these messages.
+            ModelError: there is no chat template, it refuses these messages, or writes other text than that to go on from.
             InvalidArgumentError: they are many times too long.
         """
-        return self._encode_rendered(self._render((), messages, tools, arguments, asker), asker)
+        return self._encode_rendered(self._render((), messages, tools, arguments, asker, goes_on), asker)
+
+    def further_ids(self, text: str, *, asker: Asker = ANYBODY) -> list[int]:
+        """Ids of text that goes on within a turn: no control tokens, and no space that a tokenizer puts before a first word.
+
+        Raises:
+            ModelError: the text cannot be told from control tokens.
+            InvalidArgumentError: it is many times too long.
+        """
+        control = self._control_tokens  # none without a template, where nothing controls a chat
+        veil = control.veil_for(text) if control else None
+        is_spelled = control is not None and control.is_spelled_in(text)
+
+        def encode(lead: str) -> list[int]:
+            veiled = None if veil is None else "".join([lead, veil.hide(text)])
+            return self._encode_rendered(Rendered(lead + text, veiled, veil, is_spelled), asker)
+
+        lead_ids = self._encoder.encode(_LEAD, False, asker)
+        ids = encode(_LEAD)
+        return ids[len(lead_ids) :] if ids[: len(lead_ids)] == lead_ids else encode("")
 
     def continuation_ids(
         self,
@@ -233,6 +255,7 @@ class ChatText:
         tools: Tools = (),
         arguments: Mapping[str, Any] | None = None,
         *,
+        goes_on: bool = False,
         asker: Asker = ANYBODY,
     ) -> list[int]:
         """What to append to `kept_ids` so that the conversation goes on with `messages` and the model's next reply.
@@ -240,7 +263,7 @@ class ChatText:
         Args:
             kept_ids: the conversation so far, ending with a reply's sampled tokens, be it finished by the model or cut.
             messages: the new turns, most often one of the user.
-            tools, arguments, asker: as for `prompt_ids`.
+            tools, arguments, goes_on, asker: as for `prompt_ids`.
 
         Returns:
             The ids that the template puts after a reply. Where the reply brought the first of them itself (its end of
@@ -251,7 +274,7 @@ class ChatText:
             ModelError: there is no chat template, it refuses these messages, or it leaves replies out.
             InvalidArgumentError: they are many times too long.
         """
-        ids = self._ids_after_reply(messages, tools, arguments, asker)
+        ids = self._ids_after_reply(messages, tools, arguments, asker, goes_on)
         end_of_turn = self._end_of_turn(ids)
         if kept_ids and end_of_turn is not None and kept_ids[-1] == ids[end_of_turn]:
             return ids[end_of_turn + 1 :]
@@ -267,11 +290,16 @@ class ChatText:
         return None
 
     def _ids_after_reply(
-        self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] | None, asker: Asker
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        arguments: Mapping[str, Any] | None,
+        asker: Asker,
+        goes_on: bool,
     ) -> list[int]:
-        reply = _REPLY.format(secrets.randbelow(10**_NUM_REPLY_DIGITS))
+        reply = _new_word()
         turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": reply}]
-        rendered = self._render(turns, messages, tools, arguments, asker)
+        rendered = self._render(turns, messages, tools, arguments, asker, goes_on)
         if any(part.count(reply) != 1 for part in (rendered.text, rendered.veiled) if part is not None):
             raise ModelError(
                 "the model's chat template does not write each reply once, so a chat cannot go on after one"
@@ -306,30 +334,40 @@ class ChatText:
         tools: Tools,
         arguments: Mapping[str, Any] | None,
         asker: Asker,
+        goes_on: bool = False,
     ) -> Rendered:
-        """A conversation of turns of ours and `messages` of callers."""
+        """A conversation of turns of ours and `messages` of callers; with `goes_on`, up to the end of the last one's text."""
         from jinja2 import TemplateError
 
         if self._control_tokens is None:
-            raise ModelError("the model has no chat template; choose an instruct model to chat with")
+            raise _no_template()
         if self.thinking is not None and self.thinking.is_harmony:
             messages = list(map(with_one_thought, messages))
+        end = _new_word() if goes_on else ""
+        if goes_on:  # the word keeps blanks before it from being trimmed, and shows where the text ends
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + end}]
         further = {name: value for name, value in (arguments or {}).items() if name not in _OUR_ARGUMENTS}
+        if "documents" in further and "documents" not in str(self._tokenizer.chat_template):
+            raise InvalidArgumentError("documents", "given", "left out: the model's template reads none")
         said = [_without_role(message) for message in messages], list(tools), list(further.values())
         self._encoder.check_length(sum(map(len, strings_of(said))), asker)
         veil = None
         try:
             text: str = self._tokenizer.apply_chat_template(
-                **self._conversation([*before, *messages], tools), tokenize=False, add_generation_prompt=True, **further
+                **self._conversation([*before, *messages], tools),
+                tokenize=False,
+                add_generation_prompt=not goes_on,
+                **further,
             )
             veil = self._control_tokens.veil_for(*said)
             if veil is None:
-                return Rendered(text)
+                return _up_to_text(Rendered(text), messages[-1]["content"], end)
             is_spelled = any(map(self._control_tokens.is_spelled_in, strings_of(said)))
             hidden = [{**veil.hide(_without_role(message)), "role": message["role"]} for message in messages]
             conversation = self._conversation([*before, *hidden], veil.hide(tools))
             variables = {name: veil.hide(value) for name, value in further.items()}
-            return Rendered(text, self._render_as_given(conversation, variables), veil, is_spelled)
+            veiled = self._render_as_given(conversation, variables, add_generation_prompt=not goes_on)
+            return _up_to_text(Rendered(text, veiled, veil, is_spelled), messages[-1]["content"], end)
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
             reason = str(error) if veil is None else veil.show(str(error))
             raise ModelError(f"the model's chat template refuses these messages: {reason}") from error
@@ -339,7 +377,9 @@ class ChatText:
             messages, tools = with_tool_prompt(messages, tools), ()
         return {"conversation": [dict(message) for message in messages], "tools": list(tools) or None}
 
-    def _render_as_given(self, conversation: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
+    def _render_as_given(
+        self, conversation: Mapping[str, Any], variables: Mapping[str, Any], *, add_generation_prompt: bool
+    ) -> str:
         """As `apply_chat_template`, which makes plain texts of what it is given."""
         from transformers.utils import chat_template_utils as templates
 
@@ -350,13 +390,21 @@ class ChatText:
         messages = getattr(templates, "_alias_reasoning_fields", list)(kept)  # earlier ones have no aliases
         context = {**self._tokenizer.special_tokens_map, **variables}
         rendered: str = template.render(
-            messages=messages, tools=tools, documents=None, add_generation_prompt=True, **context
+            **{"documents": None, **context},
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
         )
         return rendered
 
-    def stream_decoder(self) -> StreamDecoder:
-        """A decoder for one reply."""
-        return StreamDecoder(self)
+    def stream_decoder(self, before: Sequence[int] = (), *, keeps_special: bool = False) -> StreamDecoder:
+        """A decoder for one reply.
+
+        Args:
+            before: the last tokens of a text that it goes on from.
+            keeps_special: special tokens are text, too, by their names.
+        """
+        return StreamDecoder(self, before, keeps_special=keeps_special)
 
 
 def _read_tokenizer(model: str) -> Any:
@@ -393,6 +441,30 @@ def _for_veiled(template: Any, source: str) -> Any:
     environment = template.environment.overlay()
     environment.concat = join_pieces
     return environment.from_string(source)
+
+
+def _no_template() -> ModelError:
+    return ModelError("the model has no chat template; choose an instruct model to chat with")
+
+
+def _new_word() -> str:
+    return _REPLY.format(secrets.randbelow(10**_NUM_REPLY_DIGITS))
+
+
+def _up_to_text(rendered: Rendered, marked: str, end: str) -> Rendered:
+    """What stands before the word `end`, with which the last message's text was `marked`; all, without one.
+
+    Raises:
+        ModelError: the template does not write that text, but for blanks at its beginning.
+    """
+    if not end:
+        return rendered
+    found = rendered.before(end)
+    if found is None or not found.text.endswith(marked.removesuffix(end).lstrip()):
+        raise ModelError(
+            "the model's chat template rewrites or leaves out the last message's text, so no reply can go on from it"
+        )
+    return found
 
 
 def _without_role(message: Message) -> dict[str, Any]:

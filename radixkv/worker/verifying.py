@@ -16,8 +16,8 @@ import numpy as np
 
 from radixkv.core.api import AcquireOp, AcquireResult, CacheHolder, MatchOp, MatchResult, ReleaseOp
 from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError, QuotaError, RadixKVError
+from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens, token_array
-from radixkv.service.namespaces import adapter_of
 from radixkv.worker.forward_row import ForwardRow
 from radixkv.worker.runner import Runner
 from radixkv.worker.verification import BlockVerdict, Verification
@@ -99,7 +99,7 @@ def _compare(runner: Runner, answers: Sequence[object], token_ids: Sequence[int]
     start = last * runner.pool.block_size
     if cached.num_stored_tokens < start + len(token_ids) or scratch.num_stored_tokens != start:
         return Verification(BlockVerdict.GONE)
-    runner.forward([ForwardRow(token_ids, start, scratch.block_table, start, wants_logits=False, adapter=adapter)])
+    runner.forward([ForwardRow(token_ids, start, scratch.block_table, start, num_logits=0, adapter=adapter)])
     block_id = cached.block_table[last]
     difference = runner.pool.difference(block_id, scratch.block_table[last])
     differs = difference.relative > MAX_RELATIVE or difference.largest > MAX_LARGEST

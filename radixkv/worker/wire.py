@@ -20,6 +20,8 @@ from radixkv.v1 import generation_pb2 as pb
 from radixkv.worker.pinning import MAX_PINS, PrefixPin
 from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.worker.sampling import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORDS,
     MAX_STOPS,
     NO_DEFAULTS,
     EarlyStopping,
@@ -29,7 +31,16 @@ from radixkv.worker.sampling import (
     SamplingParams,
 )
 from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
-from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
+from radixkv.worker.stream import (
+    BranchFinished,
+    Completed,
+    Delta,
+    FinishReason,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+    Usage,
+)
 from radixkv.worker.text import Message
 from radixkv.worker.thinking import ThinkingMarks
 from radixkv.worker.verification import BlockDifference, BlockVerdict, Verification
@@ -83,11 +94,21 @@ _WITH_PRESENCE = (
     "seed",
     "n",
     "logprobs",
+    "prompt_logprobs",
     "best_of",
     "num_beams",
     "length_penalty",
+    "repetition_penalty",
 )
-_WITHOUT_PRESENCE = ("ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty")
+_WITHOUT_PRESENCE = (
+    "ignore_eos",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "include_stop",
+    "keep_special_tokens",
+    "prompt_logprobs_start",
+)
 MAX_IDS = 500_000
 """Token ids of a call that are made into numbers or text one by one."""
 
@@ -102,7 +123,10 @@ def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
         return pb.Prompt(text=prompt.text)
     if prompt.messages is None:
         return pb.Prompt()
-    chat = pb.ChatMessages(messages=[_message_to_proto(message) for message in prompt.messages])
+    chat = pb.ChatMessages(
+        messages=[_message_to_proto(message) for message in prompt.messages],
+        continue_final_message=prompt.continue_final_message,
+    )
     if prompt.tools:
         chat.tools_json = json.dumps(list(prompt.tools))
     if prompt.template_arguments:
@@ -168,6 +192,7 @@ def prompt_from_proto(proto: pb.Prompt) -> Prompt:
                 messages=[_message_from_proto(message) for message in chat.messages],
                 tools=_read_json("messages.tools_json", chat.tools_json, list),
                 template_arguments=_read_json("messages.template_arguments_json", chat.template_arguments_json, dict),
+                continue_final_message=chat.continue_final_message,
             )
         case _:
             return Prompt()
@@ -180,7 +205,10 @@ def _sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
         early_stopping=_STOPPING_TO_PROTO[sampling.early_stopping],
         logit_bias=dict(sampling.logit_bias),
         forced_token_ids=pack_tokens(sampling.forced_token_ids),
+        bad_words=sampling.bad_words,
     )
+    if sampling.allowed_token_ids is not None:
+        proto.allowed_token_ids = pack_tokens(sampling.allowed_token_ids)
     if sampling.grammar is not None:
         text: str | bool = sampling.grammar.text or True
         proto.grammar.CopyFrom(pb.Grammar(**{sampling.grammar.kind: text}))  # type: ignore[arg-type]  # of its field
@@ -210,6 +238,10 @@ def _sampling_from_proto(proto: pb.SamplingParams, defaults: SamplingDefaults) -
         early_stopping=_STOPPING_FROM_PROTO.get(proto.early_stopping, EarlyStopping.HEURISTIC),
         logit_bias=dict(proto.logit_bias),
         forced_token_ids=_ids("forced_token_ids", proto.forced_token_ids, MAX_IDS),
+        bad_words=tuple(islice(proto.bad_words, MAX_BAD_WORDS + 1)),
+        allowed_token_ids=_ids("allowed_token_ids", proto.allowed_token_ids, MAX_ALLOWED_IDS)
+        if proto.HasField("allowed_token_ids")
+        else None,
         grammar=Grammar(kind, "" if kind == "json_object" else getattr(proto.grammar, kind)) if kind else None,
         **given,
     )
@@ -227,6 +259,8 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
         request_id=params.request_id,
         no_prefix_sharing=not params.shares_prefix,
         adapter=params.adapter,
+        cache_salt=params.cache_salt,
+        truncate_prompt_tokens=params.truncate_prompt_tokens,
     )
     retention_to_proto(params.retention, request.retention)
     for pin in params.pins:
@@ -243,6 +277,7 @@ def generate_from_proto(proto: pb.GenerateRequest, defaults: SamplingDefaults = 
         messages=prompt.messages,
         tools=prompt.tools,
         template_arguments=prompt.template_arguments,
+        continue_final_message=prompt.continue_final_message,
         history=proto.history,
         sampling=_sampling_from_proto(proto.sampling, defaults),
         namespace=proto.namespace if proto.HasField("namespace") else None,
@@ -252,6 +287,8 @@ def generate_from_proto(proto: pb.GenerateRequest, defaults: SamplingDefaults = 
         shares_prefix=not proto.no_prefix_sharing,
         retention=retention_from_proto(proto.retention),
         adapter=proto.adapter,
+        cache_salt=proto.cache_salt,
+        truncate_prompt_tokens=proto.truncate_prompt_tokens,
         pins=tuple(PrefixPin(pin.num_tokens, pin.ttl_s) for pin in islice(proto.pins, MAX_PINS + 1)),
     )
 
@@ -284,6 +321,7 @@ def fork_from_proto(proto: pb.ForkGenerationRequest, defaults: SamplingDefaults 
         messages=prompt.messages,
         tools=prompt.tools,
         template_arguments=prompt.template_arguments,
+        continue_final_message=prompt.continue_final_message,
         sampling=_sampling_from_proto(proto.sampling, defaults),
         priority=proto.priority,
         timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
@@ -297,12 +335,24 @@ def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Respon
     match event:
         case Started():
             return response(started=pb.Started(generation_id=event.generation_id, prompt=event.prompt))
+        case PromptLogprobs():
+            top_token_ids = pack_tokens(event.top_ids)
+            return response(
+                prompt_logprobs=pb.PromptLogprobs(
+                    start=event.start,
+                    logprobs=event.logprobs,
+                    ranks=event.ranks,
+                    top_token_ids=top_token_ids,
+                    top_logprobs=event.top_logprobs,
+                )
+            )
         case Delta():
             logprobs = [_logprobs_to_proto(sampled) for sampled in event.logprobs]
             token_ids = pack_tokens(event.token_ids)
-            return response(
-                delta=pb.Delta(branch=event.branch, token_ids=token_ids, text=event.text, logprobs=logprobs)
-            )
+            delta = pb.Delta(branch=event.branch, token_ids=token_ids, text=event.text, logprobs=logprobs)
+            if event.num_cached_tokens is not None:
+                delta.num_cached_tokens = event.num_cached_tokens
+            return response(delta=delta)
         case BranchFinished():
             finished = pb.BranchFinished(branch=event.branch, reason=_REASON_TO_PROTO[event.reason], score=event.score)
             if isinstance(event.stop, str):
@@ -329,12 +379,20 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
     match proto.WhichOneof("event"):
         case "started":
             return Started(proto.started.generation_id, proto.started.prompt)
+        case "prompt_logprobs":
+            told = proto.prompt_logprobs
+            top_ids = tuple(unpack_tokens(told.top_token_ids))
+            return PromptLogprobs(
+                told.start, tuple(told.logprobs), tuple(told.ranks), top_ids, tuple(told.top_logprobs)
+            )
         case "delta":
             logprobs = tuple(
                 SampledToken(p.token_id, p.logprob, tuple((t.token_id, t.logprob) for t in p.top))
                 for p in proto.delta.logprobs
             )
-            return Delta(proto.delta.branch, tuple(unpack_tokens(proto.delta.token_ids)), proto.delta.text, logprobs)
+            delta = proto.delta
+            num_cached = delta.num_cached_tokens if delta.HasField("num_cached_tokens") else None
+            return Delta(delta.branch, tuple(unpack_tokens(delta.token_ids)), delta.text, logprobs, num_cached)
         case "branch_finished":
             finished = proto.branch_finished
             kind = finished.WhichOneof("stop")

@@ -106,6 +106,14 @@ class Stack(NamedTuple):
     runner: GibberishRunner
     text: ChatText
 
+    def dictate_pieces(self, *pieces: str) -> list[int]:
+        """Have the model reply this next, each piece tokenised by itself, without an end; its ids."""
+        ids = [token_id for piece in pieces for token_id in self.text.encode(piece, special=False)]
+        assert ids != self.text.encode("".join(pieces), special=False), "the tokenizer writes it so itself"
+        self.runner.dictated.clear()
+        self.runner.dictated.extend(ids)
+        return ids
+
     def dictate(self, reply: str) -> None:
         """Have the model reply this next, and end; what is left of an earlier reply is dropped."""
         self.runner.dictated.clear()
@@ -148,15 +156,17 @@ def gateway(generator: Generator, config: GatewayConfig | None = None) -> Iterat
 
 
 class Watched:
-    """An engine that keeps every prompt it was given, as token ids, and how it was to be drawn."""
+    """An engine that keeps every request it was given, its prompt as token ids, and how it was to be drawn."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.prompts: list[list[int]] = []
         self.samplings: list[SamplingParams] = []
+        self.requests: list[GenerateParams] = []
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         stream = self._engine.generate(params)
+        self.requests.append(params)
         self.samplings.append(params.sampling)
         self.prompts.append(list(unpack_tokens(self._engine.tokenize(params, params.history))))
         return stream

@@ -145,8 +145,8 @@ class HashRunner:
                     written.add(slots[position])
                     before = self._slots[slots[position - 1]] if position else 0
                     self._slots[slots[position]] = _kv(before, token_id)
-            if row.wants_logits:
+            for length in range(len(slots) - row.num_logits + 1, len(slots) + 1):
                 chosen = torch.zeros(VOCAB_SIZE)
-                chosen[_next_token([self._slots[slot] for slot in slots])] = 10.0
+                chosen[_next_token([self._slots[slot] for slot in slots[:length]])] = 10.0
                 logits.append(chosen)
         return torch.stack(logits) if logits else torch.empty(0, VOCAB_SIZE)

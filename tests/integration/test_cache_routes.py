@@ -141,9 +141,10 @@ def test_a_prefix_is_pinned_and_unpinned(stack: TreeStack, eye: Follower) -> Non
     stack.store(PUBLIC)
     eye.wait_until(lambda: bool(eye.nodes))
     (first, *_) = eye.nodes
-    told = eye.post(f"/nodes/{first}/pin", {"ttl_s": 300}).json()
+    told = eye.post(f"/nodes/{first}/pin", {"ttl_s": 200}).json()
     (pin,) = stack.holder.pins()
-    assert (told["num_tokens"], told["ttl_s"]) == (pin.num_tokens, 300)
+    assert (told["num_tokens"], told["ttl_s"]) == (pin.num_tokens, 200)
+    assert pin.ttl_s == 200
     eye.wait_until(lambda: any(row[10] for row in eye.nodes.values()))
     details = eye.client.get(f"/nodes/{first}").json()
     assert [each["num_tokens"] for each in details["pins"]] == [pin.num_tokens]

@@ -263,6 +263,50 @@ def test_a_router_asks_all_pools_at_once(service: ServiceThread) -> None:
         reader.check()
 
 
+def test_a_reader_asks_and_changes_the_pool_and_the_namespace_that_it_names_and_no_other(
+    service: ServiceThread,
+) -> None:
+    """Both pools hold the same in two namespaces; every call is one of the left pool's second namespace."""
+    address = service.addresses[0]
+    with connect(address, PoolShape(64, name="left")) as left, connect(address, PoolShape(64, name="right")) as right:
+        for holder in (left, right):
+            for namespace in ("default", "tenant"):
+                opened = holder.acquire(PROMPT, namespace=namespace)
+                holder.insert(opened.seq_id, 100)
+                holder.release(opened.seq_id)
+                holder.pin(PROMPT, ttl="1h", namespace=namespace)
+                holder.set_quota(namespace, 20)
+
+        def others() -> list[object]:
+            return [
+                (
+                    [pin.ttl_s for pin in holder.pins(namespace)],
+                    [node.priority for node in holder.dump(namespace)],
+                    [(use.num_blocks, use.block_quota) for use in holder.usage(namespace)],
+                )
+                for holder, namespace in ((left, "default"), (right, "default"), (right, "tenant"))
+            ]
+
+        def ttls() -> list[float]:
+            return [pin.ttl_s for pin in reader.pins("tenant")]
+
+        before = others()
+        with connect(address, pool_name="left") as reader:
+            assert reader.match(PROMPT, namespace="tenant").num_tokens == 100
+            assert reader.pin(PROMPT, ttl=60, namespace="tenant").ttl_s == 60
+            assert ttls() == [60]
+            assert reader.retain(PROMPT, retention=[Retention(priority=90)], namespace="tenant") == 100
+            assert {node.priority for node in reader.dump("tenant")} == {90}
+            assert reader.set_quota("tenant", 10).block_quota == 10
+            assert reader.unpin(PROMPT, namespace="tenant")
+            assert (ttls(), len(reader.pins("default")), len(reader.pins())) == ([], 1, 1)
+            assert reader.evict_branch(PROMPT[:4], namespace="tenant") == 7
+            assert (reader.usage("tenant")[0].num_blocks, reader.stats().num_cached_blocks) == (0, 7)
+            assert others() == before
+            assert reader.clear("default") == 7
+            assert (left.match(PROMPT).num_tokens, right.match(PROMPT).num_tokens) == (0, 100)
+
+
 def test_a_miss_is_explained_by_one_pool_or_by_all(service: ServiceThread, clock: Clock) -> None:
     address = service.addresses[0]
     with (

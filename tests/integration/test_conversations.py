@@ -401,5 +401,28 @@ def test_a_tenant_sees_nothing_of_another(talk: Talk, other: Talk) -> None:
     other.call("DELETE", f"/{mine}")
 
 
+@pytest.mark.parametrize("key", ["red", "blue"])
+def test_every_route_generates_in_the_namespace_of_its_caller_and_under_the_id_of_the_request(
+    stack: Stack, key: str
+) -> None:
+    turns, words = {"messages": [{"role": "user", "content": "Hi"}]}, {"model": "gibberish", "max_tokens": 2}
+    with Talk(stack.server.url, key) as talk:
+        conversation = f"{talk.url}/{talk.begin()}"
+        for path, body in (
+            ("/completions", {"prompt": "Hi", **words}),
+            ("/chat/completions", {**turns, **words}),
+            ("/messages", {**turns, **words}),
+            ("/responses", {"input": "Hi", "model": "gibberish", "max_output_tokens": 16}),
+            (f"{conversation}/messages", {"parent": None, "role": "user", "text": "Hi", "replies": {"max_tokens": 2}}),
+        ):
+            answer = talk.http.post(path if path.startswith("http") else f"{stack.server.url}{path}", json=body)
+            assert answer.is_success, answer.text
+            wait_until(lambda: stack.engine.stats().engine.num_running_branches == 0)
+            asked = stack.engine.requests[-1]
+            assert (path, asked.namespace) == (path, key)
+            assert asked.request_id in (answer.headers["x-request-id"], answer.headers.get("request-id"))
+        talk.http.delete(conversation)
+
+
 def test_a_caller_without_a_key_is_refused(stack: Stack) -> None:
     assert httpx.get(f"{stack.server.url}/radixkv/conversations").status_code == 401

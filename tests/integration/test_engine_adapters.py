@@ -15,7 +15,7 @@ from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_mod
 
 from radixkv import InvalidArgumentError, PrefixCache, pack_tokens
 from radixkv.core.api import Copy
-from radixkv.service.namespaces import adapter_namespace
+from radixkv.core.namespaces import derived_namespace
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.limits import SchedulerLimits
@@ -101,7 +101,7 @@ def test_one_prompt_is_cached_for_each_adapter_apart(served: Served) -> None:
 def test_blocks_are_verified_with_the_adapter_that_they_were_computed_by(served: Served) -> None:
     prompt = _prompt(2, 24)
     blocks = [pack_tokens(prompt[:end]) for end in range(4, 25, 4)]
-    spaces = [adapter_namespace("default", name) for name in NAMES]
+    spaces = [derived_namespace("default", adapter=name) for name in NAMES]
     runner = served.runner()
     with Engine(runner, PrefixCache(96, 4), adapters=runner.adapter_names) as engine:
         for name in NAMES:

@@ -74,7 +74,10 @@ def test_who_has_reached_a_limit_is_told_when_to_come_back(engine: Engine) -> No
 
 
 def test_a_full_server_says_that_it_is_overloaded(engine: Engine, held: GibberishRunner) -> None:
-    with gateway(engine, GatewayConfig(listen=LOCAL, max_requests=1)) as server, client_of(server) as client:
+    with (
+        gateway(engine, GatewayConfig(listen=LOCAL, max_requests=1, max_waiting=0)) as server,
+        client_of(server) as client,
+    ):
         with client.messages.create(**ASK, max_tokens=100, stream=True) as stream:
             next(stream)
             with pytest.raises(anthropic.OverloadedError) as caught:

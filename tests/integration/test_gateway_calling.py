@@ -163,7 +163,7 @@ def test_a_schema_that_cannot_be_kept_to_is_refused(client: OpenAI) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, response_format=wanted)
-    assert (caught.value.code, caught.value.param) == ("invalid_value", "response_format")
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "response_format.json_schema.schema")
 
 
 def test_variables_reach_the_template_and_our_own_arguments_do_not(stack: Stack, client: OpenAI) -> None:

@@ -144,9 +144,11 @@ def test_completion_logprobs_spell_the_text(client: OpenAI) -> None:
     ("asked", "param"),
     [
         ({"suffix": "end"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        ({"prompt": ["a " * 2000] * 50, "max_tokens": 0, "echo": True, "logprobs": 5}, "prompt"),
         ({"best_of": 1, "n": 2}, "best_of"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"logit_bias": {"49152": 1}}, "logit_bias"),
         ({"prompt": [49152]}, "token_ids"),
@@ -156,8 +158,10 @@ def test_completion_logprobs_spell_the_text(client: OpenAI) -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(client: OpenAI, asked: dict[str, object], param: str) -> None:
+    extra = {name: asked[name] for name in asked if name.startswith("prompt_")}
+    given = {name: asked[name] for name in asked if name not in extra}
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(**{"model": "gibberish", "prompt": "hi", **asked})  # type: ignore[call-overload]
+        client.completions.create(**{"model": "gibberish", "prompt": "hi", **given}, extra_body=extra)  # type: ignore[call-overload]
     assert caught.value.param is not None
     assert caught.value.param.split(".")[0] == param
     assert caught.value.type == "invalid_request_error"

@@ -21,6 +21,7 @@ from hash_model import HashRunner
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.gateway import connections
 from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.gate import Cost
 from radixkv.gateway.server import GatewayServer
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.engine import Engine
@@ -45,10 +46,15 @@ def server(engine: Engine) -> Iterator[GatewayServer]:
 
 
 @contextmanager
-def keyed(engine: Engine, folder: Path, max_requests: int = 1024, **limits: int) -> Iterator[GatewayServer]:
+def keyed(
+    engine: Engine, folder: Path, max_requests: int = 1024, max_waiting: int = 0, **limits: int
+) -> Iterator[GatewayServer]:
     """With the tenants red, who has the limits, and blue, who has none."""
     keys = keys_file(folder / "keys.toml", **limits)
-    with gateway(engine, GatewayConfig(listen=LOCAL, keys_file=keys, max_requests=max_requests, drain_s=1.0)) as server:
+    config = GatewayConfig(
+        listen=LOCAL, keys_file=keys, max_requests=max_requests, max_waiting=max_waiting, drain_s=1.0
+    )
+    with gateway(engine, config) as server:
         yield server
 
 
@@ -238,22 +244,68 @@ def test_a_tenants_limit_is_looked_at_before_its_body(engine: Engine, tmp_path: 
 
 def test_a_tenant_takes_a_quarter_of_the_gate_at_most(engine: Engine, tmp_path: Path) -> None:
     head = POST + b"x-api-key: red\r\nContent-Length: 1000\r\n\r\n{"
-    with keyed(engine, tmp_path, max_requests=8) as server, ExitStack() as held:
+    with keyed(engine, tmp_path, max_requests=8, max_waiting=8) as server, ExitStack() as held:
         for _ in range(8):
             held.enter_context(dial(server, head))
-        wait_until(lambda: server.app.state.gate.num_running == 2)
+        wait_until(lambda: server.app.state.gate.num_running == 4)  # two are answered, two wait
         refused = complete(server, "red")
         assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
         assert complete(server, "blue").status_code == 200
 
 
 def test_without_keys_one_may_have_the_whole_gate(engine: Engine) -> None:
-    config = GatewayConfig(listen=LOCAL, max_requests=8, drain_s=1.0)
+    config = GatewayConfig(listen=LOCAL, max_requests=6, max_waiting=2, drain_s=1.0)
     with gateway(engine, config) as server, ExitStack() as held:
         for _ in range(8):
             held.enter_context(dial(server, POST + b"Content-Length: 1000\r\n\r\n{"))
         wait_until(lambda: server.app.state.gate.num_running == 8)
         assert complete(server, "").status_code == 503
+
+
+def test_callers_that_leave_the_queue_are_dropped_at_once(engine: Engine, tmp_path: Path) -> None:
+    head = POST + b"x-api-key: red\r\nContent-Length: %d\r\n\r\n" % len(ASKED)
+    with keyed(engine, tmp_path, max_requests=4, max_waiting=400) as server, dial(server, head):
+        wait_until(lambda: server.app.state.gate.num_running == 1)
+        with ExitStack() as held:
+            for _ in range(50):
+                held.enter_context(dial(server, head + ASKED))
+            wait_until(lambda: server.app.state.gate.num_running == 51)
+        wait_until(lambda: server.app.state.gate.num_running == 1)
+        told = httpx.get(f"http://{server.address}/metrics").text
+        assert re.search(r'^radixkv:http_requests_total\{.*status="499"\} 50.0$', told, re.MULTILINE), told
+
+
+def test_a_backlog_keeps_nobody_from_looking_at_things(engine: Engine, tmp_path: Path) -> None:
+    head = POST + b"x-api-key: red\r\nContent-Length: 1000\r\n\r\n{"
+    with keyed(engine, tmp_path, max_requests=4, max_waiting=400) as server, ExitStack() as held:
+        for _ in range(20):
+            held.enter_context(dial(server, head))
+        wait_until(lambda: server.app.state.gate.num_running == 20)
+        assert httpx.get(f"{server.url}/models", headers={"x-api-key": "red"}, timeout=TIMEOUT_S).status_code == 200
+
+
+def test_a_body_that_does_not_come_leaves_the_queue(engine: Engine, tmp_path: Path) -> None:
+    head = POST + b"x-api-key: red\r\nContent-Length: 1000\r\n\r\n{"
+    with (
+        keyed(engine, tmp_path, max_requests=4, max_waiting=400) as server,
+        dial(server, head),
+        dial(server, head) as second,
+    ):
+        wait_until(lambda: server.app.state.gate.num_running == 2)
+        pass_time(server, connections.BODY_S + 1)
+        assert answer(second)[0] == 408
+        wait_until(lambda: server.app.state.gate.num_running == 0)
+
+
+def test_requests_that_wait_are_refused_when_the_server_stops(engine: Engine, tmp_path: Path) -> None:
+    head = POST + b"x-api-key: red\r\nContent-Length: %d\r\n\r\n" % len(ASKED)
+    with keyed(engine, tmp_path, max_requests=4, max_waiting=400) as server, dial(server, head):
+        wait_until(lambda: server.app.state.gate.num_running == 1)
+        with dial(server, head + ASKED) as waits:
+            wait_until(lambda: server.app.state.gate.num_running == 2)
+            server.drain()
+            status, body = answer(waits)
+        assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
 
 
 def routes(server: GatewayServer) -> list[tuple[str, str]]:
@@ -280,20 +332,22 @@ def test_no_route_is_outside_of_a_tenants_share(engine: Engine, tmp_path: Path) 
         httpx.Client(base_url=f"http://{server.address}", headers={"x-api-key": "red"}, timeout=TIMEOUT_S) as client,
     ):
         gate = server.app.state.gate
-        for number in range(512):
-            gate.enter("red", follows=number % 2 == 0)
+        for cost in Cost:
+            while gate.refusal("red", cost) is None:
+                gate.enter("red", cost)
         for method, path in routes(server):
             assert client.request(method, path).status_code == 429, (method, path)
             query = {"stream": "true", "search": "x"}
             assert client.request(method, path, params=query).status_code == 429, (method, path)
         assert complete(server, "blue").status_code == 200
-        for number in range(512):
-            gate.leave("red", follows=number % 2 == 0)
+        for cost, room in gate._rooms.items():
+            for _ in range(room.share):
+                gate.leave("red", cost)
 
 
 def test_every_change_counts_as_a_request(engine: Engine, tmp_path: Path) -> None:
-    with keyed(engine, tmp_path, requests_per_minute=1) as server, httpx.Client(timeout=TIMEOUT_S) as client:
-        assert complete(server, "red").status_code == 200
+    with keyed(engine, tmp_path, requests_per_minute=2) as server, httpx.Client(timeout=TIMEOUT_S) as client:
+        assert [complete(server, "red").status_code for _ in range(2)] == [200, 200]
         counted = set()
         for method, path in routes(server):
             if (

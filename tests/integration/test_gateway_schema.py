@@ -35,16 +35,47 @@ OPERATIONS = (
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/tokenize"),
     ("POST", "/v1/detokenize"),
+    ("GET", "/v1/tokenizer_info"),
+    ("GET", "/v1/props"),
     ("GET", "/v1/version"),
     ("GET", "/v1/get_model_info"),
     ("GET", "/v1/server_info"),
     ("GET", "/v1/radixkv/replay"),
+    ("POST", "/v1/radixkv/generations/{generation_id}/fork"),
+    ("POST", "/v1/radixkv/match"),
+    ("POST", "/v1/radixkv/explain"),
+    ("GET", "/v1/radixkv/pins"),
+    ("POST", "/v1/radixkv/pins"),
+    ("DELETE", "/v1/radixkv/pins"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/responses/input_tokens"),
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
     ("POST", "/v1/responses/{response_id}/cancel"),
     ("GET", "/v1/responses/{response_id}/input_items"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{file_id}"),
+    ("GET", "/v1/files/{file_id}/content"),
+    ("DELETE", "/v1/files/{file_id}"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
+    ("POST", "/v1/messages/batches"),
+    ("GET", "/v1/messages/batches"),
+    ("GET", "/v1/messages/batches/{batch_id}"),
+    ("GET", "/v1/messages/batches/{batch_id}/results"),
+    ("POST", "/v1/messages/batches/{batch_id}/cancel"),
+    ("DELETE", "/v1/messages/batches/{batch_id}"),
+    ("POST", "/v1/conversations"),
+    ("GET", "/v1/conversations/{conversation_id}"),
+    ("POST", "/v1/conversations/{conversation_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}"),
+    ("GET", "/v1/conversations/{conversation_id}/items"),
+    ("POST", "/v1/conversations/{conversation_id}/items"),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"),
     ("GET", "/v1/radixkv/conversations"),
     ("POST", "/v1/radixkv/conversations"),
     ("POST", "/v1/radixkv/conversations/import"),
@@ -88,8 +119,20 @@ def known(server: GatewayServer) -> dict[str, str]:
     return {"conversation_id": made["id"], "message_id": made["head"]}
 
 
+@pytest.fixture
+def known_items(server: GatewayServer) -> dict[str, str]:
+    """The same of a conversation of the Responses API."""
+    url = f"{server.url}/conversations"
+    made = httpx.post(url, json={"items": [{"role": "user", "content": "Hello"}]}).json()
+    (item,) = httpx.get(f"{url}/{made['id']}/items").json()["data"]
+    return {"conversation_id": made["id"], "item_id": item["id"]}
+
+
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_no_valid_request_makes_the_server_fail(api: Any, known: dict[str, str], method: str, path: str) -> None:
+def test_no_valid_request_makes_the_server_fail(
+    api: Any, known: dict[str, str], known_items: dict[str, str], method: str, path: str
+) -> None:
+    known = known_items if path.startswith("/v1/conversations") else known
     there = {} if path.endswith("/events") else known  # which would never end
     fuzz(api[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE), there)
 
@@ -101,6 +144,7 @@ def test_no_valid_request_makes_the_server_fail(api: Any, known: dict[str, str],
         "/v1/completions",
         "/v1/messages",
         "/v1/responses",
+        "/v1/conversations",
         "/v1/tokenize",
         "/v1/detokenize",
         "/v1/radixkv/conversations",

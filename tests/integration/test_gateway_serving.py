@@ -323,7 +323,10 @@ def test_requests_at_once_are_bounded_and_the_slot_comes_back(engine: Engine) ->
 
 
 def test_a_full_server_refuses(engine: Engine) -> None:
-    with gateway(engine, GatewayConfig(listen=LOCAL, max_requests=1)) as server, httpx.Client() as client:
+    with (
+        gateway(engine, GatewayConfig(listen=LOCAL, max_requests=1, max_waiting=0)) as server,
+        httpx.Client() as client,
+    ):
         body = {**CHAT, "max_tokens": 3500, "stream": True}
         with client.stream("POST", f"{server.url}/chat/completions", json=body) as answer:
             lines = answer.iter_lines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,3 +115,69 @@ def test_the_tokens_of_a_responses_input_are_counted(stack: Stack, http: httpx.C
         assert counted == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
         assert usage["input_tokens"] == len(stack.engine.prompts[-1])
     assert http.post("/v1/responses/input_tokens", json={"input": []}).status_code == 400
+
+
+def test_what_evaluators_ask_of_the_tokenizer_is_answered(stack: Stack, http: httpx.Client) -> None:
+    told = http.get("/tokenizer_info").json()
+    assert (told["eos_token"], told["model_max_length"]) == ("<|im_end|>", 512)
+    assert told["eos_token_ids"] == sorted(stack.runner.eos_token_ids)
+    assert http.get("/props").json()["default_generation_settings"] == {"n_ctx": 512}
+
+
+def test_a_ping_is_answered_as_health_is(http: httpx.Client) -> None:
+    assert http.get("/ping").json() == http.post("/ping").json() == http.get("/health").json()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/embeddings", "no embeddings are served here"),
+        ("/v1/moderations", "no moderation is served here"),
+        ("/v1/rerank", "no scores of texts are served here"),
+        ("/v1/audio/speech", "no sound is served here"),
+        ("/v1/nothing", "there is no such URL here"),
+    ],
+)
+def test_a_url_that_is_not_served_is_answered_by_those_that_are(http: httpx.Client, path: str, kind: str) -> None:
+    assert http.get("/openapi.json").status_code == 200  # made when the server starts
+    answer = http.post(path, json={})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("unknown_url", "invalid_request_error")
+    assert error["message"].startswith(kind)
+    assert "takes /chat/completions, /completions, /detokenize, /messages" in error["message"]
+    assert "/docs" in http.get("/nothing").json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_usage_is_told_in_every_chunk_where_it_is_asked_for(http: httpx.Client, path: str) -> None:
+    said = {"messages": HI} if path.startswith("chat") else {"prompt": "Hi"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**said, "max_tokens": 12, "n": 2, "ignore_eos": True, "stream": True, "stream_options": options}
+    lines = http.post(f"/v1/{path}", json=body).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    last = chunks.pop()["usage"]
+    assert last["completion_tokens"] == 24
+    for index in range(2):
+        told = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in told]
+        assert counts == sorted(counts)
+        assert len(set(counts)) > 3
+        assert counts[-1] == 12
+        assert {usage["prompt_tokens"] for usage in told} == {last["prompt_tokens"]}
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in told)
+
+
+def test_what_an_object_of_a_request_holds_besides_is_told_or_refused(http: httpx.Client) -> None:
+    odd = {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}}
+    answer = http.post("/v1/chat/completions", json={**CHAT, **odd, "response_format": {"type": "text", "x": 1}})
+    assert answer.headers["x-radixkv-left-out"] == "stream_options.include_obfuscation, response_format.x"
+    answer = http.post("/v1/chat/completions", json={**CHAT, "structured_outputs": {"structural_tag": "{}"}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "structured_outputs.structural_tag"
+
+
+def test_a_chat_that_is_to_be_stored_is_refused(http: httpx.Client) -> None:
+    answer = http.post("/v1/chat/completions", json={**CHAT, "store": True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "store")
+    assert http.post("/v1/chat/completions", json={**CHAT, "store": False}).status_code == 200

@@ -224,6 +224,11 @@ def test_one_stream_too_many_is_refused_while_health_still_answers(
     runner.gate.open()
 
 
+def test_a_router_that_takes_the_worker_for_another_engine_is_told_how_it_is_reached(server: GenerationServer) -> None:
+    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError, match="by its HTTP address"):
+        channel.unary_unary("/vllm.grpc.engine.VllmEngine/HealthCheck")(b"", timeout=10)
+
+
 def test_reflection_lists_the_service(server: GenerationServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -171,3 +172,19 @@ def test_no_more_than_so_many_may_follow() -> None:
             list(subscribe(channel))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         first.cancel()
+
+
+def test_a_subscriber_who_leaves_is_no_longer_counted_and_makes_room(
+    holder: RemoteHolder, channel: grpc.Channel
+) -> None:
+    for _ in range(2):
+        router = Router()
+        call = subscribe(channel)
+        store(holder, list(range(32)))
+        router.follow(call, until=2)
+        assert holder.event_stats().num_event_subscribers == 1
+        call.cancel()
+        until_s = time.monotonic() + 30
+        while holder.event_stats().num_event_subscribers and time.monotonic() < until_s:
+            holder.stats()
+        assert holder.event_stats().num_event_subscribers == 0

@@ -1,4 +1,4 @@
-"""Every command in the README runs, and the servers among them stop cleanly on Ctrl-C."""
+"""Every command in the README and in the gateway's runs, and the servers among them stop cleanly on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = ("radixkv up", "radixkv serve", "radixkv worker")
+READMES = (ROOT / "README.md", ROOT / "radixkv" / "gateway" / "README.md")
 HTTP = "http://127.0.0.1:8000"
 SCRIPT = "What is the capital of France?\n/regenerate\n/tree\n/quit\n"
 
 
 def fenced(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    texts = "\n".join(readme.read_text() for readme in READMES)
+    return re.findall(rf"^```{language}\n(.*?)^```", texts, re.S | re.M)
 
 
 def commands() -> list[str]:
-    """Every shell command of the README; of a line that installs first, what comes after the installation."""
+    """Every shell command of the READMEs; of a line that installs first, what comes after the installation."""
     lines = [line for block in fenced("sh") for line in block.splitlines() if line]
     return [line.rsplit(" && ", 1)[-1].replace(".venv/bin/", "") for line in lines]
 

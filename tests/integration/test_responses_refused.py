@@ -66,7 +66,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, 400, "text.format.schema"),
     ({"text": {"format": {"type": "xml"}}}, 400, "text.format"),
     ({"background": True, "store": False}, 400, "background"),
-    ({"conversation": "conv_1"}, 400, "conversation"),
+    ({"conversation": "conv_1"}, 404, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, 400, "prompt"),
     ({"metadata": {"a": 1}}, 400, "metadata.a"),
     ({"metadata": {str(number): "" for number in range(17)}}, 400, "metadata"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -21,6 +22,7 @@ from radixkv import AcquireOp, InvalidArgumentError, LimitError, PoolShape, Unav
 from radixkv.core.errors import LeaseError, RadixKVError
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.service.conversion import op_to_proto
+from radixkv.service.kv_events import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.service.status import error_from_rpc
 from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
@@ -225,6 +227,30 @@ def test_reflection_lists_the_services_and_describes_them(channel: grpc.Channel)
     names = {service.name for service in listed.list_services_response.service}
     assert {"radixkv.v1.Workers", "radixkv.v1.PrefixCache", "grpc.health.v1.Health"} <= names
     assert described.file_descriptor_response.file_descriptor_proto
+
+
+def test_reflection_describes_the_services_that_routers_subscribe_to(channel: grpc.Channel) -> None:
+    """As a program that has nothing but reflection calls them."""
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+    pool = DescriptorPool()
+    for name in KV_EVENT_SERVICES:
+        requests = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=name),
+        ]
+        listed, described = stub.ServerReflectionInfo(iter(requests))
+        assert name in {service.name for service in listed.list_services_response.service}
+        for file in reversed(described.file_descriptor_response.file_descriptor_proto):
+            pool.AddSerializedFile(file)
+        (method,) = pool.FindServiceByName(name).methods
+        assert (method.name, method.server_streaming) == ("SubscribeKvEvents", True)
+        assert "start_sequence_number" in method.input_type.fields_by_name
+
+
+def test_a_router_that_takes_the_service_for_an_engine_is_told_what_it_is(channel: grpc.Channel) -> None:
+    for name in KV_EVENT_SERVICES:
+        with pytest.raises(grpc.RpcError, match="give the router the worker by its HTTP address"):
+            channel.unary_unary(f"/{name}/HealthCheck")(b"", timeout=10)
 
 
 def test_a_port_in_use_is_an_error_that_names_it(service: ServiceThread, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hash_model import HashRunner
 
-from radixkv import InvalidArgumentError, PrefixCache, UnavailableError
-from radixkv.gateway.backend import Backend
+from radixkv import InvalidArgumentError, PrefixCache, UnavailableError, pack_tokens
+from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.engine import Engine
@@ -23,7 +23,16 @@ from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.request import GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started
+from radixkv.worker.stream import (
+    BranchFinished,
+    Completed,
+    Delta,
+    FinishReason,
+    GenerationEvent,
+    GenerationStream,
+    PromptLogprobs,
+    Started,
+)
 
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
 PROMPT = [1, 2, 3, 4, 5]
@@ -163,6 +172,44 @@ def test_nobody_waits_for_a_worker_behind_a_gateway_that_ends_everything(tmp_pat
     asyncio.run(use())
 
 
+def test_a_stream_that_is_closed_while_it_waits_for_a_worker_waits_no_longer(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
+
+    async def use() -> None:
+        num_tries = 0
+        first = Life(address)
+        first.runner.gate.close_after(2)
+        with GenerationClient(address, retries=False) as client:
+            backend = Backend(client, patience_s=3600)
+            stream = await backend.generate(request())
+            generate = client.generate
+
+            def counted(params: GenerateParams) -> GenerationStream:
+                nonlocal num_tries
+                num_tries += 1
+                return generate(params)
+
+            client.generate = counted  # type: ignore[method-assign]  # it counts, and answers as before
+            while first.runner.gate.is_open:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(first.end)
+            following = asyncio.ensure_future(to_its_end(stream))
+            while num_tries < 2:
+                await asyncio.sleep(0.01)
+            assert not following.done()
+            stream.close()
+            with pytest.raises(UnavailableError):
+                await asyncio.wait_for(following, 10)
+            backend.close()
+
+    asyncio.run(use())
+
+
+async def to_its_end(stream: EventStream) -> None:
+    async for _ in stream:
+        pass
+
+
 def test_a_stream_that_would_go_on_otherwise_ends_with_an_error() -> None:
     lasting = Lasting(request(n=2))
     lasting.fresh([Started("first", b""), Delta(0, (1, 2), "ab"), Delta(1, (3,), "c")])
@@ -181,6 +228,20 @@ def test_an_end_that_was_told_is_not_told_again() -> None:
     lasting.again(None)
     other = BranchFinished(1, FinishReason.LENGTH)
     assert lasting.fresh([Delta(0, (1,), "a"), end, Delta(1, (2,), "b"), other]) == [Delta(1, (2,), "b"), other]
+
+
+def test_of_a_prompt_only_what_was_not_told_is_scored_again() -> None:
+    lasting = Lasting(request(prompt_logprobs=1))
+    first, rest = (
+        PromptLogprobs(start, (-1.0,) * count, (1,) * count, (5,) * count, (-1.0,) * count)
+        for start, count in ((1, 2), (3, 2))
+    )
+    lasting.fresh([Started("first", pack_tokens(PROMPT)), first])
+    assert lasting.again(None).sampling.prompt_logprobs_start == 3
+    assert lasting.fresh([Started("second", pack_tokens(PROMPT)), rest]) == [rest]
+    with Engine(HashRunner(NUM_BLOCKS, BLOCK_SIZE), PrefixCache(NUM_BLOCKS, BLOCK_SIZE)) as engine:
+        events = list(engine.generate(lasting.again(None)))  # all are told
+    assert not any(isinstance(event, PromptLogprobs) for event in events)
 
 
 def test_the_seed_of_a_request_that_names_none_is_kept() -> None:

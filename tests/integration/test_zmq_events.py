@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,49 @@ def test_a_subscriber_knows_what_is_cached_from_the_changes_and_from_a_replay(
         assert set(late.histories.values()) == set(early.histories.values()) == cached(holder)
         early.close()
         late.close()
+
+
+class ArrayEvent(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
+    """As published by vLLM 0.10 and by SGLang."""
+
+
+class ArrayBlockStored(ArrayEvent, tag="BlockStored"):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None = None
+
+
+class ArrayBlockRemoved(ArrayEvent, tag="BlockRemoved"):
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class ArrayAllBlocksCleared(ArrayEvent, tag="AllBlocksCleared"):
+    pass
+
+
+class ArrayEventBatch(EventBatch):
+    events: list[ArrayBlockStored | ArrayBlockRemoved | ArrayAllBlocksCleared]
+
+
+def test_events_are_arrays_for_subscribers_that_know_no_maps(config: ServiceConfig, context: zmq.Context[Any]) -> None:
+    with (
+        ServiceThread(replace(config, kv_events_arrays=True)) as service,
+        connect(service.addresses[0], PoolShape(256)) as holder,
+    ):
+        assert config.kv_events_replay_endpoint is not None
+        store(holder, list(range(40)))
+        asking: Any = context.socket(zmq.DEALER)
+        asking.connect(config.kv_events_replay_endpoint)
+        asking.send_multipart((b"", bytes(8)))
+        assert asking.poll(TIMEOUT_MS)
+        batch = msgspec.msgpack.decode(asking.recv_multipart()[3], type=ArrayEventBatch)
+        asking.close(linger=0)
+    stored = [event for event in batch.events if isinstance(event, ArrayBlockStored)]
+    assert [(event.token_ids, event.block_size, event.medium) for event in stored] == [(list(range(32)), BLOCK, "GPU")]
 
 
 def test_who_asks_for_more_than_is_kept_gets_a_snapshot_and_goes_on_with_the_changes(

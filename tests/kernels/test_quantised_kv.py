@@ -140,16 +140,10 @@ def test_what_is_written_is_what_the_format_says_in_its_slots_and_nowhere_else(
         assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
 
 
-@pytest.mark.parametrize(
-    ("kv_format", "width"),
-    [
-        (kv_format, width)
-        for kv_format in KVFormat
-        for width in (2, 6, 16, 24, 63, 64, 80, 96, 128)
-        if kv_format is not KVFormat.INT4 or width % 2 == 0
-    ],
-)
+@pytest.mark.parametrize("width", [2, 6, 16, 24, 63, 64, 80, 96, 128])
+@pytest.mark.parametrize("kv_format", KVFormat)
 def test_rows_of_any_size_and_magnitude_are_written_to_the_bit(kv_format: KVFormat, width: int) -> None:
+    width += width % 2 if kv_format is KVFormat.INT4 else 0  # it packs two into a byte
     torch.manual_seed(width)
     rows = torch.randn(160, 1, width)
     rows[:80] *= 10.0 ** torch.linspace(-44, 37, 80)[:, None, None]

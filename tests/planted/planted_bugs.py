@@ -238,4 +238,41 @@ PLANTED_BUGS = (
         "await error_response(refusal, scope)(scope, receive, answer.send)\n            return\n        try:\n",
         ("integration/test_gateway_door.py::test_a_tenants_limit_is_looked_at_before_its_body",),
     ),
+    PlantedBug(
+        "pins are asked of every pool",
+        "client/reader.py",
+        "readers.PinsRequest(pool=self.pool_name, namespace",
+        "readers.PinsRequest(namespace",
+        (
+            "integration/test_client.py::"
+            "test_a_reader_asks_and_changes_the_pool_and_the_namespace_that_it_names_and_no_other",
+        ),
+    ),
+    PlantedBug(
+        "a kept conversation's reply is generated in the default namespace",
+        "gateway/conversations/replying.py",
+        "        namespace=tenant.namespace,\n        adapter",
+        "        adapter",
+        (
+            "integration/test_conversations.py::"
+            "test_every_route_generates_in_the_namespace_of_its_caller_and_under_the_id_of_the_request",
+        ),
+    ),
+    PlantedBug(
+        "a closed stream goes on waiting for a worker",
+        "gateway/backend.py",
+        "return stream is not None and not stream.is_closed",
+        "return stream is not None",
+        ("integration/test_worker_lost.py::test_a_stream_that_is_closed_while_it_waits_for_a_worker_waits_no_longer",),
+    ),
+    PlantedBug(
+        "a pin that a restarted service refused comes back with the next",
+        "client/session.py",
+        "                self._ledger.noted(UnpinOp(op.tokens, op.namespace))\n",
+        "                pass\n",
+        (
+            "stateful/test_kept_over_restart.py::"
+            "test_a_pin_that_a_restarted_service_refuses_does_not_come_back_with_the_next",
+        ),
+    ),
 )

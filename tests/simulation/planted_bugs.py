@@ -238,25 +238,25 @@ PLANTED_BUGS = (
     PlantedBug(
         "what is cleared while a restarted service is told of it comes back",
         "core/adopting.py",
-        "        if namespace in self._cleared:\n            return 0\n",
+        "        if self._is_cleared(namespace):\n            return 0\n",
         "",
     ),
     PlantedBug(
         "sequences of what was cleared come into sight as they are adopted",
         "core/adopting.py",
-        "if shares and namespace in self._cleared:",
+        "if shares and self._is_cleared(namespace):",
         "if False:",
     ),
     PlantedBug(
         "what a holder heard to be cleared is told to the next service",
         "client/ledger.py",
-        "                self._trees.pop(entry.namespace, None)\n",
-        "                pass\n",
+        "if not covers(entry.namespace, name)}\n",
+        "}\n",
     ),
     PlantedBug(
         "what was cleared is matched until it is evicted",
         "core/management.py",
-        "root = self._forest.roots.pop(validation.check_namespace(namespace), None)",
-        "root = self._forest.roots.get(validation.check_namespace(namespace))",
+        "        del self._forest.roots[root.namespace]\n",
+        "",
     ),
 )

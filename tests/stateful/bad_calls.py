@@ -34,6 +34,7 @@ def bad_calls(holder: CacheHolder, branch: Branch | None) -> list[Callable[[], o
         lambda: holder.set_quota("other", 1 << 40),
         lambda: holder.set_quota("other", 0, -1),
         lambda: holder.set_quota("", 0),
+        lambda: holder.set_quota("other#salt=1", 0),
         lambda: holder.extend(NO_SUCH_ID, 3),
         lambda: holder.insert(NO_SUCH_ID, 0),
         lambda: holder.fork(NO_SUCH_ID, 1),

@@ -297,7 +297,9 @@ class CacheMachine(KeepingRules):
         for pick in tenants:
             branch = [pick // 2 % 3, pick // 6 % 3, *suffix]
             worth = RANGES[pick // 8 % len(RANGES)]
-            self._serve(pick, 3, branch, NAMESPACES[pick % 2], num_new=pick % 4, worth=worth, keep=True)
+            self._serve(
+                pick, 3, branch, NAMESPACES[pick % 2 + (pick % 8 == 7)], num_new=pick % 4, worth=worth, keep=True
+            )
         self.driver.evict(num_evicted)
 
     # -- the whole cache ----------------------------------------------------------------------------------------------

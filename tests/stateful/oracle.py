@@ -37,7 +37,7 @@ from radixkv.core.errors import (
 )
 from radixkv.core.tokens import unpack_tokens
 
-from .shares import REFUSALS, Shares
+from .shares import REFUSALS, Shares, owner_of
 from .waits import Waits
 
 __all__ = ["Branch", "Oracle", "Tokens"]
@@ -164,11 +164,14 @@ class Oracle:
     def cleared(self, namespace: str) -> None:
         """Nothing that was published before matches for newcomers; who is open goes on in a world of its own."""
         self.waits.cleared(
-            branch for branch in self.branches.values() if branch.namespace == namespace and self.is_current(branch)
+            branch
+            for branch in self.branches.values()
+            if namespace in (branch.namespace, owner_of(branch.namespace)) and self.is_current(branch)
         )
-        self._generations[namespace] = self._generations.get(namespace, 0) + 1
-        self._known.pop(namespace, None)
-        self.pins = {pin for pin in self.pins if pin[0] != namespace}
+        for name in {namespace, *(name for name in self._ever if owner_of(name) == namespace)}:
+            self._generations[name] = self._generations.get(name, 0) + 1
+            self._known.pop(name, None)
+            self.pins = {pin for pin in self.pins if pin[0] != name}
 
     def pinned(self, namespace: str, tokens: Tokens) -> None:
         """These tokens are pinned, to the last."""

@@ -189,9 +189,9 @@ PLANTED_BUGS = (
     PlantedBug(
         "eviction before the call is known to fail",
         "cache.py",
-        "        room.require(forest, namespace, account, plan.num_needed, num_sequences=1)\n",
+        "        room.require(forest, owner, account, plan.num_needed, num_sequences=1)\n",
         "        room.evict(forest, plan.num_needed - forest.pool.num_free)\n"
-        "        room.require(forest, namespace, account, plan.num_needed, num_sequences=1)\n",
+        "        room.require(forest, owner, account, plan.num_needed, num_sequences=1)\n",
     ),
     PlantedBug(
         "release without keep that keeps",
@@ -226,8 +226,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a clear after which open sequences go on publishing to newcomers",
         "management.py",
-        "root = self._forest.roots.pop(validation.check_namespace(namespace), None)",
-        "root = self._forest.roots.get(validation.check_namespace(namespace))",
+        "        del self._forest.roots[root.namespace]\n",
+        "",
     ),
     PlantedBug(
         "a cleared tree whose nodes stay when their sequences end",

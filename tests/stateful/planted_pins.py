@@ -64,19 +64,19 @@ PLANTED_PINS = (
     PlantedBug(
         "a namespace that may pin nothing once another has pinned all that may be",
         "pins.py",
-        " and root.num_pinned + num_new > share:",
+        " and account.num_pinned + num_new > share:",
         ":",
     ),
     PlantedBug(
         "a namespace that makes others give way for more than its share",
         "pins.py",
-        " and root.num_pinned + num_new > share:",
+        " and account.num_pinned + num_new > share:",
         " and num_new > share:",
     ),
     PlantedBug(
         "a pin that takes blocks promised to sequences",
         "management.py",
-        "        room.require(self._forest, namespace, root.account, self._pins.lock_cost(root, cached, walk))\n",
+        "        room.require(self._forest, owner_of(namespace), root.account, self._pins.lock_cost(root, cached, walk))\n",
         "",
     ),
     PlantedBug(

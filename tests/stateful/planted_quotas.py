@@ -8,6 +8,18 @@ __all__ = ["PLANTED_QUOTAS"]
 
 PLANTED_QUOTAS = (
     PlantedBug(
+        "a salt with books of its own",
+        "namespaces.py",
+        "    return namespace.partition(_ADAPTER)[0].partition(_SALT)[0]\n",
+        "    return namespace\n",
+    ),
+    PlantedBug(
+        "a clear that leaves what is derived",
+        "forest.py",
+        "if covers(namespace, name)]",
+        "if name == namespace]",
+    ),
+    PlantedBug(
         "a quota of blocks that bounds nobody",
         "room.py",
         "    num_left = share.num_blocks - share.num_in_use\n",
@@ -34,8 +46,8 @@ PLANTED_QUOTAS = (
     PlantedBug(
         "a fork that counts as one sequence however many it opens",
         "cache.py",
-        "n * num_promised + cover_cost, num_sequences=n)",
-        "n * num_promised + cover_cost, num_sequences=1)",
+        "n * num_promised + cover_cost, num_sequences=n\n",
+        "n * num_promised + cover_cost, num_sequences=1\n",
     ),
     PlantedBug(
         "a quota of sequences one too large",
@@ -118,8 +130,8 @@ PLANTED_QUOTAS = (
     PlantedBug(
         "a cleared namespace that may use its quota once more",
         "management.py",
-        "        self._forest.forget_if_idle(namespace)\n",
-        "        self._forest.accounts.pop(namespace, None)\n",
+        "        self._forest.forget_if_idle(root.namespace)\n",
+        "        self._forest.accounts.pop(root.namespace, None)\n",
     ),
     PlantedBug(
         "a new quota that drops the bound on sequences",

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from radixkv.core.api import DEFAULT_PRIORITY, NodeInfo, Retention
 
 from .oracle import Oracle, Tokens
+from .shares import owner_of
 from .snapshot import Snapshot
 
 __all__ = ["RANGES", "Retained", "check_none_better_went"]
@@ -231,10 +232,11 @@ def check_none_better_went(before: Snapshot, after: Snapshot) -> None:
     ]
     dearest: dict[str, int] = {}
     for node in gone:
-        dearest[node.namespace] = max(node.priority, dearest.get(node.namespace, 0))
+        owner = owner_of(node.namespace)
+        dearest[owner] = max(node.priority, dearest.get(owner, 0))
     parents = {path.node.parent_id for path in before.paths.values()}
     for node_id, path in before.paths.items():
         stays = left.get((path.node.namespace, path.tokens))
         if stays is not None and node_id not in parents and not path.node.lock_ref and not stays.lock_ref:
-            least = dearest.get(stays.namespace, 0)
+            least = dearest.get(owner_of(stays.namespace), 0)
             assert stays.priority >= least, f"{stays} stayed, and of {gone} one went that is worth more"

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from .oracle import Branch, Oracle
     from .snapshot import Snapshot
 
-__all__ = ["REFUSALS", "EvictionOrder", "Shares"]
+__all__ = ["REFUSALS", "EvictionOrder", "Shares", "owner_of"]
 
 REFUSALS = (OutOfBlocksError, QuotaError)
 COMMON = ""
 """The share of those without a quota; no namespace is called so."""
+
+
+def owner_of(namespace: str) -> str:
+    """In whose books a namespace is."""
+    return namespace.split("#", maxsplit=1)[0]
 
 
 class _Room(NamedTuple):
@@ -55,7 +60,8 @@ class Shares:
         return self._oracle.num_blocks - others
 
     def share_of(self, namespace: str) -> str:
-        return namespace if namespace in self.blocks else COMMON
+        owner = owner_of(namespace)
+        return owner if owner in self.blocks else COMMON
 
     def sizes(self) -> dict[str, int]:
         """Blocks of each share, the common one first."""
@@ -65,7 +71,9 @@ class Shares:
 
     def passes(self, namespace: str, num_more: int) -> bool:
         """Whether so many more sequences would be more than its quota allows."""
-        return bool(num_more) and self._num_open(namespace) + num_more > self.sequences.get(namespace, 1 << 62)
+        return bool(num_more) and self._num_open(namespace) + num_more > self.sequences.get(
+            owner_of(namespace), 1 << 62
+        )
 
     def opened(self, branch: Branch) -> None:
         assert not self.passes(branch.namespace, 1), f"{branch} was opened beyond {self.sequences[branch.namespace]}"
@@ -74,7 +82,7 @@ class Shares:
         """An op found too few blocks or sequences: rightly, and it says so in numbers."""
         assert isinstance(error, REFUSALS), error
         assert error.num_needed > error.num_available >= 0, f"{op} answered {error}"
-        namespace, num_more = self._namespace_of(op), _num_opened(op)
+        namespace, num_more = owner_of(self._namespace_of(op)), _num_opened(op)
         is_passed = self.passes(namespace, num_more)
         if isinstance(error, OutOfBlocksError):
             assert not is_passed, f"{op} answered {error!r} where its sequences are too many"
@@ -148,7 +156,8 @@ class Shares:
         return op.namespace if isinstance(op, AcquireOp) else self._oracle.branches[op.seq_id].namespace  # type: ignore[union-attr]  # a match is never refused
 
     def _num_open(self, namespace: str) -> int:
-        return sum(branch.namespace == namespace for branch in self._oracle.branches.values())
+        owner = owner_of(namespace)
+        return sum(owner_of(branch.namespace) == owner for branch in self._oracle.branches.values())
 
     # -- what is held ---------------------------------------------------------------------------------------------------
 
@@ -195,7 +204,7 @@ class Shares:
         """Assert that each namespace has what its nodes and sequences hold, and that no share has more in use than fits."""
         branches = list(self._oracle.branches.values())
         nodes = [path.node for path in after.paths.values()]
-        known = {node.namespace for node in nodes} | {branch.namespace for branch in branches}
+        known = {owner_of(held.namespace) for held in (*nodes, *branches)}
         known |= self.blocks.keys() | self.sequences.keys()
         assert after.usage.keys() == known, f"{sorted(after.usage)} are told of {sorted(known)}"
         for namespace, use in after.usage.items():
@@ -203,8 +212,8 @@ class Shares:
             assert (use.block_quota, use.sequence_quota) == quotas, f"{use}, {quotas} were set"
             self._check_held(
                 use,
-                [node for node in nodes if node.namespace == namespace],
-                [branch for branch in branches if branch.namespace == namespace],
+                [node for node in nodes if owner_of(node.namespace) == namespace],
+                [branch for branch in branches if owner_of(branch.namespace) == namespace],
             )
         stats = after.stats
         assert sum(use.num_blocks for use in after.usage.values()) == stats.num_blocks - stats.num_free_blocks
@@ -263,7 +272,7 @@ class EvictionOrder(NamedTuple):
         """Of the leaves of each namespace those of its lowest priority."""
         return [
             leaf
-            for own in _by_name(leaves, lambda leaf: leaf.namespace).values()
+            for own in _by_name(leaves, lambda leaf: owner_of(leaf.namespace)).values()
             for leaf in own
             if leaf.priority == min(other.priority for other in own)
         ]
@@ -273,7 +282,9 @@ class EvictionOrder(NamedTuple):
         of those that never said what anything is worth the oldest. When it is the turn of one that did, its own leaves do not
         tell.
         """
-        by_share = _by_name(leaves, lambda leaf: leaf.namespace if leaf.namespace in self.owners else COMMON)
+        by_share = _by_name(
+            leaves, lambda leaf: owner if (owner := owner_of(leaf.namespace)) in self.owners else COMMON
+        )
         order = self
         if self.num_due <= 0 or self.share not in by_share:
             share, borrowed = max(
@@ -285,7 +296,7 @@ class EvictionOrder(NamedTuple):
         if not is_lru:
             return order, by_share[order.share]
         groups = _by_name(
-            by_share[order.share], lambda leaf: leaf.namespace if leaf.namespace in self.ranked else COMMON
+            by_share[order.share], lambda leaf: owner if (owner := owner_of(leaf.namespace)) in self.ranked else COMMON
         )
         return order, [min(own, key=lambda leaf: leaf.last_access_s) for own in groups.values()]
 

@@ -111,6 +111,18 @@ def test_a_pin_that_expired_does_not_come_back() -> None:
     assert restart(wire).pins() == []
 
 
+def test_a_pin_that_a_restarted_service_refuses_does_not_come_back_with_the_next() -> None:
+    wire = new_wire()
+    store(wire, PROMPT)
+    by_step(wire, PinOp(PROMPT, 300.0))
+    generous = wire._config
+    wire._config = replace(generous, pin_budget=1e-6)
+    assert restart(wire).pins() == []
+    wire._config = generous
+    assert restart(wire).pins() == []
+    assert wire.pool.cache.match(PROMPT).num_tokens == 10
+
+
 @each_way
 def test_quotas_go_on_also_where_they_fit_in_one_order_alone(act: Act) -> None:
     wire = new_wire(ServiceConfig(quotas=(Quota("a", blocks=200), Quota("b", blocks=50), Quota("c", sequences=1))))

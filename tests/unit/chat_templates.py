@@ -7,7 +7,7 @@ by none, tools in odd places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,6 +170,10 @@ class LocalReader:
     async def detokenize(self, token_ids: bytes) -> str:  # type: ignore[override]
         self.num_decoded += 1
         return self._prompts.decode(token_ids)
+
+    async def spell(self, token_ids: Collection[int]) -> dict[int, bytes]:
+        ids = sorted(token_ids)
+        return dict(zip(ids, self._prompts.spell(ids), strict=True))
 
     def spelled(self, text: str) -> list[int]:
         """Ids of a text letter by letter, as a model may sample it and no tokenizer writes it; and the end of the reply."""

@@ -42,6 +42,7 @@ def make_branch(
     num_to_come: int = 0,
 ) -> Branch:
     generation = SimpleNamespace(
+        num_unscored=0,
         pinning=Pinning(),
         arrival=arrival,
         namespace=namespace,

@@ -17,7 +17,7 @@ from tiny_adapters import linear_paths, merged, save_adapter
 from tiny_models import VOCAB_SIZE, reference_logits, reference_model, save_model
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.namespaces import adapter_namespace
+from radixkv.core.namespaces import derived_namespace
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model import ForwardRow, ModelRunner
 
@@ -250,6 +250,6 @@ def test_a_name_that_requests_could_not_give_is_refused(llama: str, name: str, t
 
 def test_no_two_of_namespace_and_adapter_share_a_namespace() -> None:
     pairs = [(namespace, adapter) for namespace in ("team", "team-a", "a") for adapter in ("", "a", "b")]
-    assert len({adapter_namespace(*pair) for pair in pairs}) == len(pairs)
+    assert len({derived_namespace(pair[0], adapter=pair[1]) for pair in pairs}) == len(pairs)
     with pytest.raises(InvalidArgumentError, match="namespace"):
-        adapter_namespace(adapter_namespace("team", "a"), "")
+        derived_namespace(derived_namespace("team", adapter="a"))

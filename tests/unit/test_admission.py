@@ -28,7 +28,7 @@ class Desk:
 
     def next(self, now_s: float = 0.0, *, full: str = "", is_idle: bool = False) -> Branch | None:
         """Who is taken; `full`: an owner of whom nobody may begin."""
-        return self.admission.next(now_s, lambda owner: owner != full, is_idle=is_idle)
+        return self.admission.next(now_s, lambda branch: branch.owner != full, is_idle=is_idle)
 
     def refuse(self, branch: Branch) -> None:
         """Its acquire was answered by an error."""

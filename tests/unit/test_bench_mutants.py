@@ -77,8 +77,18 @@ def test_a_seed_draws_the_same_changes_again() -> None:
     assert drawn(["client"], 5, 8) == drawn(["client"], 5, 8) != drawn(["client"], 6, 8)
 
 
-@pytest.mark.parametrize(("bug", "verdict"), [("    return tuple(tokens)\n", "survives"), ("    return ()\n", "found")])
-def test_tests_run_with_the_text_that_is_planted_and_no_file_is_touched(tmp_path: Path, bug: str, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("bug", "test", "verdict"),
+    [
+        ("    return tuple(tokens)\n", "test_it", "survives"),
+        ("    return ()\n", "test_it", "found"),
+        ("    return ()\n", "test_that_was_renamed", "not run"),
+        ("    return (\n", "test_it", "found"),
+    ],
+)
+def test_tests_run_with_the_text_that_is_planted_and_no_file_is_touched(
+    tmp_path: Path, bug: str, test: str, verdict: str
+) -> None:
     told = tmp_path / "test_it.py"
     told.write_text("from radixkv.client.notices import planted\ndef test_it(): assert planted([1]) == (1,)\n")
     command = (
@@ -90,7 +100,7 @@ def test_tests_run_with_the_text_that_is_planted_and_no_file_is_touched(tmp_path
     source = (ROOT / module).read_text(encoding="utf-8") + f"\n\ndef planted(tokens):\n{bug}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
-        [sys.executable, "-c", command, module, source, str(told), str(log)],
+        [sys.executable, "-c", command, module, source, f"{told}::{test}", str(log)],
         cwd=ROOT,
         env=environment,
         check=True,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from radixkv import CacheStats, PrefixCache, pack_tokens
+from radixkv.core.namespaces import derived_namespace, owner_of
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.cache_view.gauges import KEPT_S, Gauges
 from radixkv.gateway.cache_view.nodes import Change, TreeState
 from radixkv.gateway.cache_view.observer import NUM_CHANGES, CacheObserver
 from radixkv.gateway.cache_view.viewer import ROWS_AT_ONCE, Viewer
-from radixkv.service.namespaces import adapter_namespace, owner_of
 
 SIZE = 4
 
@@ -192,7 +192,7 @@ def test_many_nodes_are_told_in_parts(shown: Shown) -> None:
 
 
 def test_a_tenant_is_told_of_no_node_but_his_own(shown: Shown) -> None:
-    for namespace in ("red", "blue", adapter_namespace("red", "fine"), "red2"):
+    for namespace in ("red", "blue", derived_namespace("red", adapter="fine"), "red2"):
         shown.watched.store(f"{namespace:12}", namespace)
     shown.look()
     viewer = shown.viewer("red")

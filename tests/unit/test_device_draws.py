@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from waits import Waits
 
 from radixkv.worker import sampler
-from radixkv.worker.adjustment import Addend, Adjustment
+from radixkv.worker.adjustment import Addend, Adjustment, Repetition
 from radixkv.worker.device_draws import launch_draws
 from radixkv.worker.sampler import Sampler, SamplerRow
 from radixkv.worker.sampling import SamplingParams
@@ -33,6 +33,10 @@ ADJUSTMENTS = (
     None,
     Adjustment(bias=Addend(np.array([1, 3]), np.array([2.5, -9.0], np.float32)), banned_ids=np.array([0, 7])),
     Adjustment(penalties=Addend(np.array([2]), np.array([-4.0], np.float32)), allowed=b"\xfe\x0f"),
+    Adjustment(
+        repetition=Repetition(np.array([0, 2, 5, 11]), 1.7),
+        penalties=Addend(np.array([5]), np.array([-1.0], np.float32)),
+    ),
 )
 
 
@@ -79,7 +83,7 @@ def test_rows_in_the_order_of_the_logits_are_drawn_from_as_they_lie(count: int) 
 
 
 def test_nothing_waits_for_the_device_before_the_answer_is_read() -> None:
-    logits = torch.randn(6, 2000, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(7, 2000, generator=torch.Generator().manual_seed(0))
     rows = [
         plain(temperature=0.0),
         plain(top_p=0.9, logprobs=5),
@@ -88,7 +92,7 @@ def test_nothing_waits_for_the_device_before_the_answer_is_read() -> None:
         *(plain(top_p=0.5)._replace(adjustment=adjustment) for adjustment in ADJUSTMENTS[1:]),
     ]
     with Waits() as waits:
-        draws = launch_draws(logits, rows, [5, 0, 1, 2, 3, 3])
+        draws = launch_draws(logits, rows, [5, 0, 1, 2, 3, 3, 4])
     assert waits.found == set()
     with Waits() as waits:
         Sampler().sample(logits, rows)

@@ -1,4 +1,4 @@
-"""What is answered without a key: a reader that takes nothing keeps its place no longer than a moment."""
+"""What is answered without a key leaves its place soon; what is refused is told the time that the backlog takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from radixkv.gateway import gate
-from radixkv.gateway.gate import ONE_STRANGERS, STRANGERS_AT_ONCE, StrangersLane
+from radixkv.gateway.gate import ONE_STRANGERS, STRANGERS_AT_ONCE, Cost, Gate, StrangersLane
 
 
 def test_readers_who_take_nothing_leave_their_places_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +37,39 @@ def test_readers_who_take_nothing_leave_their_places_to_the_next(monkeypatch: py
         await asyncio.gather(*free)  # none was given back twice, or not at all
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_is_refused_is_told_how_long_the_backlog_takes(is_shared: bool) -> None:
+    now_s = 1000.0
+    gate = Gate(40, 360, is_shared=is_shared, clock=lambda: now_s)
+    num_entered = 0
+    while gate.refusal("red", Cost.WORK) is None:
+        gate.enter("red", Cost.WORK)
+        num_entered += 1
+    assert num_entered == (100 if is_shared else 400)
+    for _ in range(20):  # they end four at a time, twice a second
+        now_s += 0.5
+        for _ in range(4):
+            gate.leave("red", Cost.WORK)
+            gate.enter("red", Cost.WORK)
+    refusal = gate.refusal("red", Cost.WORK)
+    assert refusal is not None
+    assert refusal.status == (429 if is_shared else 503)
+    assert int(refusal.headers["Retry-After"]) == pytest.approx(num_entered / 8, rel=0.15)
+    assert (gate.refusal("blue", Cost.WORK) is None) == is_shared
+    assert gate.refusal("red", Cost.READ) is None
+
+
+def test_idle_time_is_no_part_of_the_pace() -> None:
+    now_s = 0.0
+    gate = Gate(1, 0, clock=lambda: now_s)
+    for _ in range(20):
+        now_s += 3600.0
+        gate.enter("red", Cost.WORK)
+        now_s += 2.0
+        gate.leave("red", Cost.WORK)
+    gate.enter("red", Cost.WORK)
+    refusal = gate.refusal("red", Cost.WORK)
+    assert refusal is not None
+    assert refusal.headers["Retry-After"] == "2"

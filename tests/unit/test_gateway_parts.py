@@ -302,7 +302,15 @@ def test_the_place_of_what_is_no_token_id_is_told(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"max_body_bytes": 0}, {"drain_s": -1}, {"max_requests": 0}, {"response_ttl_s": 0}, {"max_tokens": 0}]
+    "fields",
+    [
+        {"max_body_bytes": 0},
+        {"drain_s": -1},
+        {"max_requests": 0},
+        {"max_waiting": -1},
+        {"response_ttl_s": 0},
+        {"max_tokens": 0},
+    ],
 )
 def test_a_configuration_out_of_bounds_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):

@@ -154,7 +154,7 @@ def test_one_call_at_a_time_ends_the_reply_for_its_caller(separator: str) -> Non
     assert (reply.finish_reason, reply.stop) == ("tool_calls", None)
 
 
-@pytest.mark.parametrize("plan", [chat._Plan, anthropic_routes._Plan, Plan])
+@pytest.mark.parametrize("plan", [chat.Plan, anthropic_routes._Plan, Plan])
 @pytest.mark.parametrize(("takes_one_call", "num_calls"), [(True, 1), (False, 2)])
 def test_every_api_leaves_out_what_is_behind_the_first_call_where_it_is_asked_to(
     plan: Any, takes_one_call: bool, num_calls: int
@@ -162,11 +162,11 @@ def test_every_api_leaves_out_what_is_behind_the_first_call_where_it_is_asked_to
     said = dict.fromkeys(field.name for field in fields(plan))
     said |= {"tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call), "end_ids": frozenset()}
     said |= {
-        "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=())),
+        "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=(), thinking=None)),
         "request": SimpleNamespace(ignore_eos=True),
     }
     known = plan(**{name: said[name] for name in said if name in plan.__slots__})
-    reply = known.new_reply(0) if plan is chat._Plan else known.new_reply()
+    reply = known.new_reply(0) if plan is chat.Plan else known.new_reply()
     reply.push(Delta(0, (1,), HERMES + HERMES))
     reply.finish(BranchFinished(0, FinishReason.LENGTH, None, None))
     assert len(reply.calls) == num_calls
@@ -195,21 +195,22 @@ def test_of_a_list_of_calls_the_first_is_taken_where_one_is_wanted() -> None:
 
 def test_a_choice_of_none_hides_the_tools() -> None:
     plan = plan_tools([tool()], "none")
-    assert (plan.tools, plan.names, plan.grammar) == ((), frozenset(), None)
+    assert (plan.tools, plan.names, plan.constraint) == ((), frozenset(), None)
 
 
 def test_a_required_call_is_held_to_the_functions_schemas() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     both = plan_tools([tool(**schema), tool("time")], "required")
-    assert both.grammar is not None
-    assert [call["properties"]["name"] for call in json.loads(both.grammar.text)["anyOf"]] == [
+    assert both.constraint is not None
+    assert [call["properties"]["name"] for call in json.loads(both.constraint.grammar.text)["anyOf"]] == [
         {"const": "weather"},
         {"const": "time"},
     ]
     choice = NamedTool.model_validate({"type": "function", "function": {"name": "weather"}})
     named = plan_tools([tool(**schema), tool("time")], choice)
-    assert named.grammar is not None
-    assert json.loads(named.grammar.text)["properties"]["arguments"] == schema
+    assert named.constraint is not None
+    (call,) = json.loads(named.constraint.grammar.text)["anyOf"]
+    assert call["properties"]["arguments"] == schema | {"additionalProperties": False}
     assert named.names == {"weather"}
 
 

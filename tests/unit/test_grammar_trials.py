@@ -222,6 +222,29 @@ def test_one_that_turns_out_slow_ends_its_reply_and_is_refused_from_then_on(
     shared.matcher(grammar, "another")
 
 
+def test_who_waits_for_the_trial_of_anothers_same_grammar_waits_no_longer_than_so_long(
+    shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar, begun, goes_on, meet = Grammar("regex", "x*"), threading.Event(), threading.Event(), shared._meet
+
+    def held(*arguments: object) -> object:
+        begun.set()
+        assert goes_on.wait(WAIT_S)
+        return meet(*arguments)  # type: ignore[arg-type]  # as they come
+
+    monkeypatch.setattr(shared, "_meet", held)
+    monkeypatch.setattr(grammar_module, "MAX_WAIT_S", 0.01)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(shared.matcher, grammar)
+        assert begun.wait(WAIT_S)
+        try:
+            with pytest.raises(LimitError, match="the same grammar"):
+                shared.matcher(grammar)
+        finally:
+            goes_on.set()
+        assert first.result(WAIT_S).take(ord("x"))
+
+
 def test_a_trial_that_something_else_ended_gives_no_verdict(text: ChatText) -> None:
     with closing(_trials(text)) as trials, ThreadPoolExecutor(1) as threads:
         trials.start()

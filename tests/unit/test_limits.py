@@ -123,3 +123,30 @@ def test_a_refusal_counts_nothing(bound: dict[str, int], num_fitting: int, reaso
     free = {"requests_per_minute": 10, "tokens_per_minute": 600, "max_concurrent": 1}
     slot = admit(limiter, **free)
     assert [rate.remaining for rate in slot.rates] == [10 - num_fitting - 1, 500]
+
+
+def test_half_of_a_minute_is_kept_from_the_background_which_takes_no_place() -> None:
+    limiter = Limiter(Clock())
+    tenant = Tenant("t", "t", TenantLimits(requests_per_minute=10, max_concurrent=1))
+    jobs = [limiter.admit(tenant, is_background=True) for _ in range(5)]
+    with pytest.raises(LimitError, match="10 requests per minute") as caught:
+        limiter.admit(tenant, is_background=True)
+    assert caught.value.retry_after_s == pytest.approx(6)
+    asked = limiter.admit(tenant)
+    with pytest.raises(LimitError, match="1 requests at once"):
+        limiter.admit(tenant)
+    for job in jobs:
+        job.close()
+    with pytest.raises(LimitError, match="1 requests at once"):
+        limiter.admit(tenant)
+    asked.close()
+    limiter.admit(tenant)
+
+
+def test_half_of_the_tokens_of_a_minute_are_kept_from_the_background() -> None:
+    limiter = Limiter(Clock())
+    tenant = Tenant("t", "t", TenantLimits(tokens_per_minute=100))
+    limiter.admit(tenant, is_background=True).charge(50)
+    with pytest.raises(LimitError, match="100 tokens per minute"):
+        limiter.admit(tenant, is_background=True)
+    limiter.admit(tenant)

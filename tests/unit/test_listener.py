@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -57,3 +59,19 @@ def test_where_there_is_no_room_one_looks_again_after_a_while_and_not_meanwhile(
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         asyncio.run(serve(sock))
+
+
+def test_a_process_that_may_have_few_files_open_is_given_more_as_far_as_it_may() -> None:
+    check = """
+import resource
+from radixkv.gateway.listener import OPEN_FILES, allow_open_files
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+allow_open_files()
+soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)), soft
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
+allow_open_files()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, 512)
+"""
+    subprocess.run([sys.executable, "-c", check], check=True)

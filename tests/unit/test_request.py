@@ -5,15 +5,26 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
-from radixkv import InvalidArgumentError, UnavailableError
-from radixkv.worker.request import ForkParams, GenerateParams
+from radixkv import InvalidArgumentError, UnavailableError, pack_tokens
+from radixkv.gateway.lasting import Lasting
+from radixkv.worker.request import ForkParams, GenerateParams, Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.stop_strings import StopStrings
 from radixkv.worker.stopping import StopRules
-from radixkv.worker.stream import Completed, Delta, EventQueue, FinishReason, GenerationStream, StreamItem, Usage
+from radixkv.worker.stream import (
+    Completed,
+    Delta,
+    EventQueue,
+    FinishReason,
+    GenerationStream,
+    Started,
+    StreamItem,
+    Usage,
+)
 
 USAGE = Usage(1, 0, 1, 1, 0.5)
 
@@ -214,3 +225,29 @@ def test_a_closed_stream_has_nothing_more_to_take() -> None:
 def test_a_stream_without_a_queue_cannot_be_listened_to() -> None:
     stream, _ = _stream(None)
     assert not stream.listen(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        (None, "no messages"),
+        ([{"role": "user", "content": "hi"}], "role user"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "a"}]}], "tool calls"),
+    ],
+)
+def test_what_is_no_text_of_an_assistant_is_not_gone_on_from(messages: Any, found: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=found) as refused:
+        Prompt(messages=messages, continue_final_message=True)
+    assert refused.value.argument == "continue_final_message"
+
+
+def test_a_reply_that_goes_on_does_so_again_after_its_worker_was_lost() -> None:
+    begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he"}]
+    for messages, history in ((begun, b""), (begun[1:], pack_tokens([5, 6]))):
+        lasting = Lasting(GenerateParams(messages=messages, history=history, continue_final_message=True))
+        lasting.fresh([Started("g", pack_tokens([5, 6, 7])), Delta(0, (8, 9), "llo")])
+        again = lasting.again(None)
+        assert again.goes_on_from_text
+        assert (again.history, again.sampling.forced_token_ids) == (pack_tokens([5, 6, 7]), (8,))
+        assert again.messages == [{"role": "assistant", "content": ""}]
+        assert again.token_ids is None

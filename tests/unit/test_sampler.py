@@ -11,7 +11,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.native_build import native_library
 from radixkv.worker import sampler
 from radixkv.worker.sampler import Sampler, SamplerRow
-from radixkv.worker.sampling import SamplingParams, fresh_seed
+from radixkv.worker.sampling import MAX_STOP_CHARACTERS, SamplingParams, fresh_seed
 
 VOCAB_SIZE = 1500
 NUM_DRAWS = 4000
@@ -189,7 +189,10 @@ def test_fresh_seeds_differ() -> None:
         ("n", 129),
         ("stop", ("",)),
         ("stop", ("x",) * 65),
+        ("stop", ("x" * (MAX_STOP_CHARACTERS + 1),)),
         ("stop_token_ids", (-1,)),
+        ("stop_token_ids", (1, -1)),
+        ("stop_token_ids", (1,) * 65),
         ("logprobs", -1),
         ("logprobs", 21),
     ],
@@ -198,3 +201,28 @@ def test_a_field_outside_its_bound_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
         SamplingParams(**{field: value})
     assert refusal.value.argument == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 1),
+        ("temperature", 0.0),
+        ("temperature", 100.0),
+        ("top_k", 0),
+        ("top_p", 1.0),
+        ("min_p", 0.0),
+        ("min_p", 1.0),
+        ("seed", 0),
+        ("seed", 2**64 - 1),
+        ("n", 1),
+        ("n", 128),
+        ("stop", ("x",) * 64),
+        ("stop", ("x" * MAX_STOP_CHARACTERS,)),
+        ("stop_token_ids", (0,) * 64),
+        ("logprobs", 0),
+        ("logprobs", 20),
+    ],
+)
+def test_a_field_at_its_bound_is_taken(field: str, value: Any) -> None:
+    assert getattr(SamplingParams(**{field: value}), field) == value

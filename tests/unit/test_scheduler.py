@@ -11,7 +11,7 @@ from radixkv import OutOfBlocksError, StaleIncarnationError
 from radixkv.core.api import AcquireOp, ExtendOp, ExtendResult, ForkOp, InsertOp, MatchOp, ReleaseOp, StepResult
 from radixkv.core.tokens import pack_tokens
 from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.limits import BACKGROUND_PRIORITY, SchedulerLimits
 
 
 def test_a_step_reports_then_forks_then_releases_then_asks_for_room_then_acquires() -> None:
@@ -279,3 +279,58 @@ def test_who_cannot_be_acquired_though_nobody_holds_anything_fails_with_the_reas
     assert isinstance(error, OutOfBlocksError)
     bench.scheduler.finish(branch)
     assert (bench.scheduler.num_queued, bench.scheduler.num_running) == (0, 0)
+
+
+def test_the_background_rests_while_the_prompt_of_another_is_run_whosever_it_is() -> None:
+    bench = Bench(64, max_batch_tokens=8, chunk_tokens=4)
+    jobs = [make_branch(number, [10 + number] * 4, 20, priority=BACKGROUND_PRIORITY) for number in range(3)]
+    for job in jobs:
+        bench.scheduler.add(job)
+    while not all(len(job.tokens) > 4 for job in jobs):
+        bench.round()
+    for arrival, namespace in ((3, "default"), (4, "other")):
+        asked = make_branch(arrival, [50 + arrival] * 9, 3, namespace=namespace)
+        bench.scheduler.add(asked)
+        while len(asked.tokens) == 9:
+            assert {row.branch for row in bench.round()} == {asked}
+        assert {row.branch for row in bench.round()} == {asked, *jobs}, "then all of them run"
+        while asked not in bench.finished:
+            bench.round()
+
+
+def test_the_prompts_of_the_background_hold_up_nobody_of_their_owner() -> None:
+    bench = Bench(256, max_batch_tokens=8, chunk_tokens=4)
+    job = make_branch(0, list(range(1, 200)), 1, priority=BACKGROUND_PRIORITY)
+    bench.scheduler.add(job)
+    bench.round()
+    asked = make_branch(1, [500] * 6, 2)
+    bench.scheduler.add(asked)
+    while asked not in bench.finished:
+        bench.round()
+    assert job.is_prefilling
+
+
+def test_the_background_leaves_a_quarter_of_the_places() -> None:
+    bench = Bench(256, max_running=8)
+    for number in range(20):
+        bench.scheduler.add(make_branch(number, [10 + number] * 4, 20, priority=BACKGROUND_PRIORITY))
+    bench.round()
+    assert bench.scheduler.num_running == 6
+    bench.scheduler.add(make_branch(20, [50] * 4, 2))
+    bench.round()
+    assert bench.scheduler.num_running == 7
+
+
+def test_what_is_asked_for_does_not_wait_for_a_prefix_that_the_background_computes_at_its_leisure() -> None:
+    bench = Bench(64, max_batch_tokens=8, chunk_tokens=4)
+    shared = list(range(1, 13))
+    job = make_branch(0, [*shared, 60, 61], 2, priority=BACKGROUND_PRIORITY)
+    bench.scheduler.add(job)
+    bench.say()
+    asked = make_branch(1, [*shared, 70, 71], 2)
+    bench.scheduler.add(asked)
+    other = make_branch(2, [90] * 40, 1, namespace="other")
+    bench.scheduler.add(other)
+    while asked not in bench.finished:
+        bench.round()
+    assert other not in bench.finished

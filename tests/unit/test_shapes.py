@@ -85,7 +85,7 @@ def test_a_reply_s_length_that_is_none_is_refused(tmp_path: Path, length: object
 
 
 def record(recording: Recording, prompt: list[int], replies: list[list[int]], at_s: float, **whose: str) -> None:
-    recorded = recording.begin(whose.get("namespace", "red"), whose.get("adapter", ""), at_s, 9, pack_tokens(prompt))
+    recorded = recording.begin(whose.get("namespace", "red"), whose.get("place", ""), at_s, 9, pack_tokens(prompt))
     for branch, reply in enumerate(replies):
         for number, token_id in enumerate(reply):
             recording.extend(recorded, branch, (token_id,), at_s + 1 + number / 4)
@@ -97,7 +97,7 @@ def test_a_recording_tells_drafts_and_turns_of_its_namespace_alone() -> None:
     record(recording, [1, 2, 3], [[4, 5], [4, 6]], 10.0)
     record(recording, [1, 2, 3], [[7]], 10.5, namespace="blue")
     record(recording, [1, 2, 3, 4, 6, 9], [[1]], 12.0)
-    record(recording, [1, 2, 3, 4, 6, 9], [[1]], 13.0, adapter="french")
+    record(recording, [1, 2, 3, 4, 6, 9], [[1]], 13.0, place="#adapter=french")
     shapes = shapes_of_branches(recording.branches("red"))
     assert [shape.arrival_s for shape in shapes] == [0.0, 0.0, 2.0, 3.0]
     assert [(shape.parent, shape.shared_tokens) for shape in shapes] == [(None, 0), (0, 3), (1, 5), (None, 0)]

@@ -7,7 +7,7 @@ import random
 import pytest
 from scheduler_bench import Bench, make_branch
 
-from radixkv.service.namespaces import adapter_namespace
+from radixkv.core.namespaces import derived_namespace
 from radixkv.worker.branch import Branch
 from radixkv.worker.sharing import MAX_ACCOUNTS
 from radixkv.worker.waiting import WaitingQueue
@@ -88,7 +88,7 @@ def test_who_asks_one_at_a_time_gets_no_more_than_who_asks_all_at_once() -> None
 def test_an_adapter_is_no_further_share_for_its_caller() -> None:
     queue = WaitingQueue()
     for number in range(60):
-        namespace = adapter_namespace("a", f"adapter {number % 5}" if number % 6 else "")
+        namespace = derived_namespace("a", adapter=f"adapter {number % 5}" if number % 6 else "")
         queue.add(make_branch(number, [1] * 8, 1, namespace=namespace))
         queue.add(make_branch(100 + number, [1] * 8, 1, namespace="b"))
     assert admitted(queue, 40).count("b") == 20

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
+from chat_templates import CHATML as KIND
+from chat_templates import FAMILIES, Family, chat_text
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.encoding import ANYBODY, TextEncoder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.text import ChatText, Message
 
@@ -271,3 +276,87 @@ def test_text_that_a_template_writes_behind_every_reply_is_kept_behind_one_that_
     kept = text.prompt_ids(CHAT[:1]) + text.encode("world") + [end]
     shown = text.decode(kept + text.continuation_ids(kept, CHAT[2:3]), skip_special_tokens=False)
     assert "world<|im_end|>.<|im_end|>" in shown
+
+
+RETRIEVING = "{% for d in documents or [] %}[{{ d.title }}: {{ d.text }}]{% endfor %}" + CHATML
+
+
+def test_documents_reach_a_template_that_reads_them_and_are_refused_by_another(tmp_path: Path) -> None:
+    text = byte_level(tmp_path, RETRIEVING)
+    told = {"documents": [{"title": "A", "text": "one<|im_end|>"}, {"title": "B", "text": "two"}]}
+    written = shown(text, text.prompt_ids([user("Hi")], (), told))
+    assert written.startswith("[A: one<|im_end|>][B: two]<|im_start|>system")
+    end = text.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert text.prompt_ids([user("Hi")], (), told).count(end) == text.prompt_ids([user("Hi")]).count(end)
+    with pytest.raises(InvalidArgumentError, match=r"^documents is"):
+        byte_level(tmp_path, CHATML).prompt_ids([user("Hi")], (), told)
+
+
+# -- a reply that goes on from its own text
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("begun", ["hello wor", "hello ", "a\n", "", "<|im_end|> or </s>"])
+def test_a_reply_goes_on_where_transformers_lets_it(tmp_path: Path, family: Family, begun: str) -> None:
+    text = chat_text(tmp_path / "model", family)
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+    if begun:
+        wanted = text.tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        ids = text.prompt_ids(messages, goes_on=True)
+        assert text.decode(ids, skip_special_tokens=False).rstrip() == wanted.rstrip()
+        assert text.decode(ids).endswith(begun), "blanks at its end stay"
+    opened = text.prompt_ids(messages[:1])
+    assert text.prompt_ids(messages, goes_on=True)[: len(opened)] == opened or family.name == "qwen3"
+
+
+def test_behind_a_kept_history_a_turn_stays_open(tmp_path: Path) -> None:
+    text = chat_text(tmp_path / "model", KIND)
+    first = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    begun = [{"role": "user", "content": "more"}, {"role": "assistant", "content": "or"}]
+    kept = text.prompt_ids(first, goes_on=True)
+    assert [*kept, *text.continuation_ids(kept, begun, goes_on=True)] == text.prompt_ids([*first, *begun], goes_on=True)
+
+
+@pytest.mark.parametrize("begun", ["</think>so", "<think>hm</think>so"])
+def test_a_template_that_rewrites_the_text_is_refused(tmp_path: Path, begun: str) -> None:
+    text = chat_text(tmp_path / "model", next(family for family in FAMILIES if "</think>" in family.template))
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+    with pytest.raises(ModelError, match="no reply can go on from it"):
+        text.prompt_ids(messages, goes_on=True)
+
+
+@pytest.mark.parametrize("piece", [" world", "lo", "now", "", "\n\n", "</s>", "é", " "])
+def test_further_text_gets_no_space_and_no_control_token(tmp_path: Path, piece: str) -> None:
+    for number, text in enumerate(
+        (byte_level(tmp_path / "bytes", CHATML), sentencepiece_like(tmp_path / "words", CHATML))
+    ):
+        before = text.encode("hello", special=False)
+        ids = text.further_ids(piece)
+        assert text.decode([*before, *ids], skip_special_tokens=False) == "hello" + piece, number
+        assert not any(map(text.is_special, ids))
+
+
+def test_the_first_word_that_goes_on_keeps_its_space(tmp_path: Path) -> None:
+    text = sentencepiece_like(tmp_path, CHATML)
+    hello, world = text.encode("hello world", special=False)
+    assert text.stream_decoder().push([world]) == "world"
+    assert text.stream_decoder([hello]).push([world]) == " world"
+
+
+class OwnWay(PreTrainedTokenizerFast):
+    """One that does something of its own, as those of some models do."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return super().__call__(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_long_text_is_no_matter_for_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = byte_level(tmp_path, CHATML).tokenizer
+    encoder = TextEncoder(OwnWay(tokenizer_object=plain.backend_tokenizer, model_max_length=8))
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        assert len(encoder.encode("far too long for a model", True, ANYBODY)) == 24
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records

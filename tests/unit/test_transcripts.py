@@ -424,3 +424,79 @@ def test_a_template_that_cannot_go_on_after_a_reply_has_its_chats_rendered_whole
         assert prompt == await reader.tokenize(Prompt(messages=messages))
 
     run(reader, database, story)
+
+
+# -- replies that go on from their own text
+
+
+def test_a_reply_goes_on_from_the_very_ids_of_the_one_most_like_it(reader: LocalReader, database: Database) -> None:
+    async def story(chat: Chat) -> None:
+        for text in ("or", "hello hell", "hello world"):
+            prompt, ids = await chat.turn([user("hi")], text)
+        for begun, num_shared in (("hello world", 11), ("hello wor", 9), ("hello work", 9), ("hello worldly", 11)):
+            read = await chat.transcripts.read("a", [user("hi"), assistant(begun)], goes_on=True)
+            assert read.history == prompt + ids[: num_shared * 4]
+            assert read.rest == [assistant(begun[num_shared:])]
+            assert read.stem == prompt
+        read = await chat.transcripts.read("a", [user("hi"), assistant("no")], goes_on=True)
+        assert (read.history, read.rest, read.stem) == (b"", [user("hi"), assistant("no")], prompt)
+        for other in ([user("ho"), assistant("hello world")], [assistant("hello world")]):
+            assert not (await chat.transcripts.read("a", other, goes_on=True)).history
+        assert not (await chat.transcripts.read("b", [user("hi"), assistant("hello")], goes_on=True)).history
+
+    run(reader, database, story)
+
+
+@pytest.mark.parametrize("family", [LLAMA3], ids=["llama3"])
+def test_blanks_that_a_template_trims_hide_no_reply_that_goes_on(reader: LocalReader, database: Database) -> None:
+    async def story(chat: Chat) -> None:
+        prompt, ids = await chat.turn([user("hi")], " \nhello \n")
+        for begun, num_shared in (("hello", 7), (" \nhello", 7), (" \nhello \n", 9)):
+            read = await chat.transcripts.read("a", [user("hi"), assistant(begun)], goes_on=True)
+            assert read.history == prompt + ids[: num_shared * 4], begun
+
+    run(reader, database, story)
+
+
+def test_a_forgotten_reply_is_gone_on_from_as_text(reader: LocalReader, database: Database) -> None:
+    async def story(chat: Chat) -> None:
+        await chat.turn([user("hi")], "hello world")
+        await chat.transcripts.forget("a", [user("hi"), assistant("hello world")])
+        assert not (await chat.transcripts.read("a", [user("hi"), assistant("hello world")], goes_on=True)).history
+
+    run(reader, database, story)
+
+
+@pytest.mark.parametrize(("told", "is_remembered"), [("hello", True), ("hel", True), ("hello you", False), ("", False)])
+def test_a_stopped_reply_is_remembered_as_far_as_it_was_told(
+    reader: LocalReader, database: Database, told: str, is_remembered: bool
+) -> None:
+    """Text is held back while it may begin a stop string, so that tokens can say more than anybody was told."""
+
+    async def story(chat: Chat) -> None:
+        read, prompt = await chat.prompt([user("hi")])
+        ids = pack_tokens(reader.spelled("hello")[:-1])
+        await chat.transcripts.remember(read, assistant(told), prompt, ids, text=told, is_cut=True)
+        again = await chat.transcripts.read("a", [user("hi"), assistant(told), user("?")])
+        assert again.history == (prompt + ids[: 4 * len(told)] if is_remembered else b"")
+
+    run(reader, database, story)
+
+
+def test_what_went_on_is_remembered_as_the_reply_that_a_client_sends_back(
+    reader: LocalReader, database: Database
+) -> None:
+    async def story(chat: Chat) -> None:
+        prompt, _ = await chat.turn([user("hi")], "hello")
+        read = await chat.transcripts.read("a", [user("hi"), assistant("hello")], goes_on=True)
+        continued = await reader.tokenize(Prompt(messages=read.rest, continue_final_message=True), read.history)
+        assert continued == read.history
+        further = pack_tokens(reader.spelled(" world"))
+        await chat.transcripts.remember(read, assistant(" world"), continued, further, text=" world")
+        following = await chat.transcripts.read("a", [user("hi"), assistant("hello world"), user("?")])
+        assert following.history == continued + further
+        half = await chat.transcripts.within(read, continued, further, "hell")
+        assert half.history == prompt + pack_tokens(reader.spelled("hell")[:-1])
+        assert (half.begun, half.rest) == ("hell", [assistant("")])
+
+    run(reader, database, story)

@@ -42,13 +42,24 @@ def test_ids_within_the_bound_are_left_as_they_are() -> None:
 
 def test_all_that_a_request_says_comes_through() -> None:
     said = GenerateParams(
-        messages=[{"role": "user", "content": "hello"}],
+        messages=[{"role": "user", "content": "hello"}, {"role": "assistant", "content": "he"}],
+        continue_final_message=True,
         tools=[{"type": "function", "function": {"name": "look"}}],
         template_arguments={"thinks": True},
         history=pack_tokens([3]),
-        sampling=SamplingParams(max_tokens=7, seed=5),
+        sampling=SamplingParams(
+            max_tokens=7,
+            seed=5,
+            repetition_penalty=1.5,
+            bad_words=("no",),
+            allowed_token_ids=(3, 5),
+            include_stop=True,
+            keep_special_tokens=True,
+        ),
         namespace="red",
         adapter="french",
+        cache_salt="pepper",
+        truncate_prompt_tokens=9,
         priority=2,
         timeout_s=1.5,
         shares_prefix=False,

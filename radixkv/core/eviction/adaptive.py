@@ -15,6 +15,7 @@ from zlib import crc32
 
 from radixkv.core.eviction.heap_queue import HeapQueue, entry_numbers
 from radixkv.core.eviction.hit_density import CACHED_USE, HitDensityPolicy
+from radixkv.core.eviction.leaf_run import LeafRun
 from radixkv.core.eviction.policy import EvictionPolicy
 from radixkv.core.eviction.reuse_times import KEPT_PER_TURNOVER
 from radixkv.core.eviction.shadows import MOST_BLOCKS, Rested, Shadow
@@ -136,6 +137,13 @@ def _num_cached_uses(node: Node) -> int:
     return node.num_uses // CACHED_USE
 
 
+def _number(node: Node) -> int:
+    """That of a queued leaf's entry, or of the run that holds it."""
+    entry = node.queue_entry
+    number: int = entry.number if isinstance(entry, LeafRun) else entry
+    return number
+
+
 class _FollowingQueue(EvictionPolicy):
     """Leaves in the order that is followed. After another one is, those that are left in the old queue are filed anew, the
     coldest first, a few in each call.
@@ -150,7 +158,7 @@ class _FollowingQueue(EvictionPolicy):
         self._queue = contest.queue(self._followed)
         self._leaving: EvictionPolicy | None = None
         self._num_leaves = 0
-        self._first_number = 0  # entries below it are in the queue that is left
+        self._first_number = 0  # numbers below it are of the queue that is left
 
     def add(self, node: Node) -> None:
         if self._leaving is not None or self._followed is not self._contest.followed:
@@ -160,7 +168,7 @@ class _FollowingQueue(EvictionPolicy):
 
     def remove(self, node: Node) -> None:
         self._num_leaves -= 1
-        if self._leaving is not None and node.queue_entry < self._first_number:
+        if self._leaving is not None and _number(node) < self._first_number:
             self._leaving.remove(node)
         else:
             self._queue.remove(node)

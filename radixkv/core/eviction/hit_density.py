@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from heapq import heappop, heappush
 from itertools import chain
 from typing import ClassVar
 
 from radixkv.core.eviction.ghosts import Ghosts
-from radixkv.core.eviction.heap_queue import MOST_GONE, entry_numbers
+from radixkv.core.eviction.heap_queue import MOST_GONE
+from radixkv.core.eviction.leaf_run import LeafRun
 from radixkv.core.eviction.policy import EvictionPolicy
 from radixkv.core.eviction.reuse_times import AGE_EDGES, NUM_AGES, TICKS_PER_TURNOVER, ReuseTimes
 from radixkv.core.node import FEW_CHILDREN, Node
@@ -135,10 +135,6 @@ class _Ranking:
         self.runs = list(zip([*behind[1:], -math.inf], behind, strict=True))
 
 
-_Entry = tuple[int, int, Node]
-"""A leaf under its access number, and the number of the entry, which is the leaf's `queue_entry` while it is there."""
-
-
 class _Leaves(EvictionPolicy):
     """Leaves in the order of a ranking.
 
@@ -163,24 +159,22 @@ class _Leaves(EvictionPolicy):
             self._cursor = 0
 
     def add(self, node: Node) -> None:
-        node.queue_entry = next(entry_numbers)
         self._num_leaves += 1
-        self._file((node.access_number, node.queue_entry, node))
+        self._file(node)
         if self._num_entries > 2 * self._num_leaves + MOST_GONE:
-            entries, self._by_class, self._num_entries = self._entries(), {}, 0
-            for kept in entries:
-                self._file(kept)
+            leaves, self._by_class, self._num_entries = self.nodes(), {}, 0
+            for leaf in leaves:
+                self._file(leaf)
         self._keep_up()
         density = self._ranking.density(node)
         if density <= self._ranking.densities[self._cursor]:
             self._cursor = bisect_left(self._ranking.densities, density)
 
-    def _file(self, entry: _Entry) -> None:
-        node = entry[2]
+    def _file(self, node: Node) -> None:
         by_tick = self._by_class.get(node.reuse_class)
         if by_tick is None:
             by_tick = self._by_class[node.reuse_class] = _ByTick()
-        by_tick.add(self._ranking.tick_of(entry[0]), entry)
+        by_tick.add(self._ranking.tick_of(node.access_number), node)
         self._num_entries += 1
 
     def remove(self, node: Node) -> None:
@@ -195,12 +189,11 @@ class _Leaves(EvictionPolicy):
             reuse_class, age = divmod(self._ranked[self._cursor], NUM_AGES)
             by_tick = self._by_class.get(reuse_class)
             if by_tick is not None and by_tick.ticks:
-                entry, num_gone = by_tick.take(*ranking.runs[age])
+                leaf, num_gone = by_tick.take(*ranking.runs[age])
                 self._num_entries -= num_gone
-                if entry is not None:
+                if leaf is not None:
                     self._num_leaves -= 1
-                    entry[2].queue_entry = None
-                    return entry[2]
+                    return leaf
             self._cursor += 1
 
     def beside(self) -> EvictionPolicy:
@@ -211,43 +204,37 @@ class _Leaves(EvictionPolicy):
 
     def nodes(self) -> list[Node]:
         """All evictable leaves, class by class."""
-        return [node for _, _, node in self._entries()]
-
-    def _entries(self) -> list[_Entry]:
-        heaps = chain.from_iterable(by_tick.heaps.values() for by_tick in self._by_class.values())
-        return [entry for heap in heaps for entry in heap if entry[2].queue_entry == entry[1]]
+        runs = chain.from_iterable(by_tick.runs.values() for by_tick in self._by_class.values())
+        return [leaf for run in runs for leaf in run.leaves()]
 
 
 class _ByTick:
-    """Entries of one class: `ticks`, sorted, are those of which there is a heap among `heaps`."""
+    """Leaves of one class: `ticks`, sorted, are those of which there is a run among `runs`."""
 
-    __slots__ = ("heaps", "ticks")
+    __slots__ = ("runs", "ticks")
 
     def __init__(self) -> None:
-        self.heaps: dict[int, list[_Entry]] = {}
+        self.runs: dict[int, LeafRun] = {}
         self.ticks: list[int] = []
 
-    def add(self, tick: int, entry: _Entry) -> None:
-        heap = self.heaps.get(tick)
-        if heap is None:
-            self.heaps[tick] = [entry]
+    def add(self, tick: int, node: Node) -> None:
+        run = self.runs.get(tick)
+        if run is None:
+            run = self.runs[tick] = LeafRun()
             insort(self.ticks, tick)
-        else:
-            heappush(heap, entry)
+        run.add(node)
 
-    def take(self, first: float, end: float) -> tuple[_Entry | None, int]:
-        """The oldest leaf of ticks in [first, end), and how many entries were taken to find it."""
-        ticks, num_taken = self.ticks, 0
+    def take(self, first: float, end: float) -> tuple[Node | None, int]:
+        """The oldest leaf of ticks in [first, end), and how many entries went for it."""
+        ticks, num_gone = self.ticks, 0
         index = bisect_left(ticks, first)
         while index < len(ticks) and ticks[index] < end:
-            heap = self.heaps[ticks[index]]
-            while heap:
-                entry = heappop(heap)
-                num_taken += 1
-                if entry[2].queue_entry == entry[1]:
-                    return entry, num_taken
-            del self.heaps[ticks.pop(index)]
-        return None, num_taken
+            leaf, num_more = self.runs[ticks[index]].take()
+            num_gone += num_more
+            if leaf is not None:
+                return leaf, num_gone
+            del self.runs[ticks.pop(index)]
+        return None, num_gone
 
 
 class HitDensityPolicy(_Leaves):

@@ -16,11 +16,11 @@ nothing else goes on behind A.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from radixkv.core.eviction.hit_density import CACHED_USE
 from radixkv.core.eviction.policy import EvictionPolicy
-from radixkv.core.node import Node
+from radixkv.core.node import Leaf, Node
 from radixkv.core.tokens import common_prefix_bytes
 
 __all__ = ["MOST_BLOCKS", "Rested", "Shadow"]
@@ -40,10 +40,10 @@ class Rested(NamedTuple):
     reuse_class: int
 
 
-class _Kept(Node):
-    """A part of an edge in a shadow: of a node it has only what orders go by."""
+class _Kept(Leaf):
+    """A part of an edge in a shadow: of a node it has only what orders read."""
 
-    __slots__ = ("name", "num_blocks", "start")
+    __slots__ = ("key", "name", "num_blocks", "start")
 
     def __init__(self, name: int, rested: Rested, start: int, key: bytes | bytearray, num_blocks: int) -> None:
         self.name = name
@@ -134,8 +134,7 @@ class Shadow:
 
     def _make_room(self, num_blocks: int, now: int) -> None:
         while self._num_free < num_blocks:
-            kept = self._queue.take(now)
-            assert isinstance(kept, _Kept), "a shadow's queue holds its own"
+            kept = cast(_Kept, self._queue.take(now))
             num_left = kept.num_blocks - (num_blocks - self._num_free)
             del self._kept[kept.name]
             self._num_free += kept.num_blocks
@@ -162,10 +161,10 @@ class Shadow:
     def _file(self, kept: _Kept) -> None:
         self._kept[kept.name] = kept
         self._num_free -= kept.num_blocks
-        self._queue.add(kept)
+        self._queue.add(cast(Node, kept))
 
     def _forget(self, kept: _Kept) -> None:
-        self._queue.remove(kept)
+        self._queue.remove(cast(Node, kept))
         del self._kept[kept.name]
         self._num_free += kept.num_blocks
 

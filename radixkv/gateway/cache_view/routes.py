@@ -12,6 +12,7 @@ from pydantic import Field
 from radixkv.client import RemoteReader
 from radixkv.core.api import PinInfo
 from radixkv.core.errors import PinBudgetError, UnknownPoolError
+from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.auth import CurrentTenant, Tenant
@@ -21,7 +22,6 @@ from radixkv.gateway.cache_view.observer import CacheObserver
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, ClosedModel
 from radixkv.gateway.sse import EventStreamResponse, sse
-from radixkv.service.namespaces import owner_of
 
 __all__ = ["router"]
 
@@ -158,7 +158,7 @@ async def node(view_id: int, request: Request, tenant: CurrentTenant) -> dict[st
         "retained_s": max(0.0, info.retained_until_s - observer.state.now_s),
         "above": await texts.text(history[: info.position * TOKEN_BYTES]),
         "text": await texts.text(info.tokens),
-        "pins": [_told(pin) for pin in pins if _stands_on(pin, found, history)],
+        "pins": [_told(pin) for pin in pins if pin.namespace == info.namespace and _stands_on(pin, found, history)],
     }
 
 

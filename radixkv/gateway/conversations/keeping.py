@@ -31,6 +31,7 @@ class Conversations:
         database: where they lie.
         transcripts: what is remembered of their replies, and is forgotten with them.
         max_conversations, max_bytes: bounds of each namespace.
+        system_prompt: what the model is told before a conversation that does not begin with such a message.
         clock: seconds since 1970.
 
     Calls that name a conversation or a message raise ApiError 404 where it is not there for this namespace.
@@ -43,6 +44,7 @@ class Conversations:
         *,
         max_conversations: int,
         max_bytes: int,
+        system_prompt: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
@@ -50,6 +52,7 @@ class Conversations:
         self.runs = Runs(self.store)
         self.transcripts = transcripts
         self.clock = clock
+        self._system_prompt = system_prompt
         self._database = database
 
     async def page(
@@ -105,7 +108,7 @@ class Conversations:
             if message.parent in live.growing:
                 await self.store.message(namespace, conversation_id, message.parent or "")
                 raise conflict(
-                    "the message to go on from is still being written; stop it, or wait for its end", "parent"
+                    "the message to go on from is still being written; say a position in it, or stop it", "parent"
                 )
             change = await self.store.add(namespace, conversation_id, message, live.version)
             if not change.is_repeat:
@@ -144,11 +147,21 @@ class Conversations:
         self.lives.end_followers()
         await self.runs.aclose()
 
+    def turns_of(self, path: Sequence[Message]) -> list[Turn]:
+        """A path as chat templates take it, behind the server's own system prompt where it has none."""
+        turns = [turn_of(message) for message in path]
+        if self._system_prompt is not None and (not turns or turns[0]["role"] != "system"):
+            turns.insert(0, {"role": "system", "content": self._system_prompt})
+        return turns
+
     async def _forget(self, namespace: str, above: Sequence[Message], removed: Sequence[Message]) -> None:
         places = {message.id: place for place, message in enumerate(removed)}
         below = [(places.get(message.parent or ""), turn_of(message)) for message in removed]
+        turns = [turn_of(message) for message in above]
         try:
-            await self.transcripts.forget_below(namespace, [turn_of(message) for message in above], below)
+            await self.transcripts.forget_below(namespace, turns, below)
+            if (told := self.turns_of(above)) != turns:
+                await self.transcripts.forget_below(namespace, told, below)
         except RadixKVError as error:  # they are forgotten when their time is over
             _LOG.warning("the token ids of %d deleted messages are still remembered: %s", len(removed), error)
 

@@ -21,6 +21,7 @@ from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.rows import CUT_SHORT
 from radixkv.gateway.conversations.store import Change
 from radixkv.gateway.sse import sse
+from radixkv.gateway.transcripts import Transcript
 
 __all__ = ["Follower", "Growing", "Live", "Lives"]
 
@@ -44,6 +45,9 @@ class Growing(Protocol):
 
     def drop(self) -> None:
         """End it; its message is gone."""
+
+    async def within(self, position: int) -> Transcript | None:
+        """The transcript of a reply that goes on from its first characters; None where nothing is known of its tokens yet."""
 
 
 class Follower(AsyncIterator[bytes]):

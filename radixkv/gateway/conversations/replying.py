@@ -1,4 +1,6 @@
-"""Replies to a user's message: the path that leads to it as a prompt, a generation of as many branches as drafts are wanted."""
+"""Replies to a user's message, or that go on from a reply's text: the path that leads there as a prompt, and a generation of as
+many branches as drafts are wanted.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from fastapi import Request
 
 from radixkv.gateway.auth import Tenant
 from radixkv.gateway.backend import EventStream
-from radixkv.gateway.conversations.keeping import Conversations, turn_of
+from radixkv.gateway.conversations.begun import Begun, find_reply
+from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.conversations.live import Live
 from radixkv.gateway.conversations.messages import Message, new_id
 from radixkv.gateway.conversations.refusals import conflict, not_possible
@@ -37,19 +40,26 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
 
     Raises:
         ApiError: 404, 409, or 400: there is no such message, it is none of a user's, or the model does not take the path to it.
-            429: the tenant is at a limit.
+            With `continue`, it is none of an assistant's. 429: the tenant is at a limit.
         RadixKVError: the worker cannot take it now.
     """
     conversations: Conversations = request.app.state.conversations
     with conversations.lives.held(asked.conversation_id) as live:
         async with live.beginning:
+            begun = None
+            if asked.options.continue_:
+                begun = await find_reply(
+                    request, live, tenant, asked.conversation_id, asked.parent, asked.options.position
+                )
+                asked = asked._replace(parent=begun.parent)
             there = await _there(conversations, live, tenant, asked)
             if there:
                 return there
-            path = await _path(conversations, live, tenant, asked)
+            path = await conversations.store.path(tenant.namespace, asked.conversation_id, asked.parent)
+            _check_path(live, path, is_continued=begun is not None)
             exchange = await current_exchange(request)
             conversations.runs.check_room(tenant.namespace, tenant.limits.max_concurrent)
-            origin, stream = await _start(request, exchange, tenant, path, asked.options)
+            origin, stream = await _start(request, exchange, tenant, path, asked.options, begun)
             try:
                 return await _begin(request, live, asked, origin, stream)
             except BaseException:
@@ -66,31 +76,34 @@ async def _there(conversations: Conversations, live: Live, tenant: Tenant, asked
     return [live.current(message) for message in found]
 
 
-async def _path(conversations: Conversations, live: Live, tenant: Tenant, asked: Asked) -> list[Message]:
-    path = await conversations.store.path(tenant.namespace, asked.conversation_id, asked.parent)
-    if path[-1].role != "user":
-        message = f"message {asked.parent!r} is of role {path[-1].role}; replies can be asked for to a user's message"
+def _check_path(live: Live, path: Sequence[Message], *, is_continued: bool) -> None:
+    if path[-1].role != "user" and not is_continued:
+        message = f"message {path[-1].id!r} is of role {path[-1].role}; replies can be asked for to a user's message"
         raise not_possible(message, "message_id")
     for above in path:
         if above.id in live.growing:
             raise conflict(
                 f"message {above.id!r} above is still being written; stop it, or wait for its end", "message_id"
             )
-    return path
 
 
 async def _start(
-    request: Request, exchange: Exchange, tenant: Tenant, path: Sequence[Message], options: ReplyOptions
+    request: Request,
+    exchange: Exchange,
+    tenant: Tenant,
+    path: Sequence[Message],
+    options: ReplyOptions,
+    begun: Begun | None,
 ) -> tuple[Origin, EventStream]:
     state = request.app.state
     model = await chat_model(request, None)
     given = options.model_dump(include={"n", "temperature", "top_p", "seed"}, exclude_none=True)
     drawing = GenerationOptions.model_validate({"model": model.name, **given})
     max_tokens = options.max_tokens or min(state.config.max_tokens, model.info.max_length)
-    turns = [turn_of(message) for message in path]
-    if state.config.system_prompt is not None and turns[0]["role"] != "system":
-        turns.insert(0, {"role": "system", "content": state.config.system_prompt})
-    transcript = await state.transcripts.read(tenant.namespace, turns)
+    if begun is None:
+        transcript = await state.transcripts.read(tenant.namespace, state.conversations.turns_of(path))
+    else:
+        transcript = await begun.transcript(request, tenant, path)
     params = GenerateParams(
         sampling=drawing.sampling(model.info, max_tokens=max_tokens),
         namespace=tenant.namespace,
@@ -100,7 +113,8 @@ async def _start(
     may_shorten = options.max_tokens is None
     stream = await start_turn(exchange, state.backend, transcript, params, may_shorten=may_shorten)
     ends = frozenset(model.info.eos_token_ids)
-    return Origin(tenant.namespace, model, transcript, ends, exchange.started_s), stream
+    about = begun.details if begun is not None else {}
+    return Origin(tenant.namespace, model, transcript, ends, exchange.started_s, about), stream
 
 
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
@@ -109,7 +123,10 @@ async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, str
     conversations: Conversations = state.conversations
     ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
     now_s = conversations.clock()
-    replies = [Message(reply_id, asked.parent, "assistant", "", now_s, status="running") for reply_id in ids]
+    text, about = origin.transcript.begun, dict(origin.about) or None
+    replies = [
+        Message(reply_id, asked.parent, "assistant", text, now_s, status="running", details=about) for reply_id in ids
+    ]
     async with live.changing:
         change = await conversations.store.begin(origin.namespace, asked.conversation_id, replies, live.version)
         conversations.lives.hold(asked.conversation_id)

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute, off_loop
+from radixkv.gateway.conversations.begun import cut_reply
 from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
 from radixkv.gateway.conversations.imports import Imported, RefusedError, read_conversations
 from radixkv.gateway.conversations.keeping import Conversations, told
@@ -233,7 +234,10 @@ async def add_message(conversation_id: str, body: NewMessage, request: Request, 
     kept = _kept(request)
     written = {"edited": True} if body.model is None else {"model": body.model}
     details = written if body.role == "assistant" else None
-    message = Message(body.id or new_id("msg"), body.parent, body.role, body.text, kept.clock(), details=details)
+    message_id, parent = body.id or new_id("msg"), body.parent
+    if parent is not None and body.position is not None:
+        parent = await cut_reply(request, tenant, conversation_id, parent, body.position, message_id)
+    message = Message(message_id, parent, body.role, body.text, kept.clock(), details=details)
     message, is_repeat = await kept.add(tenant.namespace, conversation_id, message)
     replies: list[Message] = []
     if body.replies is not None:
@@ -246,7 +250,10 @@ async def add_message(conversation_id: str, body: NewMessage, request: Request, 
 async def add_replies(
     conversation_id: str, message_id: str, body: ReplyOptions, request: Request, tenant: CurrentTenant
 ) -> Response:
-    """Begin further replies to a user's message: a regenerated one, or several drafts at once."""
+    """Begin further replies to a user's message: a regenerated one, or several drafts at once.
+
+    With `continue` the message is a reply, ended or still being written: the new ones are siblings that go on from its text.
+    """
     replies = await begin_replies(request, tenant, Asked(conversation_id, message_id, body))
     return JSONResponse({"messages": [each.body() for each in replies]})
 

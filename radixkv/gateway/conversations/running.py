@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
@@ -45,7 +45,7 @@ class Origin:
     """What a generation goes on from, and who asked for it.
 
     namespace: whose it is. model: it. transcript: as it was put to the model. end_ids: tokens that end a reply.
-    started_s: when it was asked for, by the clock of `Run`.
+    started_s: when it was asked for, by the clock of `Run`. about: what else is told of its replies.
     """
 
     namespace: str
@@ -53,6 +53,7 @@ class Origin:
     transcript: Transcript
     end_ids: Collection[int]
     started_s: float
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Branch:
@@ -63,7 +64,7 @@ class Branch:
         self.reply = reply
         self.first_text_s: float | None = None
         self.ended_s: float | None = None
-        self.num_saved = 0  # characters
+        self.num_saved = len(message.text)  # characters
         self._run = run
 
     @property
@@ -82,6 +83,10 @@ class Branch:
     def drop(self) -> None:
         """End it; its message is gone."""
         self._run.drop(self)
+
+    async def within(self, position: int) -> Transcript | None:
+        """The transcript of a reply that goes on from its first characters; None where nothing is known of its tokens yet."""
+        return await self._run.within(self, position)
 
 
 class Run:
@@ -127,6 +132,7 @@ class Run:
         self._clock = clock
         self._prompt = b""
         self._usage: Usage | None = None
+        self._num_cached: int | None = None
         self._failure: str | None = None
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"replies {live.conversation_id}")
         self._task.add_done_callback(lambda _: when_ended(self))
@@ -154,10 +160,18 @@ class Run:
     async def remember_stopped(self, branch: Branch) -> None:
         """Remember a reply that was stopped, where its tokens say exactly its text."""
         try:
-            if branch.reply.token_ids and await self._reader.detokenize(branch.reply.token_ids) == branch.reply.raw:
-                await remember_reply(self._transcripts, self._origin.transcript, branch.reply, self._prompt)
+            if branch.reply.token_ids:
+                reply = self._transcripts, self._origin.transcript, branch.reply, self._prompt
+                await remember_reply(*reply, is_cut=True)
         except RadixKVError as error:
             _LOG.info("a reply that was stopped is not remembered: %s", error)
+
+    async def within(self, branch: Branch, position: int) -> Transcript | None:
+        """See `Branch.within`."""
+        if not self._prompt:
+            return None
+        text = branch.message.text[:position]
+        return await self._transcripts.within(self._origin.transcript, self._prompt, branch.reply.token_ids, text)
 
     def unsaved(self) -> list[Growth]:
         """What has been written since this was last asked for."""
@@ -195,6 +209,8 @@ class Run:
             async with self.live.changing:
                 ended: list[Branch] = []
                 for event in events:
+                    if isinstance(event, Delta) and event.num_cached_tokens is not None:
+                        self._num_cached = event.num_cached_tokens
                     match event:
                         case Started():
                             self._prompt = event.prompt
@@ -246,10 +262,12 @@ class Run:
     def _details(self, branch: Branch) -> dict[str, Any]:
         reply, usage = branch.reply, self._usage
         thoughts = {"thinking": reply.thinking, "thinking_tokens": reply.num_thinking_tokens} if reply.thinking else {}
-        return thoughts | {
+        return {
+            **self._origin.about,
+            **thoughts,
             "model": self._origin.model.name,
             "prompt_tokens": len(self._prompt) // 4,
-            "cached_tokens": usage.num_cached_tokens if usage else None,
+            "cached_tokens": usage.num_cached_tokens if usage else self._num_cached,
             "generated_tokens": len(reply.token_ids),
             "first_token_ms": self._since_start_ms(branch.first_text_s),
             "duration_ms": self._since_start_ms(branch.ended_s),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
-from radixkv.gateway.conversations.store import MAX_MESSAGES
+from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.fields import FAIL_FAST, Each, Name, Whole
 from radixkv.gateway.options import ApiModel
 
@@ -31,6 +31,9 @@ MAX_DRAFTS = 8
 Role = Literal["system", "user", "assistant"]
 Text = Annotated[str, Field(min_length=1)]
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
+Position = Annotated[Whole, Field(ge=0, le=MAX_CONVERSATION_BYTES)]
+"""Characters of a text, as Unicode counts them."""
+
 MessageId = Annotated[str, Field(pattern=r"^msg_[0-9a-f]{32}$")]
 
 
@@ -69,6 +72,19 @@ class ReplyOptions(ApiModel):
         None, description="The replies' ids, `n` of them, so that a repeat of the request begins nothing again."
     )
 
+    continue_: bool = Field(
+        False, alias="continue", description="Go on from the text of the reply that is named, as siblings of it."
+    )
+    position: Position | None = Field(
+        None, description="With `continue`: from so many characters of its text; left out: from all there are now."
+    )
+
+    @model_validator(mode="after")
+    def _require_something_to_go_on_from(self) -> ReplyOptions:
+        if self.position is not None and not self.continue_:
+            raise ValueError("position goes with continue")
+        return self
+
     @model_validator(mode="after")
     def _require_an_id_for_each(self) -> ReplyOptions:
         if self.ids is not None and (len(self.ids) != self.n or len(set(self.ids)) != self.n):
@@ -83,6 +99,11 @@ class NewMessage(ApiModel):
         None, description="Yours to choose, so that a repeat of the request adds nothing again."
     )
     parent: Annotated[Name, Field(min_length=1)] | None = None
+    position: Position | None = Field(
+        None,
+        description="It follows so many characters of the reply `parent`, which may still be written: a sibling of that one "
+        "that ends there is added before it.",
+    )
     role: Role
     text: Annotated[str, Field(description="At least one character; an assistant's may be empty.")]
     model: Annotated[Name, Field(min_length=1)] | None = Field(
@@ -99,6 +120,10 @@ class NewMessage(ApiModel):
             raise ValueError("a system message begins a conversation; it has no parent")
         if self.role != "assistant" and self.model is not None:
             raise ValueError("model names what wrote an assistant's message")
+        if self.position is not None and (self.parent is None or self.role != "user" or self.position == 0):
+            raise ValueError("position goes with a parent and a user's message, and is at least 1")
+        if self.replies is not None and self.replies.continue_:
+            raise ValueError("continue is asked for at the reply to go on from")
         if self.role != "user" and self.replies is not None:
             raise ValueError("replies can be asked for to a user's message")
         if self.replies is not None and self.id is not None and self.id in (self.replies.ids or ()):
@@ -115,7 +140,8 @@ class MessageDetails(BaseModel):
     A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
     in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
     once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
-    generated. `edited`: by hand. `imported`: from a file.
+    generated. `continues`: the reply whose first `position` characters it begins with. `edited`: by hand. `imported`: from a
+    file.
     """
 
     model: str | None = None
@@ -129,6 +155,8 @@ class MessageDetails(BaseModel):
     generation: str | None = None
     thinking: str | None = None
     thinking_tokens: int | None = None
+    continues: str | None = None
+    position: int | None = None
     edited: bool | None = None
     imported: bool | None = None
 

@@ -184,7 +184,7 @@ let theme = localStorage.getItem(THEME) ?? "system";
 applyTheme(theme);
 
 const SIGNS = { system: "◐", light: "☀", dark: "☾" };
-const LINKS = [["/", "Chat"], ["/tree", "Tree"], ["/fragmentation", "Memory"]];
+const LINKS = [["/", "Chat"], ["/tree", "Tree"], ["/fragmentation", "Memory"], ["/docs", "API"]];
 
 function Header({ extra }) {
   const turn = () => {

@@ -1,7 +1,7 @@
 // Where one writes: the text is kept in this browser until the server has it.
 
 import { Component, html } from "../vendor/htm-preact.js";
-import { excerpt, newId } from "./conversation.js";
+import { characters, ending, excerpt, newId } from "./conversation.js";
 
 const SETTINGS = "radixkv.settings";
 const MOST_DRAFTS = 8;
@@ -17,7 +17,7 @@ export function readSettings() {
 }
 
 /**
- * The field and what belongs to it; nothing is sent while what it would go on from is still being written (`isWaiting`). `onSend({id, text, settings})` resolves once the server has the message, and throws what a
+ * The field and what belongs to it; nothing is sent while what it would go on from is still being written (`isWaiting`). `branchAt`: how many characters of `branchFrom` it goes on from. `onSend({id, text, settings})` resolves once the server has the message, and throws what a
  * person should read; the same id is sent again after that.
  */
 export class Composer extends Component {
@@ -93,14 +93,14 @@ export class Composer extends Component {
     if (event.key === "Escape" && this.props.branchFrom) this.props.onLeaveBranch();
   };
 
-  render({ branchFrom, onLeaveBranch, isRunning, isWaiting, onStop }, { text, settings, error, isSending, showsSettings }) {
+  render({ branchFrom, branchAt, onLeaveBranch, isRunning, isWaiting, onStop }, { text, settings, error, isSending, showsSettings }) {
     const chosen = `${settings.n > 1 ? `${settings.n} drafts` : "1 reply"}${settings.temperature == null ? "" : `, temperature ${settings.temperature}`}`;
     return html`
       <form class="composer" onSubmit=${this.send}>
         ${error && html`<p class="notice danger" role="alert">${error} <button type="submit">Send again</button></p>`}
         ${branchFrom &&
         html`<p class="branching small">
-          <span>A new branch below “${excerpt(branchFrom.text)}”</span>
+          <span>A new branch below “${branchAt ? ending(characters(branchFrom.text).slice(0, branchAt).join("")) : excerpt(branchFrom.text)}”</span>
           <button type="button" class="bare" onClick=${onLeaveBranch} aria-label="Go on at the end instead">✕</button>
         </p>`}
         <label class="hidden-text" for="composer-text">Message</label>

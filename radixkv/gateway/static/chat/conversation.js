@@ -168,3 +168,12 @@ export function excerpt(text, length = 60) {
   const line = text.replace(/\s+/g, " ").trim();
   return line.length > length ? `${line.slice(0, length - 1)}…` : line;
 }
+
+/** The characters of a text as the server counts them. */
+export const characters = (text) => [...text];
+
+/** The end of a message, on one line. */
+export function ending(text, length = 50) {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > length ? `…${line.slice(1 - length)}` : line;
+}

@@ -8,7 +8,7 @@ import * as api from "./api.js";
 import { copyText } from "./clipboard.js";
 import { Compare } from "./compare.js";
 import { Composer, readSettings } from "./composer.js";
-import { Conversation, newId } from "./conversation.js";
+import { Conversation, characters, newId } from "./conversation.js";
 import { keepFocus } from "./focus.js";
 import { Head } from "./head.js";
 import { Message } from "./message.js";
@@ -23,7 +23,7 @@ const NEAR_END = 120; // pixels from the end of the thread within which it is ke
 class Chat extends Component {
   state = {
     conversation: null, tip: null, branchFrom: null, compared: null, isLost: false, notice: null, said: "", shows: null, listVersion: 0,
-    wantsDrafts: null,
+    wantsDrafts: null, branchAt: null,
   };
   #following = null;
 
@@ -34,7 +34,8 @@ class Chat extends Component {
     focus: (message, step) => this.focusNext(message, step),
     edit: (message, text) => this.attempt(() => this.edit(message, text)),
     regenerate: (message) => this.attempt(() => this.regenerate(message)),
-    branch: (message) => this.setState({ branchFrom: message.id, compared: null }, () => this.composer.focus()),
+    goOn: (message) => this.attempt(() => this.regenerate(message, true)),
+    branch: (message) => this.branch(message),
     compare: (message) => this.compare(this.state.conversation.siblings(message).map((one) => this.state.conversation.tip(one.id))),
     stop: (message) => this.attempt(() => api.stop(this.id, message.id)),
     remove: (message) => this.attempt(() => this.remove(message)),
@@ -209,7 +210,7 @@ class Chat extends Component {
   /** A new message below what is shown, in a new conversation if there is none, and the replies to it. */
   async send({ id, text, settings }) {
     this.setState({ notice: null });
-    const { conversation, tip, branchFrom } = this.state;
+    const { conversation, tip, branchFrom, branchAt } = this.state;
     if (this.#following && !conversation) throw new Error("This conversation is still being fetched.");
     const instructions = conversation ? "" : this.instructions?.value.trim();
     let parent = branchFrom ?? tip;
@@ -220,7 +221,8 @@ class Chat extends Component {
       owner = made.id;
       parent = made.head;
     }
-    const answer = await api.post(owner, { id, parent, role: "user", text, replies: api.repliesOf(settings, id) });
+    const position = branchFrom ? branchAt : null;
+    const answer = await api.post(owner, { id, parent, position, role: "user", text, replies: api.repliesOf(settings, id) });
     this.#made = null;
     this.isAtEnd = true;
     if (owner === this.id) this.take(owner, answer);
@@ -251,10 +253,18 @@ class Chat extends Component {
     this.take(owner, await api.post(owner, body));
   }
 
-  async regenerate(message) {
-    const asked = message.role === "user" ? message.id : message.parent;
+  /** Further replies; `goesOn`: one, which begins with all of this reply's text. */
+  async regenerate(message, goesOn = false) {
+    const asked = goesOn || message.role === "user" ? message.id : message.parent;
     const owner = this.id;
-    this.take(owner, { messages: (await api.reply(owner, asked, api.repliesOf(readSettings(), newId()))).messages });
+    const replies = api.repliesOf({ ...readSettings(), ...(goesOn && { n: 1 }) }, newId());
+    this.take(owner, await api.reply(owner, asked, { ...replies, continue: goesOn }));
+  }
+
+  /** The next message goes below this one: of a reply that is being written, below what is written of it now. */
+  branch({ id, status, text }) {
+    const branchAt = status === "running" ? characters(text).length : null;
+    this.setState({ branchFrom: id, branchAt, compared: null }, () => this.composer.focus());
   }
 
   async remove(message) {
@@ -377,10 +387,10 @@ class Chat extends Component {
     `;
   }
 
-  renderComposer({ conversation, tip, branchFrom }) {
+  renderComposer({ conversation, tip, branchFrom, branchAt }) {
     const from = conversation?.get(branchFrom);
-    const isWaiting = (from ?? conversation?.get(tip))?.status === "running";
-    return html`<${Composer} ref=${(element) => (this.composer = element)} place=${this.#following?.id ?? "new"} branchFrom=${from} isWaiting=${isWaiting}
+    const isWaiting = from ? from.status === "running" && !branchAt : conversation?.get(tip)?.status === "running";
+    return html`<${Composer} ref=${(element) => (this.composer = element)} place=${this.#following?.id ?? "new"} branchFrom=${from} branchAt=${branchAt} isWaiting=${isWaiting}
       isRunning=${Boolean(conversation?.running().length)} onStop=${() => this.stopAll()}
       onLeaveBranch=${() => this.setState({ branchFrom: null })} onSend=${(message) => this.send(message)} />`;
   }

@@ -41,7 +41,7 @@ export class Message extends Component {
       ArrowDown: () => does.focus(message, 1),
       e: this.edit,
       r: message.role === "system" ? null : () => does.regenerate(message),
-      b: () => does.branch(message),
+      b: message.status === "running" && !message.text ? null : () => does.branch(message),
       c: count > 1 ? () => does.compare(message) : null,
     };
     const action = actions[event.key];
@@ -109,17 +109,29 @@ function Outcome({ message, again }) {
   return null;
 }
 
+/** Whether a reply may have more to say: it did not come to an end of its own. */
+function canGoOn({ role, status, details, parent, text }) {
+  if (role !== "assistant" || !parent || !text) return false;
+  return status === "stopped" || status === "failed" || details?.finish_reason === "length" || Boolean(details?.edited);
+}
+
 function Actions({ message, count, does, edit }) {
   const { role, status } = message;
   const isOwn = role !== "assistant";
   if (status === "running") {
-    return html`<div class="actions"><button class="bare" onClick=${() => does.stop(message)}>■ Stop</button></div>`;
+    return html`
+      <div class="actions">
+        <button class="bare" onClick=${() => does.stop(message)}>■ Stop</button>
+        <button class="bare" disabled=${!message.text} onClick=${() => does.branch(message)} title="Go on from what is written so far; this reply goes on too">Branch</button>
+      </div>
+    `;
   }
   const what = isOwn ? "message" : "reply";
   return html`
     <div class="actions">
       <${Cost} message=${message} />
       <span class="buttons">
+        ${canGoOn(message) && html`<button class="bare" onClick=${() => does.goOn(message)} title="Write on from the end of this reply, as a new version">Continue</button>`}
         <button class="bare" onClick=${() => does.copy(message)} title=${`Copy the ${what}'s text`}>Copy</button>
         <button class="bare" onClick=${edit} title="A new version beside this one">Edit</button>
         ${role !== "system" &&

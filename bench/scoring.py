@@ -1,0 +1,377 @@
+"""Multiple choice under one few-shot prefix, as lm_eval asks it: questions a second, next to llama.cpp and transformers.
+
+Every choice of every question is a request of its own, its likelihood behind the prefix and the question what is wanted:
+
+    radixkv         lm_eval's `local-completions`: whole token ids, echo, logprobs 1, max_tokens 1, over HTTP
+    llama.cpp       its server tells no log probability of a prompt (echo is refused): one request for each token of a choice,
+                    which a bias forces it to generate; what stands before is in its cache
+    transformers    lm_eval's `hf`: whole sequences in padded batches, in this process, no cache across requests
+
+First a few questions are scored in fp32, and compared with transformers in fp32. Then the systems take turns, a slice of the
+questions each, with the default model as each serves it best: radixkv by default, llama.cpp from 8 bits, transformers in bf16.
+
+    python -m bench.scoring --peer fetch         1,000 questions, llama.cpp fetched if it is not there: some ten minutes
+    python -m bench.scoring --questions 200      fewer
+    python -m bench.scoring --quick              a few, without llama.cpp: a minute
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from bench.peer_wheel import PeerMissingError
+from bench.reference import load_plain
+from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.serving.llama_files import LlamaFiles, find_llama
+from bench.serving.llama_side import SERVER
+from bench.stacks import running
+
+__all__ = ["main"]
+
+OURS, LLAMA, TRANSFORMERS = "radixkv", "llama.cpp", "transformers"
+NUM_QUESTIONS, NUM_SHOTS, NUM_CHOICES = 1000, 12, 4
+NUM_SLICES = 5
+CONCURRENCY = 8
+NUM_COMPARED = 6
+TRANSFORMERS_SHARE = 50
+"""Of so many questions transformers answers one: it computes the prefix for each choice anew."""
+
+BATCH = 8
+MOST_APART = 1e-3
+LEAST_RATIO = 5.0
+STOP_S = 10.0
+WORDS = (
+    *("river", "stone", "cloud", "lamp", "bread", "paper", "seven", "quiet", "north", "garden", "letter", "winter"),
+    *("the", "a", "of", "under", "behind", "holds", "reads", "carries", "finds", "an old", "a green", "many"),
+)
+
+
+class Choice(NamedTuple):
+    """Token ids: the shots and the question, and one of its answers."""
+
+    context: list[int]
+    continuation: list[int]
+
+
+class Score(NamedTuple):
+    """Of a continuation: its log probability, and how many positions were computed for it, where the system tells."""
+
+    logprob: float
+    num_computed: int | None
+
+
+Ask = Callable[[Choice], Score]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scoring", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--questions", type=int, default=NUM_QUESTIONS, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="few questions, without llama.cpp")
+    parser.add_argument("--peer", choices=("use", "fetch"), default="use", help="whether llama.cpp may be fetched")
+    parser.add_argument("--seed", type=int, default=7, help="of the questions (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="where to write (default: bench/results/scoring.json on a full run)")
+    return parser.parse_args(arguments)
+
+
+def make_questions(model: str, count: int, seed: int) -> tuple[list[int], list[list[Choice]]]:
+    """The shots, and per question its choices behind them."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    draws = random.Random(seed)
+
+    def words(least: int, most: int) -> str:
+        return " ".join(draws.choices(WORDS, k=draws.randint(least, most)))
+
+    def question() -> str:
+        return f"Question: {words(20, 40)}?\nAnswer:"
+
+    shots = tokenizer.encode("".join(f"{question()} {words(2, 5)}.\n\n" for _ in range(NUM_SHOTS)))
+    questions = []
+    for _ in range(count):
+        context = [*shots, *tokenizer.encode(question())]
+        questions.append([Choice(context, tokenizer.encode(f" {words(2, 5)}")) for _ in range(NUM_CHOICES)])
+    return shots, questions
+
+
+# -- the systems
+
+
+@contextmanager
+def radixkv(model: str, *arguments: str) -> Iterator[Ask]:
+    """A service and a worker with its gateway, each in a process of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, ExitStack() as stack:
+        service = f"unix:{folder}/service"
+        stack.enter_context(running("serve", "--listen", service))
+        served = ("--service", service, "--listen", f"unix:{folder}/worker", "--http", address, "--state", "none")
+        stack.enter_context(running("worker", *served, "--model", model, *arguments))
+        client = stack.enter_context(httpx.Client(base_url=f"http://{address}", timeout=None))
+        yield lambda choice: _by_echo(client, choice)
+
+
+def _by_echo(client: httpx.Client, choice: Choice) -> Score:
+    body = {
+        "prompt": [choice.context + choice.continuation],
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": 1,
+        "temperature": 0,
+        "seed": 1234,
+    }
+    response = client.post("/v1/completions", json=body)
+    response.raise_for_status()
+    answer = response.json()
+    start, length = len(choice.context), len(choice.context) + len(choice.continuation)
+    usage, [told] = answer["usage"], answer["choices"]
+    num_computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+    return Score(sum(told["logprobs"]["token_logprobs"][start:length]), num_computed)
+
+
+@contextmanager
+def llama(files: LlamaFiles) -> Iterator[Ask]:
+    """llama.cpp's server with the settings that were found best for branches; see `bench.serving.llama_side`."""
+    settings = {
+        "model.path": str(files.q8),
+        "n_ctx": 16_384,
+        "n_parallel": CONCURRENCY,
+        "kv_unified": False,
+        "cont_batching": True,
+        "cache_prompt": True,
+        "n_threads_http": CONCURRENCY + 4,
+        "cpuparams.n_threads": len(os.sched_getaffinity(0)),
+        "cpuparams_batch.n_threads": len(os.sched_getaffinity(0)),
+        "fit_params": False,
+        "verbosity": 0,
+        "port": 0,
+    }
+    command = [sys.executable, "-P", str(SERVER), files.package, json.dumps(settings)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            address = process.stdout.readline().strip()
+            if not address:
+                raise RuntimeError(f"llama.cpp's server ended with exit code {process.wait()}")
+            with httpx.Client(base_url=address, timeout=None) as client:
+                yield lambda choice: _by_forcing(client, choice)
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _by_forcing(client: httpx.Client, choice: Choice) -> Score:
+    logprob, num_computed = 0.0, 0
+    for index, token_id in enumerate(choice.continuation):
+        body = {
+            "prompt": choice.context + choice.continuation[:index],
+            "n_predict": 1,
+            "n_probs": 1,
+            "logit_bias": [[token_id, 1000.0]],
+            "temperature": 0.0,
+            "cache_prompt": True,
+            "return_tokens": True,
+        }
+        response = client.post("/completion", json=body)
+        response.raise_for_status()
+        answer = response.json()
+        [told] = answer["completion_probabilities"]
+        if told["id"] != token_id:
+            raise RuntimeError(f"llama.cpp generated token {told['id']} where {token_id} was forced")
+        logprob += told["logprob"]
+        num_computed += answer["timings"]["prompt_n"]
+    return Score(logprob, num_computed)
+
+
+class Plain:
+    """transformers, by padded batches of whole sequences."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        import torch
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        self._torch = torch
+        self._model: Any = load_plain(model, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+
+    def score(self, choices: Sequence[Choice]) -> list[Score]:
+        """All of them, `BATCH` at a time."""
+        return [score for at in range(0, len(choices), BATCH) for score in self._batch(choices[at : at + BATCH])]
+
+    def _batch(self, choices: Sequence[Choice]) -> list[Score]:
+        torch = self._torch
+        rows = [choice.context + choice.continuation for choice in choices]
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        keep = max(len(choice.continuation) for choice in choices) + longest - min(map(len, rows)) + 1
+        with torch.inference_mode():
+            mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+            logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=keep).logits
+        scores = []
+        for row, choice, told in zip(rows, choices, torch.log_softmax(logits.float(), -1), strict=True):
+            first = len(choice.context) - 1 - (longest - keep)
+            wanted = torch.tensor(choice.continuation)[:, None]
+            own = told[first : first + len(choice.continuation)].gather(1, wanted)
+            scores.append(Score(float(own.sum()), len(row)))
+        return scores
+
+
+# -- runs
+
+
+def compare(model: str, questions: Sequence[Sequence[Choice]]) -> float:
+    """How far log-likelihoods in fp32 are from those of transformers, at most; each asked twice, cold and warm."""
+    choices = [choice for question in questions for choice in question]
+    expected = Plain(model, "float32").score(choices)
+    apart = 0.0
+    with radixkv(model, "--dtype", "float32", "--quantization", "none", "--num-blocks", "512") as ask:
+        for _ in range(2):
+            for choice, wanted in zip(choices, expected, strict=True):
+                apart = max(apart, abs(ask(choice).logprob - wanted.logprob))
+    return apart
+
+
+class Run:
+    """One system's questions so far."""
+
+    def __init__(self) -> None:
+        self.scores: dict[int, list[Score]] = {}
+        self.seconds = 0.0
+
+    def take(self, numbers: Sequence[int], answer: Callable[[Sequence[int]], list[list[Score]]]) -> None:
+        start_s = time.perf_counter()
+        scores = answer(numbers)
+        self.seconds += time.perf_counter() - start_s
+        self.scores.update(zip(numbers, scores, strict=True))
+
+    @property
+    def rate(self) -> float:
+        """Questions a second."""
+        return len(self.scores) / self.seconds
+
+    @property
+    def num_computed(self) -> int:
+        return sum(score.num_computed or 0 for scores in self.scores.values() for score in scores)
+
+    def alike(self, other: Run) -> float:
+        """Share of the questions of both that both answer alike."""
+        shared = self.scores.keys() & other.scores.keys()
+        same = [_best(self.scores[number]) == _best(other.scores[number]) for number in shared]
+        return sum(same) / len(same)
+
+
+def _best(scores: Sequence[Score]) -> int:
+    return max(range(len(scores)), key=lambda index: scores[index].logprob)
+
+
+def measure(
+    model: str, questions: Sequence[Sequence[Choice]], files: LlamaFiles | None, num_slices: int
+) -> dict[str, Run]:
+    """The systems in turn, slice by slice; what they share, the prefix, is computed in the first."""
+    plain = Plain(model, "bfloat16")
+    size = -(-len(questions) // num_slices)
+    with ExitStack() as stack, ThreadPoolExecutor(CONCURRENCY) as threads:
+        asks = {OURS: stack.enter_context(radixkv(model))}
+        if files is not None:
+            asks[LLAMA] = stack.enter_context(llama(files))
+        runs = {name: Run() for name in (*asks, TRANSFORMERS)}
+        progress = Progress("slices", num_slices * len(runs))
+
+        def over_http(name: str, numbers: Sequence[int]) -> list[list[Score]]:
+            found = list(threads.map(asks[name], [choice for number in numbers for choice in questions[number]]))
+            return [found[at : at + NUM_CHOICES] for at in range(0, len(found), NUM_CHOICES)]
+
+        def in_process(numbers: Sequence[int]) -> list[list[Score]]:
+            return [plain.score(questions[number]) for number in numbers]
+
+        for start in range(0, len(questions), size):
+            numbers = range(start, min(start + size, len(questions)))
+            for name in asks:
+                runs[name].take(numbers, lambda numbers, name=name: over_http(name, numbers))  # type: ignore[misc]  # bound now
+                progress.advance()
+            runs[TRANSFORMERS].take(numbers[: -(-len(numbers) // TRANSFORMERS_SHARE)], in_process)
+            progress.advance()
+    return runs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    from radixkv.worker.default_model import resolve_model
+
+    model = resolve_model(None, progress=True)
+    count, num_slices = (4, 1) if options.quick else (options.questions, NUM_SLICES)
+    files, why_missing = None, "left out by --quick"
+    if not options.quick:
+        try:
+            files, why_missing = find_llama(options.peer == "fetch"), ""
+        except PeerMissingError as error:
+            why_missing = str(error)
+            print(f"without {LLAMA}: {error}", file=sys.stderr)
+    shots, questions = make_questions(model, count, options.seed)
+    apart = compare(model, questions[: 2 if options.quick else NUM_COMPARED])
+    runs = measure(model, questions, files, num_slices)
+    num_own = sum(
+        len(question[0].context) - len(shots) + sum(len(choice.continuation) for choice in question)
+        for question in questions
+    )
+    bars = [
+        Bar("log-likelihoods apart from transformers' in fp32", apart, MOST_APART),
+        Bar(
+            "prompt tokens computed, by those of the questions and choices, one for each request and the shots",
+            runs[OURS].num_computed / (num_own + NUM_CHOICES * len(questions) + len(shots)),
+            1.0,
+        ),
+    ]
+    ratio = runs[OURS].rate / runs[LLAMA].rate if LLAMA in runs else None
+    bars.append(Bar("questions a second, by llama.cpp's", ratio, LEAST_RATIO, at_least=True, reason=why_missing))
+    rows = [
+        (
+            name,
+            f"{len(run.scores):,}",
+            f"{run.rate:.2f}",
+            f"{run.num_computed / len(run.scores):,.1f}",
+            f"{run.alike(runs[TRANSFORMERS]):.0%}",
+        )
+        for name, run in runs.items()
+    ]
+    columns = ("system", "questions", "questions a second", "tokens computed for one", "best as by transformers")
+    title = f"{len(questions):,} questions, {NUM_CHOICES} choices each, behind {len(shots):,} tokens of shots"
+    figures = {
+        "questions": len(questions),
+        "shots_tokens": len(shots),
+        "own_tokens": num_own,
+        "apart": apart,
+        "systems": {
+            name: {"questions": len(r.scores), "seconds": r.seconds, "rate": r.rate} for name, r in runs.items()
+        },
+    }
+    report = Report("scoring", options.seed, figures, bars, [Table(title, columns, rows)])
+    is_full = not options.quick and options.questions == NUM_QUESTIONS
+    return report.finish(options.json or (RESULTS_DIR / "scoring.json" if is_full else None), is_quick=options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The namespaces that a worker derives of its callers': one for each salt and adapter, below the owner's own.
+
+    team-a                          the owner: quotas, pin budgets, turns and rights go by it
+    team-a#salt=5f1c…               what one salt of it may find; the name holds a hash, since a salt is a secret
+    team-a#adapter=sql              what an adapter computes, which is another model's KV
+    team-a#salt=5f1c…#adapter=sql
+
+Nothing matches across two of them.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.validation import MAX_NAMESPACE_CHARS, check_unicode
+
+__all__ = ["MAX_SALT_CHARS", "adapter_of", "check_salt", "covers", "derived_namespace", "is_derived", "owner_of"]
+
+MAX_SALT_CHARS = 256
+
+_ADAPTER, _SALT = "#adapter=", "#salt="
+_SALT_HASH_BYTES = 16
+
+
+def check_salt(salt: str) -> None:
+    """Raise unless it may be a salt; empty is none. The error does not tell it.
+
+    Raises:
+        InvalidArgumentError: too long, or half a character.
+    """
+    if len(salt) > MAX_SALT_CHARS:
+        raise InvalidArgumentError("cache_salt", f"{len(salt)} characters", f"at most {MAX_SALT_CHARS} characters")
+    check_unicode("cache_salt", salt)
+
+
+def derived_namespace(owner: str, *, salt: str = "", adapter: str = "") -> str:
+    """Where requests of `owner` with this salt and adapter cache; `owner` itself with neither. O(length).
+
+    The hash in the name is of owner and salt, so that equal salts of two owners cannot be told to be equal.
+
+    Raises:
+        InvalidArgumentError: `owner` is derived itself, or the name is too long; a salt that may be none.
+    """
+    if is_derived(owner):
+        bound = f"without {_SALT!r} and {_ADAPTER!r}, which set salts and adapters apart"
+        raise InvalidArgumentError("namespace", owner, bound)
+    check_salt(salt)
+    name = f"{owner}{_SALT}{_hash(owner, salt)}" if salt else owner
+    if adapter:
+        name += _ADAPTER + adapter
+    if len(name) > MAX_NAMESPACE_CHARS:
+        bound = f"at most {MAX_NAMESPACE_CHARS} characters long with the marks of salt and adapter"
+        raise InvalidArgumentError("namespace", owner, bound)
+    return name
+
+
+def adapter_of(namespace: str) -> str:
+    """The adapter for which `derived_namespace` made this one; empty if for none."""
+    return namespace.partition(_ADAPTER)[2]
+
+
+def owner_of(namespace: str) -> str:
+    """The caller's namespace of which `derived_namespace` made this one; itself if it did not. O(length)."""
+    if "#" not in namespace:
+        return namespace
+    return namespace.partition(_ADAPTER)[0].partition(_SALT)[0]
+
+
+def is_derived(namespace: str) -> bool:
+    """Whether it is, or looks like, one of a salt or an adapter."""
+    return owner_of(namespace) != namespace
+
+
+def covers(namespace: str, other: str) -> bool:
+    """Whether what is said of `namespace` is said of `other` too: it is the same, or derived of it."""
+    return other == namespace or owner_of(other) == namespace
+
+
+def _hash(owner: str, salt: str) -> str:
+    said = f"{len(owner)}:{owner}{salt}".encode()
+    return blake2b(said, digest_size=_SALT_HASH_BYTES, person=b"radixkv salt").hexdigest()

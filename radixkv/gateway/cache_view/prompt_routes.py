@@ -1,0 +1,166 @@
+"""What is cached of a prompt, why no more of it is, and its pins, for whoever has no gRPC. A tenant sees its own alone.
+
+POST   /v1/radixkv/match      how many of its tokens are cached
+POST   /v1/radixkv/explain    where it parts from what is cached, and why
+POST   /v1/radixkv/pins       protect what is cached of it
+DELETE /v1/radixkv/pins       end the longest pin that it begins with
+GET    /v1/radixkv/pins       the tenant's pins
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from radixkv.client import RemoteReader
+from radixkv.core.api import DEFAULT_NAMESPACE, PinInfo
+from radixkv.core.errors import PinBudgetError, UnknownPoolError
+from radixkv.core.namespaces import derived_namespace
+from radixkv.core.tokens import num_tokens, unpack_tokens
+from radixkv.core.validation import MAX_TTL_S
+from radixkv.gateway.auth import CurrentTenant
+from radixkv.gateway.bodies import JsonRoute, off_loop
+from radixkv.gateway.cache_view.observer import CacheObserver
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import CurrentExchange, Exchange
+from radixkv.gateway.fields import ClosedModel, PlainObject, TokenIds
+from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
+from radixkv.gateway.models import served_model
+from radixkv.gateway.options import CacheSalt, ModelName
+from radixkv.gateway.tools import ChatTools, plan_tools
+from radixkv.gateway.turns import chat_model, read_prompt
+from radixkv.worker.request import Prompt
+
+__all__ = ["router"]
+
+MAX_PINS_TOLD = 1000
+
+router = APIRouter(prefix="/v1/radixkv", tags=["cache"], route_class=JsonRoute)
+_Result = TypeVar("_Result")
+
+
+class CachedPrompt(ClosedModel):
+    """A text, token ids, or messages as they are put to the model, as a request with them has."""
+
+    model: ModelName | None = None
+    prompt: str | TokenIds | None = None
+    messages: ChatMessages | None = None
+    tools: ChatTools | None = None
+    chat_template_kwargs: PlainObject | None = None
+    cache_salt: CacheSalt = None
+
+
+class PinnedPrompt(CachedPrompt):
+    """What is to be pinned, and for how long."""
+
+    ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="Seconds from each use.")] = 300.0
+
+
+class _Place(NamedTuple):
+    """A prompt's packed tokens, and the namespace where a request with it is cached."""
+
+    tokens: bytes
+    namespace: str
+
+
+async def _place_of(body: CachedPrompt, request: Request, exchange: Exchange) -> _Place:
+    backend, state = request.app.state.backend, request.app.state
+    assert exchange.tenant is not None
+    owner = exchange.tenant.namespace or DEFAULT_NAMESPACE
+    if (body.prompt is None) is (body.messages is None):
+        raise ApiError(400, "one of prompt and messages must be given", code="invalid_value", param="prompt")
+    model = await (served_model if body.messages is None else chat_model)(request, body.model)
+    salt = body.cache_salt or ""
+    if body.messages is not None:
+        exchange.leave_out(leave_noise_out(body.messages))
+        tools = await off_loop(request, partial(plan_tools, body.tools, None))
+        messages = await off_loop(request, partial(template_messages, body.messages))
+        space = derived_namespace(owner, salt=salt)
+        transcript = await state.transcripts.read(space, messages, tools.tools, body.chat_template_kwargs or {})
+        tokens = await read_prompt(backend, transcript, tools.tools, body.chat_template_kwargs or {})
+    else:
+        read = Prompt(text=body.prompt) if isinstance(body.prompt, str) else Prompt(token_ids=body.prompt)
+        tokens = await backend.tokenize(read, b"", owner)
+    return _Place(tokens, derived_namespace(owner, salt=salt, adapter=model.adapter))
+
+
+async def _ask(request: Request, call: Any) -> Any:
+    observer: CacheObserver | None = request.app.state.cache_observer
+    if observer is None:
+        message = "this gateway knows no cache service: start it with --service ADDRESS"
+        raise ApiError(404, message, code="no_cache_service")
+    try:
+        return await observer.ask(call)
+    except PinBudgetError as error:
+        raise ApiError(409, str(error), code="pin_budget") from None
+    except UnknownPoolError:
+        message = "no worker holds the pool now"
+        raise ApiError(503, message, type="server_error", code="unavailable") from None
+
+
+@router.post("/match")
+async def match(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
+    """How many tokens of a prompt are cached; it is no use of them."""
+    tokens, namespace = await _place_of(body, request, exchange)
+    found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
+    return {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": found.num_tokens}
+
+
+@router.post("/explain")
+async def explain(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
+    """Where a prompt parts from what is cached, and why no more of it is found. Ask before it is sent."""
+    tokens, namespace = await _place_of(body, request, exchange)
+    told = await _ask(request, partial(RemoteReader.explain, tokens=tokens, namespace=namespace))
+    return {
+        "num_prompt_tokens": told.num_prompt_tokens,
+        "num_cached_tokens": told.num_tokens,
+        "cause": told.cause,
+        "wanted_token_ids": list(unpack_tokens(told.wanted)),
+        "found_token_ids": list(unpack_tokens(told.found)),
+        "num_siblings": told.num_siblings,
+        "evicted": None if told.evicted is None else told.evicted._asdict(),
+    }
+
+
+@router.post("/pins")
+async def pin(body: PinnedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
+    """Protect what is cached of a prompt from eviction; where nothing is, nothing is pinned."""
+    tokens, namespace = await _place_of(body, request, exchange)
+    pinned = partial(RemoteReader.pin, tokens=tokens, ttl=body.ttl_s, namespace=namespace)
+    return _told(await _ask(request, pinned))
+
+
+@router.delete("/pins")
+async def unpin(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
+    """End the longest pin with whose tokens a prompt begins."""
+    tokens, namespace = await _place_of(body, request, exchange)
+
+    def end_longest(reader: RemoteReader) -> int:
+        own = [one for one in reader.pins(namespace) if one.namespace == namespace and tokens.startswith(one.tokens)]
+        longest = max(own, key=lambda one: one.num_tokens, default=None)
+        return longest.num_tokens if longest and reader.unpin(longest.tokens, namespace=namespace) else 0
+
+    num_unpinned = await _ask(request, end_longest)
+    if not num_unpinned:
+        raise ApiError(404, "no pin stands at the beginning of this prompt", code="not_pinned")
+    return {"num_tokens": num_unpinned}
+
+
+@router.get("/pins")
+async def pins(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """The tenant's pins, those under its salts and adapters with them, at most 1,000."""
+    listed = await _ask(request, partial(RemoteReader.pins, namespace=tenant.namespace))
+    return {"object": "list", "data": list(map(_told, listed[:MAX_PINS_TOLD])), "has_more": len(listed) > MAX_PINS_TOLD}
+
+
+def _told(pin: PinInfo) -> dict[str, Any]:
+    return {
+        "cache_namespace": pin.namespace,
+        "num_tokens": pin.num_tokens,
+        "num_blocks": pin.num_blocks,
+        "ttl_s": pin.ttl_s,
+        "remaining_s": round(pin.remaining_s, 2),
+    }

@@ -1,0 +1,110 @@
+"""The beginning of a reply, ended or still being written, that something else goes on from.
+
+user ── reply, still written ..                 at any character of it:
+   │      └ position
+   ├── a reply that goes on from there          `continue`
+   └── the reply as far as there ── user        a message below it
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastapi import Request
+
+from radixkv.core.errors import RadixKVError
+from radixkv.gateway.auth import Tenant
+from radixkv.gateway.conversations.keeping import Conversations
+from radixkv.gateway.conversations.live import Growing, Live
+from radixkv.gateway.conversations.messages import Message
+from radixkv.gateway.conversations.refusals import not_possible
+from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns import read_prompt
+from radixkv.worker.text import Message as Turn
+
+__all__ = ["Begun", "cut_reply", "find_reply"]
+
+_HALF = "\ufffd"
+
+
+class Begun(NamedTuple):
+    """The first characters of a reply. `growing`: it is still being written."""
+
+    reply: Message
+    parent: str
+    text: str
+    growing: Growing | None
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What is told of a message that begins with them."""
+        return {"continues": self.reply.id, "position": len(self.text)}
+
+    async def transcript(self, request: Request, tenant: Tenant, above: Sequence[Message]) -> Transcript:
+        """How a reply that goes on from them is put to the model; `above`: the path to the message that it replies to."""
+        if self.growing is not None:
+            found = await self.growing.within(len(self.text))
+            if found is not None:
+                return found
+        transcripts: Transcripts = request.app.state.transcripts
+        last: Turn = {"role": "assistant", "content": self.text}
+        turns = request.app.state.conversations.turns_of(above)
+        return await transcripts.read(tenant.namespace, [*turns, last], goes_on=True)
+
+
+async def find_reply(
+    request: Request, live: Live, tenant: Tenant, conversation_id: str, message_id: str, position: int | None
+) -> Begun:
+    """A reply as far as `position`, in characters; None: as far as it is written.
+
+    Half a character at the end of one that was cut is left out, and drawn again.
+
+    Raises:
+        ApiError: 404: there is none. 400: it is no reply, or shorter.
+    """
+    conversations: Conversations = request.app.state.conversations
+    found = live.current(await conversations.store.message(tenant.namespace, conversation_id, message_id))
+    if found.role != "assistant" or found.parent is None:
+        message = f"message {message_id!r} is of role {found.role}; only a reply to a message can be gone on from"
+        raise not_possible(message, "message_id")
+    length = len(found.text)
+    if position is not None and position > length:
+        message = f"position is {position}; it must be at most {length}, the characters of the reply now"
+        raise not_possible(message, "position")
+    text = found.text[:position]
+    if position is None and not (found.details or {}).get("edited"):
+        text = text.rstrip(_HALF)
+    return Begun(found, found.parent, text, live.growing.get(message_id))
+
+
+async def cut_reply(
+    request: Request, tenant: Tenant, conversation_id: str, message_id: str, position: int, follower_id: str
+) -> str:
+    """A sibling of a reply that ends at `position`, for the message `follower_id` to follow; a repeat finds the same one.
+
+    Returns its id, or the reply's own where it has ended there.
+
+    Raises:
+        ApiError: as `find_reply`, and as for a message that is added.
+    """
+    conversations: Conversations = request.app.state.conversations
+    with conversations.lives.held(conversation_id) as live:
+        begun = await find_reply(request, live, tenant, conversation_id, message_id, position)
+        if begun.growing is None and begun.text == begun.reply.text:
+            return message_id
+        cut_id = f"msg_{uuid.uuid5(uuid.NAMESPACE_OID, follower_id).hex}"
+        details = {"model": (begun.reply.details or {}).get("model"), **begun.details}
+        now_s = conversations.clock()
+        cut = Message(cut_id, begun.parent, "assistant", begun.text, now_s, status="stopped", details=details)
+        path = await conversations.store.path(tenant.namespace, conversation_id, begun.parent)
+        try:
+            transcript = await begun.transcript(request, tenant, path)
+            prompt = await read_prompt(request.app.state.backend, transcript, ())
+            nothing = {"role": "assistant", "content": ""}
+            await conversations.transcripts.remember(transcript, nothing, prompt, b"", text="")
+        except RadixKVError:
+            pass  # its tokens are those that the tokenizer gives it
+        await conversations.add(tenant.namespace, conversation_id, cut)
+    return cut_id

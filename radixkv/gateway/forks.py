@@ -1,0 +1,95 @@
+"""`POST /v1/radixkv/generations/{id}/fork`: another reply from within one, while that is being written or a while after.
+
+Every answer that was generated names its generation in a header. What both have in common is computed once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.answers import ChatCompletion, streamed_or
+from radixkv.gateway.bodies import JsonRoute, off_loop
+from radixkv.gateway.chat import ChatOptions, answer_plan, plan_turn
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import CurrentExchange
+from radixkv.gateway.fields import Whole
+from radixkv.gateway.generations import Generations, ToldGeneration
+from radixkv.gateway.messages import ChatMessages, template_messages
+from radixkv.gateway.models import served_model
+from radixkv.gateway.tools import plan_tools
+from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns import read_prompt
+
+__all__ = ["ForkRequest", "router"]
+
+router = APIRouter(prefix="/v1/radixkv/generations", tags=["generations"], route_class=JsonRoute)
+
+
+class ForkRequest(ChatOptions):
+    """How to go on, which nothing of the other generation decides but its model."""
+
+    branch: Annotated[Whole, Field(ge=0, lt=128)] = Field(0, description="Which of its replies, by their indices.")
+    position: Annotated[Whole, Field(ge=0, lt=2**31)] | None = Field(
+        None,
+        description="Characters of that reply's text to share, as it was generated; left out: all there are. Within a token, "
+        "what is before it is shared, and the rest is read as text.",
+    )
+    messages: ChatMessages | None = Field(None, description="Turns behind it: it ends there, and these are replied to.")
+
+    def check(self) -> None:
+        if self.echo and self.messages:
+            raise ApiError(400, "echo is true; leave it out with messages", code="invalid_value", param="echo")
+
+
+@router.post("/{generation_id}/fork", response_model=None, responses=streamed_or(ChatCompletion))
+async def fork_generation(
+    generation_id: str, body: ForkRequest, request: Request, exchange: CurrentExchange
+) -> Response:
+    """A reply that shares the beginning of another one, as a chat completion of what is new."""
+    state = request.app.state
+    body.check()
+    assert exchange.tenant is not None
+    generations: Generations = state.generations
+    told = generations.find(exchange.tenant.namespace, generation_id)
+    if told is None:
+        message = f"generation {generation_id!r} does not run here and is not remembered any more"
+        raise ApiError(404, message, code="not_found", param="generation_id")
+    model = await served_model(request, told.adapter or None)
+    if body.model is not None and await served_model(request, body.model) != model:
+        message = f"model is {body.model!r}; a generation goes on with its own, {model.name!r}"
+        raise ApiError(400, message, code="invalid_value", param="model")
+    if (body.cache_salt or "") != told.cache_salt:
+        message = "the generation has another cache_salt, or none; name that one"
+        raise ApiError(400, message, code="invalid_value", param="cache_salt")
+    grammar = exchange.hold(await off_loop(request, body.constraint))
+    transcript = await _transcript(state.transcripts, told, body)
+    if body.messages is not None:
+        messages = await off_loop(request, partial(template_messages, body.messages))
+        tokens = await read_prompt(state.backend, transcript, ())
+        nothing = {"role": "assistant", "content": ""}
+        await state.transcripts.remember(transcript, nothing, tokens, b"", text="")
+        transcript = state.transcripts.behind(transcript, tokens, messages)
+    plan = plan_turn(body, model, transcript, plan_tools(None, None), {}, grammar, state.config.max_tokens)
+    return await answer_plan(plan, request, exchange)
+
+
+async def _transcript(transcripts: Transcripts, told: ToldGeneration, body: ForkRequest) -> Transcript:
+    if body.branch >= len(told.branches):
+        message = f"branch is {body.branch}; the generation has {len(told.branches)}, from 0"
+        raise ApiError(400, message, code="invalid_value", param="branch")
+    branch = told.branches[body.branch]
+    text = branch.text
+    if body.position is not None and body.position > len(text):
+        message = f"position is {body.position}; it must be at most {len(text)}, the characters there are now"
+        raise ApiError(400, message, code="invalid_value", param="position")
+    begun = told.transcript.begun + text[: body.position]
+    try:
+        return await transcripts.within(told.transcript, told.prompt, branch.tokens, begun)
+    except InvalidArgumentError as error:
+        raise ApiError.of(error) from None

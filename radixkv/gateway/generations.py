@@ -1,0 +1,130 @@
+"""What generations have told, under way and of the last that have ended, so that others go on from within them."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+
+from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.gateway.transcript import Transcript
+from radixkv.worker.stream import Delta
+
+__all__ = ["GeneratedBranch", "Generations", "ToldGeneration"]
+
+MAX_REMEMBERED = 1024
+MAX_REMEMBERED_TOKENS = 4_000_000
+"""Of those that nobody holds, prompts included. The tenant that has most gives way."""
+
+
+class GeneratedBranch:
+    """One branch, as far as it was told."""
+
+    __slots__ = ("_text", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = array("I")
+        self._text: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All its text so far, calls of functions among it."""
+        if len(self._text) > 1:
+            self._text = ["".join(self._text)]
+        return self._text[0] if self._text else ""
+
+    def grow(self, event: Delta) -> None:
+        """More of it was told."""
+        self.tokens.extend(event.token_ids)
+        if event.text:
+            self._text.append(event.text)
+
+
+class ToldGeneration:
+    """One generation.
+
+    Attributes:
+        generation_id: as the caller is told.
+        transcript: what it replies to, in the namespace of its caller; without a key where that were no messages.
+        adapter, cache_salt: with which it was generated.
+        prompt: packed ids that it continues. branches: by index.
+    """
+
+    def __init__(
+        self,
+        generation_id: str,
+        transcript: Transcript,
+        adapter: str,
+        prompt: bytes,
+        num_branches: int,
+        cache_salt: str = "",
+    ) -> None:
+        self.generation_id = generation_id
+        self.transcript = transcript
+        self.adapter = adapter
+        self.cache_salt = cache_salt
+        self.prompt = prompt
+        self.branches = [GeneratedBranch() for _ in range(num_branches)]
+
+
+class Generations:
+    """All that are known. One event loop uses it.
+
+    Who reads a generation's stream holds what was told of it; beside those that are held, the last ones that began stay.
+    """
+
+    def __init__(self, max_remembered: int = MAX_REMEMBERED, max_tokens: int = MAX_REMEMBERED_TOKENS) -> None:
+        self._max_remembered = max_remembered
+        self._max_tokens = max_tokens
+        self._known: weakref.WeakValueDictionary[str, ToldGeneration] = weakref.WeakValueDictionary()
+        self._last: dict[str, OrderedDict[str, ToldGeneration]] = {}  # by namespace, the oldest first
+        self._sizes: dict[str, int] = {}  # tokens of the last ones
+        self._num_tokens: Counter[str] = Counter()  # the same of each namespace together
+
+    def begin(self, told: ToldGeneration) -> None:
+        """One has started. O(namespaces) for each that gives way."""
+        self._known[told.generation_id] = told
+        self._last.setdefault(told.transcript.namespace, OrderedDict())[told.generation_id] = told
+        self._sizes[told.generation_id] = 0
+        self._grow(told, len(told.prompt) // TOKEN_BYTES)
+
+    def grow(self, told: ToldGeneration, event: Delta) -> None:
+        """More of one was told."""
+        told.branches[event.branch].grow(event)
+        if told.generation_id in self._sizes:
+            self._grow(told, len(event.token_ids))
+
+    def find(self, namespace: str, generation_id: str) -> ToldGeneration | None:
+        """The generation of that id, where it is this namespace's."""
+        told = self._known.get(generation_id)
+        return told if told is not None and told.transcript.namespace == namespace else None
+
+    def forget(self, namespace: str, keys: Collection[bytes]) -> None:
+        """Drop those that reply to conversations of these keys, and to what goes on from them. O(the namespace's)."""
+        wanted = frozenset(keys)
+        for told in [told for told in self._known.values() if told.transcript.namespace == namespace]:
+            parent = told.transcript.parent
+            above = (part.key for part in parent.path()) if parent is not None else ()
+            if told.transcript.key in wanted or not wanted.isdisjoint(above):
+                del self._known[told.generation_id]
+                if told.generation_id in self._sizes:
+                    self._drop(told)
+
+    def _grow(self, told: ToldGeneration, num_tokens: int) -> None:
+        self._sizes[told.generation_id] += num_tokens
+        self._num_tokens[told.transcript.namespace] += num_tokens
+        while len(self._sizes) > self._max_remembered:
+            self._drop_of(max(self._last, key=lambda namespace: len(self._last[namespace])))
+        while self._num_tokens.total() > self._max_tokens:
+            self._drop_of(max(self._last, key=self._num_tokens.__getitem__))
+
+    def _drop_of(self, namespace: str) -> None:
+        self._drop(next(iter(self._last[namespace].values())))
+
+    def _drop(self, told: ToldGeneration) -> None:
+        namespace = told.transcript.namespace
+        del self._last[namespace][told.generation_id]
+        self._num_tokens[namespace] -= self._sizes.pop(told.generation_id)
+        if not self._last[namespace]:
+            del self._last[namespace], self._num_tokens[namespace]

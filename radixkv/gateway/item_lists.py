@@ -1,0 +1,180 @@
+"""The Responses API's conversations as they are stored: lists of items, each of one namespace, which responses read and add to.
+
+They are apart from the trees of `conversations/`: a list has no branches, and holds calls of tools. Nothing here expires: over
+a bound, what would add to it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from radixkv.gateway.database import Database
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.responses_items import Item, new_id
+
+__all__ = ["MAX_ITEMS", "ItemList", "ItemLists"]
+
+MAX_ITEMS = 10_000
+"""Of one list."""
+
+MAX_LIST_BYTES = 16 * 1024 * 1024
+ROW_BYTES = 256
+"""What a list or an item is counted as besides its text."""
+
+
+class ItemList(NamedTuple):
+    """A list, without its items."""
+
+    id: str
+    created_s: float
+    metadata: dict[str, str]
+
+    def body(self) -> dict[str, Any]:
+        """As the API tells it."""
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": int(self.created_s),
+            "metadata": self.metadata,
+        }
+
+
+class ItemLists:
+    """Lists of all namespaces; nothing crosses from one to another.
+
+    Args:
+        database: where they lie.
+        max_lists, max_bytes: bounds of each namespace.
+        clock: seconds since 1970.
+
+    Every call raises ApiError 404 where the list, or an item that it names, is not there for this namespace, and 409 where a
+    bound would be exceeded; then nothing has changed.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_lists: int = 10_000,
+        max_bytes: int = 1 << 30,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._max_lists = max_lists
+        self._max_bytes = max_bytes
+        self._clock = clock
+
+    async def create(self, namespace: str, metadata: Mapping[str, str], items: Sequence[Item] = ()) -> ItemList:
+        """A new one."""
+        made = ItemList(new_id("conv"), self._clock(), dict(metadata))
+        told = json.dumps(made.metadata)
+
+        def insert(connection: sqlite3.Connection) -> ItemList:
+            row = (made.id, namespace, made.created_s, told, ROW_BYTES + len(told))
+            connection.execute("INSERT INTO item_lists VALUES (?, ?, ?, ?, 0, ?)", row)
+            self._add(connection, namespace, made.id, items)
+            return made
+
+        return await self._database.run(insert, namespace)
+
+    async def get(self, namespace: str, list_id: str) -> ItemList:
+        """One of them."""
+        return await self._database.read(lambda connection: _read(_find(connection, namespace, list_id)), namespace)
+
+    async def update(self, namespace: str, list_id: str, metadata: Mapping[str, str]) -> ItemList:
+        """Give it other metadata."""
+        told = json.dumps(dict(metadata))
+
+        def change(connection: sqlite3.Connection) -> ItemList:
+            row = _find(connection, namespace, list_id)
+            size = row["size_bytes"] + len(told) - len(row["metadata"])
+            connection.execute("UPDATE item_lists SET metadata = ?, size_bytes = ? WHERE id = ?", (told, size, list_id))
+            self._check_room(connection, namespace, list_id)
+            return _read(_find(connection, namespace, list_id))
+
+        return await self._database.run(change, namespace)
+
+    async def delete(self, namespace: str, list_id: str) -> None:
+        """Remove it with its items. Responses that were made in it stay."""
+
+        def remove(connection: sqlite3.Connection) -> None:
+            _find(connection, namespace, list_id)
+            connection.execute("DELETE FROM items WHERE list = ?", (list_id,))
+            connection.execute("DELETE FROM item_lists WHERE id = ?", (list_id,))
+
+        await self._database.run(remove, namespace)
+
+    async def items(self, namespace: str, list_id: str) -> list[Item]:
+        """All that are in it, in the order in which they came."""
+
+        def read(connection: sqlite3.Connection) -> list[Item]:
+            _find(connection, namespace, list_id)
+            query = "SELECT item FROM items WHERE list = ? ORDER BY number"
+            return [json.loads(row["item"]) for row in connection.execute(query, (list_id,))]
+
+        return await self._database.read(read, namespace)
+
+    async def add(self, namespace: str, list_id: str, items: Sequence[Item]) -> None:
+        """Put items at its end; one whose id is there already is not put there again."""
+        await self._database.run(lambda connection: self._add(connection, namespace, list_id, items), namespace)
+
+    async def remove(self, namespace: str, list_id: str, item_id: str) -> ItemList:
+        """Take one item out."""
+
+        def take(connection: sqlite3.Connection) -> ItemList:
+            found = _read(_find(connection, namespace, list_id))
+            row = connection.execute("SELECT * FROM items WHERE list = ? AND id = ?", (list_id, item_id)).fetchone()
+            if row is None:
+                raise no_item(item_id)
+            connection.execute("DELETE FROM items WHERE number = ?", (row["number"],))
+            connection.execute(_GROW, (-1, -row["size_bytes"], list_id))
+            return found
+
+        return await self._database.run(take, namespace)
+
+    def _add(self, connection: sqlite3.Connection, namespace: str, list_id: str, items: Sequence[Item]) -> None:
+        _find(connection, namespace, list_id)
+        for item in items:
+            text = json.dumps(item)
+            row = (list_id, item["id"], text, ROW_BYTES + len(text))
+            query = "INSERT OR IGNORE INTO items (list, id, item, size_bytes) VALUES (?, ?, ?, ?)"
+            if connection.execute(query, row).rowcount:
+                connection.execute(_GROW, (1, ROW_BYTES + len(text), list_id))
+        self._check_room(connection, namespace, list_id)
+
+    def _check_room(self, connection: sqlite3.Connection, namespace: str, list_id: str) -> None:
+        own = _find(connection, namespace, list_id)
+        if own["num_items"] > MAX_ITEMS or own["size_bytes"] > MAX_LIST_BYTES:
+            raise _full(f"a conversation holds at most {MAX_ITEMS:,} items and {MAX_LIST_BYTES >> 20} MiB")
+        query = "SELECT COUNT(*) AS number, SUM(size_bytes) AS size FROM item_lists WHERE namespace = ?"
+        used = connection.execute(query, (namespace,)).fetchone()
+        if used["number"] > self._max_lists or used["size"] > self._max_bytes:
+            raise _full(f"at most {self._max_lists:,} conversations and {self._max_bytes:,} bytes of them are kept")
+
+
+_GROW = "UPDATE item_lists SET num_items = num_items + ?, size_bytes = size_bytes + ? WHERE id = ?"
+
+
+def no_item(item_id: str) -> ApiError:
+    """The refusal of an item that is not there."""
+    return ApiError(404, f"item with id {item_id!r} not found", code="not_found", param="item_id")
+
+
+def _find(connection: sqlite3.Connection, namespace: str, list_id: str) -> sqlite3.Row:
+    query = "SELECT * FROM item_lists WHERE id = ? AND namespace = ?"
+    row: sqlite3.Row | None = connection.execute(query, (list_id, namespace)).fetchone()
+    if row is None:
+        raise ApiError(404, f"conversation with id {list_id!r} not found", code="not_found", param="conversation")
+    return row
+
+
+def _read(row: sqlite3.Row) -> ItemList:
+    return ItemList(row["id"], row["created_s"], json.loads(row["metadata"]))
+
+
+def _full(bound: str) -> ApiError:
+    return ApiError(409, f"{bound}; delete some first", code="conversation_full", param="conversation")

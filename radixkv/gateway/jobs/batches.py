@@ -1,0 +1,362 @@
+"""Batches of all namespaces and their requests, each of which is answered once.
+
+    validating -> in_progress -> completed            validating -> failed: its lines are no requests
+                      |-> cancelling -> cancelled
+                      '-> expired
+
+A result and its count are written at once, where the request still waits: whatever a process that was killed had computed is
+either there or is computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from radixkv.gateway.database import Database
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.jobs.answers import refusal_line
+from radixkv.gateway.jobs.files import add_result_file, remove_requests, unknown
+from radixkv.gateway.jobs.lines import BatchLine, LineError
+from radixkv.gateway.jobs.quotas import JobLimits, check_usage
+
+__all__ = [
+    "ANTHROPIC",
+    "CANCELLED",
+    "COMPLETED",
+    "EXPIRED",
+    "FAILED",
+    "OPENAI",
+    "Batch",
+    "BatchStore",
+    "WaitingRequest",
+]
+
+OPENAI, ANTHROPIC = "openai", "anthropic"
+WAITS, COMPLETED, FAILED, CANCELLED, EXPIRED = range(5)
+_COUNTS = ("", "num_completed", "num_failed", "num_cancelled", "num_expired")
+_OPEN = ("validating", "in_progress", "cancelling")
+
+ROWS_ENDED = 500
+"""Requests that are cancelled or expire in one change."""
+
+
+class Batch(NamedTuple):
+    """One batch. `details`: what its creator gave, when it changed, and what was wrong with it."""
+
+    number: int
+    id: str
+    namespace: str
+    tenant: str
+    protocol: str
+    endpoint: str
+    status: str
+    details: dict[str, Any]
+    created_s: float
+    window_s: float
+    expires_s: float
+    num_total: int
+    num_completed: int
+    num_failed: int
+    num_cancelled: int
+    num_expired: int
+    size_bytes: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not finished."""
+        return self.status in _OPEN
+
+
+class WaitingRequest(NamedTuple):
+    """A request that is to be made. `prefix`, `number`: its place in the order."""
+
+    prefix: bytes
+    number: int
+    size_bytes: int
+
+
+_COLUMNS = ", ".join(Batch._fields)
+_FOUND = (
+    f"SELECT {_COLUMNS} FROM batches WHERE namespace = ? AND protocol = ? AND status <> 'deleted' AND expires_s > ?"
+)
+
+_FORGET_HALF = "UPDATE batches SET status = 'deleted' WHERE status = 'validating' AND protocol = ?"
+"""Of those whose creators were never told: the process was killed before all requests had come."""
+
+
+def _read(row: Sequence[Any]) -> Batch:
+    batch = Batch(*row)
+    return batch._replace(details=json.loads(batch.details))  # type: ignore[arg-type]  # a row holds it as text
+
+
+class BatchStore:
+    """Batches and their requests.
+
+    Args:
+        database: where they lie.
+        limits: of each namespace.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, database: Database, limits: JobLimits, clock: Callable[[], float] = time.time) -> None:
+        self.limits = limits
+        self.clock = clock
+        self._database = database
+        database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC,))).result()
+
+    # -- what callers ask
+
+    async def create(
+        self, namespace: str, tenant: str, protocol: str, endpoint: str, details: Mapping[str, Any]
+    ) -> Batch:
+        """Begin a batch, whose requests are to be added.
+
+        Raises:
+            ApiError: 400: the namespace has too many, or keeps too much.
+        """
+        now_s = self.clock()
+        prefix = "batch" if protocol == OPENAI else "msgbatch"
+        values = (f"{prefix}_{uuid.uuid4().hex}", namespace, tenant, protocol, endpoint, json.dumps(details))
+        times = (now_s, now_s + self.limits.window_s, now_s + self.limits.ttl_s)
+
+        def insert(connection: sqlite3.Connection) -> Batch:
+            query = f"SELECT count(*) FROM batches WHERE namespace = ? AND status IN {_OPEN}"
+            if connection.execute(query, (namespace,)).fetchone()[0] >= self.limits.max_open:
+                message = f"at most {self.limits.max_open} batches of one tenant may be under way; wait for one to end"
+                raise ApiError(400, message, code="too_many_batches")
+            added = connection.execute(
+                "INSERT INTO batches (id, namespace, tenant, protocol, endpoint, status, details, created_s, window_s,"
+                " expires_s) VALUES (?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?)",
+                (*values, *times),
+            )
+            check_usage(connection, namespace, self.limits)
+            query = f"SELECT {_COLUMNS} FROM batches WHERE number = ?"
+            return _read(connection.execute(query, (added.lastrowid,)).fetchone())
+
+        return await self._database.run(insert, namespace)
+
+    async def find(self, namespace: str, protocol: str, batch_id: str) -> Batch:
+        """A batch.
+
+        Raises:
+            ApiError: 404: there is none, or it is another namespace's, or it has expired.
+        """
+        values = (namespace, protocol, self.clock(), batch_id)
+        row = await self._database.read(
+            lambda connection: connection.execute(f"{_FOUND} AND id = ?", values).fetchone(), namespace
+        )
+        if row is None:
+            raise unknown("batch", batch_id, "batch_id")
+        return _read(row)
+
+    async def page(
+        self, namespace: str, protocol: str, limit: int, after: str | None = None, before: str | None = None
+    ) -> tuple[list[Batch], bool]:
+        """Batches, the latest first: behind the one of the id `after`, or next before that of `before`; whether there are more.
+
+        Raises:
+            ApiError: 404: there is no such batch.
+        """
+        query, values = _FOUND, [namespace, protocol, self.clock()]
+        if after is not None:
+            query, values = f"{query} AND number < ?", [*values, (await self.find(namespace, protocol, after)).number]
+        if before is not None:
+            query, values = f"{query} AND number > ?", [*values, (await self.find(namespace, protocol, before)).number]
+        order = "ASC" if before is not None and after is None else "DESC"
+        query = f"{query} ORDER BY number {order} LIMIT {limit + 1}"
+        rows = await self._database.read(lambda connection: connection.execute(query, values).fetchall(), namespace)
+        found = [_read(row) for row in rows[:limit]]
+        return (found if order == "DESC" else found[::-1]), len(rows) > limit
+
+    async def cancel(self, batch: Batch) -> None:
+        """Have it end; nothing where it has ended, or is about to."""
+        await self._change(batch.number, ("validating", "in_progress"), "cancelling", cancelling_at=self.clock())
+
+    async def delete(self, batch: Batch) -> None:
+        """Remove it: at once for everybody, and piece by piece from the disk by `purge`."""
+        await self._change(batch.number, (batch.status,), "deleted")
+
+    # -- what the runner asks
+
+    async def unfinished(self) -> list[Batch]:
+        """All that are to be worked on, the oldest first."""
+        query = f"SELECT {_COLUMNS} FROM batches WHERE status IN {_OPEN} ORDER BY number"
+        return [_read(row) for row in await self._database.run(lambda c: c.execute(query).fetchall())]
+
+    async def add_requests(self, batch: Batch, lines: Sequence[BatchLine]) -> None:
+        """Further requests of a batch that is validated.
+
+        Raises:
+            LineError: one has the custom_id of another.
+            ApiError: 400: the namespace keeps too much.
+        """
+
+        def insert(connection: sqlite3.Connection) -> None:
+            _add_requests(connection, batch.number, batch.protocol, lines)
+            check_usage(connection, batch.namespace, self.limits)
+
+        await self._database.run(insert, batch.namespace)
+
+    async def remove_requests(self, batch: Batch) -> None:
+        """All of them, a little at a time."""
+        query, values = f"SELECT number FROM batch_requests WHERE batch = ? LIMIT {ROWS_ENDED}", (batch.number,)
+        while await self._database.run(lambda c: remove_requests(c, batch.number, query, values)):
+            pass
+        query, values = "UPDATE batches SET num_total = 0, num_failed = 0 WHERE number = ?", (batch.number,)
+        await self._database.run(lambda c: c.execute(query, values))
+
+    async def begin(self, batch: Batch) -> bool:
+        """Its lines are requests. False where it was cancelled meanwhile."""
+        return await self._change(batch.number, ("validating",), "in_progress", in_progress_at=self.clock())
+
+    async def fail(self, batch: Batch, errors: Sequence[Mapping[str, Any]]) -> None:
+        """Its lines are none: nothing of it is run."""
+        await self._change(batch.number, ("validating",), "failed", failed_at=self.clock(), errors=list(errors))
+
+    async def waiting(self, batch: Batch, behind: WaitingRequest | None, limit: int) -> list[WaitingRequest]:
+        """The next requests to be made, in order."""
+        place = (behind.prefix, behind.number) if behind is not None else (b"", 0)
+        query = (
+            "SELECT prefix, number, length(content) FROM batch_requests WHERE batch = ? AND state = 0"
+            " AND (prefix, number) > (?, ?) ORDER BY prefix, number LIMIT ?"
+        )
+        values = (batch.number, *place, limit)
+        rows = await self._database.read(lambda c: c.execute(query, values).fetchall(), batch.namespace)
+        return [WaitingRequest(*row) for row in rows]
+
+    async def request(self, batch: Batch, number: int) -> tuple[str, bytes] | None:
+        """`custom_id` and body of a request that waits; None where it waits no longer."""
+        query = "SELECT custom_id, content FROM batch_requests WHERE number = ? AND state = 0"
+        row = await self._database.read(lambda c: c.execute(query, (number,)).fetchone(), batch.namespace)
+        return None if row is None else (row[0], row[1])
+
+    async def answered(self, batch: Batch, number: int, state: int, line: bytes) -> None:
+        """A request has its result; the first one it has is kept. Returns once it is safe against the end of this process."""
+
+        def update(connection: sqlite3.Connection) -> None:
+            row = connection.execute(
+                "SELECT length(content) FROM batch_requests WHERE number = ? AND state = 0", (number,)
+            ).fetchone()
+            if row is None:
+                return
+            connection.execute(
+                "UPDATE batch_requests SET state = ?, content = ? WHERE number = ?", (state, line, number)
+            )
+            connection.execute(
+                f"UPDATE batches SET {_COUNTS[state]} = {_COUNTS[state]} + 1, size_bytes = size_bytes + ? WHERE number = ?",
+                (len(line) - row[0], batch.number),
+            )
+
+        await self._database.run(update)
+
+    async def is_over_quota(self, batch: Batch) -> bool:
+        """Whether the namespace keeps more than it may, so that no further result is to be kept."""
+        query = "SELECT size_bytes FROM job_usage WHERE namespace = ?"
+        row = await self._database.read(lambda c: c.execute(query, (batch.namespace,)).fetchone(), batch.namespace)
+        return row is not None and row[0] > self.limits.max_bytes
+
+    async def end_waiting(self, batch: Batch, state: int, line: Callable[[str], bytes]) -> None:
+        """Give all requests that still wait a result that says why they were not made, a little at a time."""
+        waiting = f"batch_requests WHERE batch = ? AND state = 0 LIMIT {ROWS_ENDED}"
+        query = f"SELECT number, custom_id, length(content) FROM {waiting}"
+
+        def update(connection: sqlite3.Connection) -> bool:
+            rows = connection.execute(query, (batch.number,)).fetchall()
+            lines = [line(row["custom_id"]) for row in rows]
+            connection.executemany(
+                "UPDATE batch_requests SET state = ?, content = ? WHERE number = ?",
+                [(state, text, row["number"]) for text, row in zip(lines, rows, strict=True)],
+            )
+            growth = sum(map(len, lines)) - sum(row[2] for row in rows)
+            connection.execute(
+                f"UPDATE batches SET {_COUNTS[state]} = {_COUNTS[state]} + ?, size_bytes = size_bytes + ? WHERE number = ?",
+                (len(rows), growth, batch.number),
+            )
+            return bool(rows)
+
+        while await self._database.run(update):
+            pass
+
+    async def finish(self, batch: Batch, status: str) -> None:
+        """All its requests have results: they are shown as files, where it is an OpenAI batch."""
+        now_s = self.clock()
+
+        def update(connection: sqlite3.Connection) -> None:
+            row = connection.execute("SELECT * FROM batches WHERE number = ?", (batch.number,)).fetchone()
+            if row is None or row["status"] not in _OPEN:
+                return
+            details = json.loads(row["details"]) | {f"{status}_at": now_s}
+            expires_s = row["expires_s"]
+            if batch.protocol == OPENAI:
+                expires_s = now_s + (details.get("output_ttl_s") or self.limits.ttl_s)
+                for name, is_failures in (("output_file_id", False), ("error_file_id", True)):
+                    details[name] = add_result_file(
+                        connection, row, is_failures=is_failures, now_s=now_s, expires_s=expires_s
+                    )
+            connection.execute(
+                "UPDATE batches SET status = ?, details = ?, expires_s = max(expires_s, ?) WHERE number = ?",
+                (status, json.dumps(details), expires_s, batch.number),
+            )
+
+        await self._database.run(update)
+
+    async def purge(self) -> None:
+        """Remove what has expired or was deleted, a little at a time."""
+        now_s = self.clock()
+        while await self._database.run(lambda connection: _purge(connection, now_s)):
+            pass
+
+    async def _change(self, number: int, expected: Collection[str], status: str, **details: Any) -> bool:
+        """Give a batch another status, where it has one of those expected; whether it had."""
+
+        def update(connection: sqlite3.Connection) -> bool:
+            row = connection.execute("SELECT status, details FROM batches WHERE number = ?", (number,)).fetchone()
+            if row is None or row["status"] not in expected:
+                return False
+            text = json.dumps(json.loads(row["details"]) | details)
+            connection.execute("UPDATE batches SET status = ?, details = ? WHERE number = ?", (status, text, number))
+            return True
+
+        return await self._database.run(update)
+
+
+def _add_requests(connection: sqlite3.Connection, number: int, protocol: str, lines: Sequence[BatchLine]) -> None:
+    num_failed = size_bytes = 0
+    for place, line in enumerate(lines):
+        refusal = None if line.refused is None else refusal_line(protocol, line.custom_id, line.refused)
+        content = line.body if refusal is None else refusal
+        state = WAITS if refusal is None else FAILED
+        try:
+            connection.execute(
+                "INSERT INTO batch_requests (batch, custom_id, prefix, state, content) VALUES (?, ?, ?, ?, ?)",
+                (number, line.custom_id, line.prefix, state, content),
+            )
+        except sqlite3.IntegrityError:
+            message = f"custom_id {line.custom_id[:64]!r} was given before; each must be unique"
+            raise LineError("duplicate_custom_id", message, "custom_id", place) from None
+        num_failed += refusal is not None
+        size_bytes += len(content)
+    connection.execute(
+        "UPDATE batches SET num_total = num_total + ?, num_failed = num_failed + ?, size_bytes = size_bytes + ?"
+        " WHERE number = ?",
+        (len(lines), num_failed, size_bytes, number),
+    )
+
+
+def _purge(connection: sqlite3.Connection, now_s: float) -> bool:
+    """One bite of what is to be removed; False where nothing is."""
+    row = connection.execute("SELECT number FROM batches WHERE status = 'deleted' LIMIT 1").fetchone()
+    if row is None:
+        query = f"UPDATE batches SET status = 'deleted' WHERE expires_s <= ? AND status NOT IN {(*_OPEN, 'deleted')}"
+        return connection.execute(query, (now_s,)).rowcount > 0
+    number = row["number"]
+    found = f"SELECT number FROM batch_requests WHERE batch = ? LIMIT {ROWS_ENDED}"
+    if not remove_requests(connection, number, found, (number,)):
+        connection.execute("DELETE FROM files WHERE batch = ?", (number,))
+        connection.execute("DELETE FROM batches WHERE number = ?", (number,))
+    return True

@@ -1,0 +1,74 @@
+"""A request of a batch, put to the application as if it had been posted: the same routes, checks and answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from starlette.types import ASGIApp, Message, Scope
+
+from radixkv.gateway.anthropic_errors import VERSION_HEADER
+from radixkv.gateway.auth import Tenant
+from radixkv.gateway.exchange import EXCHANGE
+
+__all__ = ["JOB", "Answer", "post"]
+
+JOB = "radixkv.job"
+"""Where the scope of such a request has the tenant on whose behalf it is made; no request from outside has it."""
+
+
+class Answer(NamedTuple):
+    """What was answered. `code`: the stable name of the error, if it is one. `retry_after_s`: when to come again."""
+
+    status: int
+    body: bytes
+    request_id: str
+    code: str | None
+    retry_after_s: float
+
+
+async def post(app: ASGIApp, tenant: Tenant, path: str, body: bytes) -> Answer:
+    """Make a request. Cancelled, it is ended as one whose caller hangs up."""
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    told: list[Message] = []
+
+    async def receive() -> Message:
+        if unread:
+            return unread.pop()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody hangs up")
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (VERSION_HEADER.encode(), b"2023-06-01"),
+        ],
+        "client": None,
+        "server": None,
+        "state": {},
+        JOB: tenant,
+    }
+    await app(scope, receive, send)
+    start, *rest = told
+    headers = dict(start["headers"])
+    after = headers.get(b"retry-after", b"0").decode()
+    return Answer(
+        start["status"],
+        b"".join(message.get("body", b"") for message in rest),
+        scope[EXCHANGE].request_id,
+        scope[EXCHANGE].error_code,
+        float(after) if after.isdigit() else 0.0,
+    )

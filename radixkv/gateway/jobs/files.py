@@ -1,0 +1,267 @@
+"""Files of all namespaces: those that were uploaded, in pieces, and those that show the results of a batch, row by row."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal, NamedTuple
+
+from radixkv.gateway.database import Database
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.jobs.quotas import JobLimits, check_usage
+
+__all__ = ["FileStore", "StoredFile", "add_result_file", "unknown"]
+
+READ_BYTES = 256 * 1024
+"""Of the results of a batch that are read at once."""
+
+PIECES_PURGED, ROWS_PURGED = 8, 256
+"""Removed at once, so that no other change waits long."""
+
+_SHOWN = {0: "state = 1", 1: "state > 1"}
+"""Whether a file shows the failures of a batch -> which requests those are."""
+
+
+class StoredFile(NamedTuple):
+    """One file. `batch`: whose results it shows, if any; `is_failures`: which."""
+
+    number: int
+    id: str
+    namespace: str
+    filename: str
+    purpose: str
+    size_bytes: int
+    created_s: float
+    expires_s: float
+    batch: int | None
+    is_failures: int
+
+    def body(self) -> dict[str, Any]:
+        """As the OpenAI API shows it."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size_bytes,
+            "created_at": int(self.created_s),
+            "expires_at": int(self.expires_s),
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+_COLUMNS = ", ".join(StoredFile._fields)
+_FOUND = f"SELECT {_COLUMNS} FROM files WHERE namespace = ? AND status = 'processed' AND expires_s > ?"
+
+
+def unknown(what: str, given: str, param: str) -> ApiError:
+    """The refusal of an id that is nobody's, or another tenant's."""
+    return ApiError(404, f"{what} with id {given[:128]!r} not found", code="not_found", param=param)
+
+
+def _new_id() -> str:
+    return f"file-{uuid.uuid4().hex}"
+
+
+def add_result_file(
+    connection: sqlite3.Connection, batch: sqlite3.Row, *, is_failures: bool, now_s: float, expires_s: float
+) -> str | None:
+    """A file that shows results of a batch; its id, or None where there are none. O(results)."""
+    query = f"SELECT count(*), coalesce(sum(length(content)), 0) FROM batch_requests WHERE batch = ? AND {_SHOWN[is_failures]}"
+    number, size_bytes = connection.execute(query, (batch["number"],)).fetchone()
+    if not number:
+        return None
+    file_id, name = _new_id(), f"{batch['id']}_{'error' if is_failures else 'output'}.jsonl"
+    values = (file_id, batch["namespace"], name, size_bytes, now_s, expires_s, batch["number"], is_failures)
+    connection.execute(
+        "INSERT INTO files (id, namespace, filename, purpose, status, size_bytes, created_s, expires_s, batch, is_failures)"
+        " VALUES (?, ?, ?, 'batch_output', 'processed', ?, ?, ?, ?, ?)",
+        values,
+    )
+    return file_id
+
+
+class FileStore:
+    """Files. What was not complete when an earlier process ended is removed.
+
+    Args:
+        database: where they lie.
+        limits: of each namespace.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, database: Database, limits: JobLimits, clock: Callable[[], float] = time.time) -> None:
+        self.limits = limits
+        self._database = database
+        self._clock = clock
+        database.submit(
+            lambda connection: connection.execute("UPDATE files SET status = 'deleted' WHERE status = 'uploading'")
+        ).result()
+
+    async def begin(self, namespace: str, filename: str) -> int:
+        """Begin a file; its number. Nobody sees it before it is complete.
+
+        Raises:
+            ApiError: 400: the namespace has too many.
+        """
+        now_s = self._clock()
+
+        def insert(connection: sqlite3.Connection) -> int:
+            added = connection.execute(
+                "INSERT INTO files (id, namespace, filename, purpose, status, created_s, expires_s)"
+                " VALUES (?, ?, ?, '', 'uploading', ?, ?)",
+                (_new_id(), namespace, filename, now_s, now_s + self.limits.ttl_s),
+            )
+            check_usage(connection, namespace, self.limits)
+            assert added.lastrowid is not None
+            return added.lastrowid
+
+        return await self._database.run(insert, namespace)
+
+    async def append(self, namespace: str, number: int, piece: bytes) -> None:
+        """The next piece of a file that is not complete.
+
+        Raises:
+            ApiError: 400: the namespace keeps too much.
+        """
+
+        def insert(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT INTO file_pieces (file, content) VALUES (?, ?)", (number, piece))
+            connection.execute("UPDATE files SET size_bytes = size_bytes + ? WHERE number = ?", (len(piece), number))
+            check_usage(connection, namespace, self.limits)
+
+        await self._database.run(insert, namespace)
+
+    async def complete(self, namespace: str, number: int, purpose: str, ttl_s: float | None) -> StoredFile:
+        """All of it has come."""
+        expires_s = self._clock() + (self.limits.ttl_s if ttl_s is None else ttl_s)
+
+        def update(connection: sqlite3.Connection) -> StoredFile:
+            connection.execute(
+                "UPDATE files SET status = 'processed', purpose = ?, expires_s = ? WHERE number = ?",
+                (purpose, expires_s, number),
+            )
+            row = connection.execute(f"SELECT {_COLUMNS} FROM files WHERE number = ?", (number,)).fetchone()
+            return StoredFile(*row)
+
+        return await self._database.run(update, namespace)
+
+    async def discard(self, number: int) -> None:
+        """Remove a file, complete or not: at once for everybody, and piece by piece from the disk by `purge`."""
+        await self._database.run(lambda connection: _discard(connection, number))
+
+    async def find(self, namespace: str, file_id: str) -> StoredFile:
+        """A file.
+
+        Raises:
+            ApiError: 404: there is none, or it is another namespace's, or it has expired.
+        """
+        values = (namespace, self._clock(), file_id)
+        row = await self._database.read(
+            lambda connection: connection.execute(f"{_FOUND} AND id = ?", values).fetchone(), namespace
+        )
+        if row is None:
+            raise unknown("file", file_id, "file_id")
+        return StoredFile(*row)
+
+    async def page(
+        self, namespace: str, limit: int, order: Literal["asc", "desc"], after: str | None, purpose: str | None
+    ) -> tuple[list[StoredFile], bool]:
+        """Files in order of their creation, behind the one of the id `after`; and whether there are more.
+
+        Raises:
+            ApiError: 404: there is no file `after`.
+        """
+        behind = (await self.find(namespace, after)).number if after is not None else None
+        query, values = _FOUND, [namespace, self._clock()]
+        if purpose is not None:
+            query, values = f"{query} AND purpose = ?", [*values, purpose]
+        if behind is not None:
+            query, values = f"{query} AND number {'>' if order == 'asc' else '<'} ?", [*values, behind]
+        query = f"{query} ORDER BY number {order} LIMIT {limit + 1}"
+        rows = await self._database.read(lambda connection: connection.execute(query, values).fetchall(), namespace)
+        return [StoredFile(*row) for row in rows[:limit]], len(rows) > limit
+
+    async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
+        """What is in it, piece by piece."""
+        if file.batch is not None:
+            async for piece in self.results(file.namespace, file.batch, _SHOWN[file.is_failures]):
+                yield piece
+            return
+        query, last = "SELECT * FROM file_pieces WHERE file = ? AND number > ? ORDER BY number LIMIT 1", 0
+        while True:
+            values = (file.number, last)
+            row = await self._database.read(lambda c, v=values: c.execute(query, v).fetchone(), file.namespace)  # type: ignore[misc]
+            if row is None:
+                return
+            last = row["number"]
+            yield row["content"]
+
+    async def results(self, namespace: str, batch: int, shown: str = "state > 0") -> AsyncIterator[bytes]:
+        """Lines of the results of a batch, in the order of its requests."""
+        query = f"SELECT number, content FROM batch_requests WHERE batch = ? AND {shown} AND number > ? ORDER BY number"
+        last = 0
+
+        def read(connection: sqlite3.Connection) -> tuple[list[bytes], int]:
+            lines: list[bytes] = []
+            size_bytes, end = 0, last
+            for number, content in connection.execute(query, (batch, last)):
+                lines.append(content)
+                size_bytes, end = size_bytes + len(content), number
+                if size_bytes >= READ_BYTES:
+                    break
+            return lines, end
+
+        while True:
+            lines, last = await self._database.read(read, namespace)
+            if not lines:
+                return
+            yield b"".join(lines)
+
+    async def purge(self) -> None:
+        """Remove what has expired or was deleted, a little at a time."""
+        now_s = self._clock()
+        while await self._database.run(lambda connection: _purge(connection, now_s)):
+            pass
+
+
+def _discard(connection: sqlite3.Connection, number: int) -> None:
+    connection.execute("UPDATE files SET status = 'deleted' WHERE number = ?", (number,))
+
+
+def _purge(connection: sqlite3.Connection, now_s: float) -> bool:
+    """One bite of what is to be removed; False where nothing is."""
+    row = connection.execute("SELECT * FROM files WHERE status = 'deleted' LIMIT 1").fetchone()
+    if row is None:
+        query = "UPDATE files SET status = 'deleted' WHERE expires_s <= ? AND status = 'processed'"
+        return connection.execute(query, (now_s,)).rowcount > 0
+    number, batch = row["number"], row["batch"]
+    if batch is not None:
+        found = (
+            f"SELECT number FROM batch_requests WHERE batch = ? AND {_SHOWN[row['is_failures']]} LIMIT {ROWS_PURGED}"
+        )
+        removed = remove_requests(connection, batch, found, (batch,))
+    else:
+        rows = connection.execute(
+            f"DELETE FROM file_pieces WHERE number IN (SELECT number FROM file_pieces WHERE file = ? LIMIT {PIECES_PURGED})"
+            " RETURNING length(content)",
+            (number,),
+        ).fetchall()
+        removed = bool(rows)
+        size_bytes = sum(length for (length,) in rows)
+        connection.execute("UPDATE files SET size_bytes = size_bytes - ? WHERE number = ?", (size_bytes, number))
+    if not removed:
+        connection.execute("DELETE FROM files WHERE number = ?", (number,))
+    return True
+
+
+def remove_requests(connection: sqlite3.Connection, batch: int, found: str, values: tuple[Any, ...]) -> bool:
+    """Remove requests of a batch, by a query of their numbers; False where there are none."""
+    rows = connection.execute(
+        f"DELETE FROM batch_requests WHERE number IN ({found}) RETURNING length(content)", values
+    ).fetchall()
+    size_bytes = sum(length for (length,) in rows)
+    connection.execute("UPDATE batches SET size_bytes = size_bytes - ? WHERE number = ?", (size_bytes, batch))
+    return bool(rows)

@@ -1,0 +1,129 @@
+"""The requests of a batch: how a line is read, and by what they are put in order.
+
+Requests that begin alike run next to each other, so that what one has computed is still in the cache for the next. Each has a
+key of four bytes for every `BLOCK_CHARACTERS` of what it begins with, each of which depends on all before it:
+
+    few-shot examples | question 1      a1 7c 03 | 9e ...
+    few-shot examples | question 2      a1 7c 03 | 44 ...     sorted by key, they stand together
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from radixkv.core.json_text import read_json
+
+__all__ = [
+    "ENDPOINTS",
+    "MAX_REQUESTS",
+    "BatchLine",
+    "LineError",
+    "prefix_key",
+    "read_line",
+    "read_message_request",
+]
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+MAX_REQUESTS = 50_000
+"""Of one batch."""
+
+BLOCK_CHARACTERS = 128
+_FIELDS = ("model", "tools", "system", "instructions", "documents", "messages", "prompt", "input")
+"""Of all APIs, in the order in which a prompt is made of them."""
+
+_AT_ONCE = ("stream", "background")
+"""Fields that ask for another answer than a whole one, which alone can stand in a file."""
+
+_MESSAGE_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MAX_ID_CHARACTERS = 512
+
+
+class LineError(Exception):
+    """A line that is no request: the batch fails.
+
+    Attributes:
+        code: stable name of the fault. param: the field at fault, if it is one. place: of the line, among those given at once.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None, place: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+        self.place = place
+
+
+class BatchLine(NamedTuple):
+    """One request. `body`: JSON, to be posted. `refused`: the field that asks for more than a whole answer, if one does."""
+
+    custom_id: str
+    body: bytes
+    prefix: bytes
+    refused: str | None
+
+
+def prefix_key(body: Mapping[str, Any]) -> bytes:
+    """What puts requests in order by what their prompts begin with. O(length)."""
+    text = json.dumps([body.get(name) for name in _FIELDS]).encode()
+    key, value = bytearray(), 0
+    for start in range(0, len(text), BLOCK_CHARACTERS):
+        value = zlib.crc32(text[start : start + BLOCK_CHARACTERS], value)
+        key += value.to_bytes(4, "big")
+    return bytes(key)
+
+
+def read_line(text: bytes, endpoint: str) -> BatchLine:
+    """A line of an OpenAI batch's file: `custom_id`, `method`, `url` and `body`.
+
+    Raises:
+        LineError: it is no request to `endpoint`.
+    """
+    try:
+        line = read_json(text)
+    except ValueError as error:
+        reason = getattr(error, "msg", "it is no text")
+        raise LineError("invalid_json_line", f"this line is not JSON: {reason}") from None
+    if not isinstance(line, dict):
+        raise LineError("invalid_json_line", "this line is not a JSON object")
+    custom_id = line.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID_CHARACTERS or not _is_text(custom_id):
+        bound = f"a text of 1 to {_MAX_ID_CHARACTERS} characters"
+        raise LineError("invalid_custom_id", f"custom_id must be {bound}", "custom_id")
+    if line.get("method") != "POST":
+        raise LineError("invalid_method", f"method must be POST, not {_shown(line.get('method'))}", "method")
+    if line.get("url") != endpoint:
+        raise LineError("invalid_url", f"url must be the batch's {endpoint}, not {_shown(line.get('url'))}", "url")
+    return _request(custom_id, line.get("body"), "body")
+
+
+def read_message_request(item: Any) -> BatchLine:
+    """An entry of `requests` of an Anthropic message batch: `custom_id` and `params`.
+
+    Raises:
+        LineError: it is none.
+    """
+    if not isinstance(item, dict):
+        raise LineError("invalid_value", "must be an object with custom_id and params")
+    custom_id = item.get("custom_id")
+    if not isinstance(custom_id, str) or _MESSAGE_ID.fullmatch(custom_id) is None:
+        raise LineError("invalid_value", "must be 1 to 64 letters, digits, _ and -", "custom_id")
+    return _request(custom_id, item.get("params"), "params")
+
+
+def _request(custom_id: str, body: Any, name: str) -> BatchLine:
+    if not isinstance(body, dict):
+        raise LineError("invalid_body", f"{name} must be an object: the body of the request", name)
+    refused = next((each for each in _AT_ONCE if body.get(each)), None)
+    return BatchLine(custom_id, json.dumps(body).encode(), prefix_key(body), refused)
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" or character == "\0" for character in text)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:100]

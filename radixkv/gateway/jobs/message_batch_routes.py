@@ -1,0 +1,183 @@
+"""`/v1/messages/batches`: many messages at once, as the Anthropic API has them.
+
+POST   /v1/messages/batches                 requests: custom_id and params of each
+GET    /v1/messages/batches
+GET    /v1/messages/batches/{id}
+GET    /v1/messages/batches/{id}/results    JSON lines, once it has ended
+POST   /v1/messages/batches/{id}/cancel     what is done is kept
+DELETE /v1/messages/batches/{id}            one that has ended
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
+
+from radixkv.core.json_text import read_json
+from radixkv.gateway.anthropic_answers import ERRORS
+from radixkv.gateway.auth import CurrentTenant
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import CurrentExchange
+from radixkv.gateway.fields import MAX_NAME_CHARACTERS
+from radixkv.gateway.jobs.batches import ANTHROPIC, Batch, BatchStore
+from radixkv.gateway.jobs.lines import MAX_REQUESTS, BatchLine, LineError, read_message_request
+from radixkv.gateway.jobs.schema import DeletedMessageBatch, MessageBatch, MessageBatchPage, message_batch_body
+
+__all__ = ["router"]
+
+ENDPOINT = "/v1/messages"
+_ADDED = 500
+"""Requests that are stored in one change."""
+
+_REQUESTS = {
+    "type": "object",
+    "required": ["requests"],
+    "properties": {
+        "requests": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_REQUESTS,
+            "items": {
+                "type": "object",
+                "required": ["custom_id", "params"],
+                "properties": {
+                    "custom_id": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+                    "params": {"type": "object"},
+                },
+            },
+        }
+    },
+}
+
+router = APIRouter(prefix="/v1/messages/batches", tags=["batches"], responses=ERRORS)
+
+Id = Annotated[str | None, Query(max_length=MAX_NAME_CHARACTERS)]
+
+
+def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "description": "The answer"}}
+
+
+def _store(request: Request) -> BatchStore:
+    store: BatchStore = request.app.state.batches
+    return store
+
+
+@router.post(
+    "",
+    response_model=None,
+    responses=_answer(MessageBatch),
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _REQUESTS}}}},
+)
+async def create_batch(request: Request, tenant: CurrentTenant, exchange: CurrentExchange) -> Response:
+    """Begin a batch. All of its requests must have the form of one; what is wrong with their parameters its results tell."""
+    state, store = request.app.state, _store(request)
+    async with state.one_by_one.place(tenant.namespace):  # what is read is larger than its text
+        content = await request.body()
+        lines, unknown = await state.body_calls.call(partial(_read, content))
+        exchange.leave_out(unknown)
+        batch = await store.create(tenant.namespace, tenant.name, ANTHROPIC, ENDPOINT, {})
+        try:
+            for start in range(0, len(lines), _ADDED):
+                await _add(store, batch, lines[start : start + _ADDED], start)
+            await store.begin(batch)
+        except BaseException:
+            await store.delete(batch)
+            state.jobs.look()
+            raise
+    exchange.let_body_go()
+    state.jobs.look()
+    return JSONResponse(message_batch_body(await store.find(tenant.namespace, ANTHROPIC, batch.id)))
+
+
+def _read(content: bytes) -> tuple[list[BatchLine], list[str]]:
+    """The requests of a body, and the names of its other fields."""
+    try:
+        body = read_json(content)
+    except ValueError as error:
+        reason = getattr(error, "msg", "it is no text")
+        raise ApiError(400, f"the body cannot be read as JSON: {reason}", code="invalid_json") from None
+    items = body.get("requests") if isinstance(body, dict) else None
+    if not isinstance(items, list) or not 0 < len(items) <= MAX_REQUESTS:
+        message = f"requests must be a list of 1 to {MAX_REQUESTS:,} requests"
+        raise ApiError(400, message, code="invalid_value", param="requests")
+    lines = []
+    for place, item in enumerate(items):
+        try:
+            lines.append(read_message_request(item))
+        except LineError as error:
+            raise _refusal(error, place) from None
+    return lines, [name for name in body if name != "requests"]
+
+
+async def _add(store: BatchStore, batch: Batch, lines: list[BatchLine], start: int) -> None:
+    try:
+        await store.add_requests(batch, lines)
+    except LineError as error:
+        raise _refusal(error, start + error.place) from None
+
+
+def _refusal(error: LineError, place: int) -> ApiError:
+    param = f"requests.{place}" + (f".{error.param}" if error.param else "")
+    return ApiError(400, f"{param}: {error}", code=error.code, param=param)
+
+
+@router.get("", response_model=None, responses=_answer(MessageBatchPage))
+async def list_batches(
+    request: Request,
+    tenant: CurrentTenant,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+    after_id: Annotated[Id, Query(description="Those behind the one of this id.")] = None,
+    before_id: Annotated[Id, Query(description="Those before the one of this id.")] = None,
+) -> Response:
+    """Batches, the latest first."""
+    found, has_more = await _store(request).page(tenant.namespace, ANTHROPIC, limit, after_id, before_id)
+    bodies = [message_batch_body(batch) for batch in found]
+    first, last = (bodies[0]["id"], bodies[-1]["id"]) if bodies else (None, None)
+    return JSONResponse({"data": bodies, "has_more": has_more, "first_id": first, "last_id": last})
+
+
+@router.get("/{batch_id}", response_model=None, responses=_answer(MessageBatch))
+async def retrieve_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """How a batch stands."""
+    return JSONResponse(message_batch_body(await _store(request).find(tenant.namespace, ANTHROPIC, batch_id)))
+
+
+@router.get(
+    "/{batch_id}/results",
+    response_model=None,
+    responses={200: {"description": "JSON lines", "content": {"application/x-jsonl": {}}}},
+)
+async def read_results(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """A line for every request of a batch that has ended."""
+    batch = await _store(request).find(tenant.namespace, ANTHROPIC, batch_id)
+    if batch.is_open:
+        raise ApiError(404, "the batch has not ended: its results are not there yet", code="not_found")
+    content = request.app.state.files.results(tenant.namespace, batch.number)
+    headers = {"content-length": str(batch.size_bytes)}
+    return StreamingResponse(content, media_type="application/x-jsonl", headers=headers)
+
+
+@router.post("/{batch_id}/cancel", response_model=None, responses=_answer(MessageBatch))
+async def cancel_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """End a batch soon; the results that are there are kept. One that has ended stays as it is."""
+    store = _store(request)
+    await store.cancel(await store.find(tenant.namespace, ANTHROPIC, batch_id))
+    request.app.state.jobs.look()
+    return JSONResponse(message_batch_body(await store.find(tenant.namespace, ANTHROPIC, batch_id)))
+
+
+@router.delete("/{batch_id}", response_model=None, responses=_answer(DeletedMessageBatch))
+async def delete_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Remove a batch that has ended, with its results."""
+    store = _store(request)
+    batch = await store.find(tenant.namespace, ANTHROPIC, batch_id)
+    if batch.is_open:
+        raise ApiError(400, "the batch has not ended: cancel it first", code="invalid_value", param="batch_id")
+    await store.delete(batch)
+    request.app.state.jobs.look()
+    return JSONResponse({"id": batch_id, "type": "message_batch_deleted"})

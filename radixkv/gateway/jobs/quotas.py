@@ -1,0 +1,48 @@
+"""What one tenant may keep of files and batches."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+from radixkv.gateway.errors import ApiError
+
+__all__ = ["JobLimits", "check_usage"]
+
+DAY_S = 24 * 3600.0
+
+
+class JobLimits(NamedTuple):
+    """Bounds of one tenant.
+
+    max_file_bytes: of one file. max_bytes: of all files, requests that wait and results together. max_files: files that were
+    uploaded. max_open: batches that are not finished. max_batches: those and the finished ones whose results are kept.
+    window_s: how long a batch may run before what has not begun expires. ttl_s: how long files and results are kept.
+    """
+
+    max_file_bytes: int = 100 * 1024 * 1024
+    max_bytes: int = 1024 * 1024 * 1024
+    max_files: int = 1000
+    max_open: int = 64
+    max_batches: int = 1000
+    window_s: float = DAY_S
+    ttl_s: float = 30 * DAY_S
+
+
+def check_usage(connection: sqlite3.Connection, namespace: str, limits: JobLimits) -> None:
+    """Refuse what a job has just added where its namespace is over a bound; the job is undone by it.
+
+    Raises:
+        ApiError: 400.
+    """
+    used = connection.execute("SELECT * FROM job_usage WHERE namespace = ?", (namespace,)).fetchone()
+    if used is None:
+        return
+    for number, bound, what in (
+        (used["num_files"], limits.max_files, "files"),
+        (used["num_batches"], limits.max_batches, "batches"),
+        (used["size_bytes"], limits.max_bytes, "bytes of files and batches"),
+    ):
+        if number > bound:
+            message = f"at most {bound:,} {what} are kept for one tenant; delete some first"
+            raise ApiError(400, message, code="quota_exceeded")

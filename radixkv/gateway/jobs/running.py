@@ -1,0 +1,322 @@
+"""Batches under way: validated, run request by request below what people ask for, and finished.
+
+    a file --read_lines--> requests, ordered by prefix --post--> results, each stored before the next is begun in its place
+
+A request that has no result is made again, so a process may end at any moment. What is refused for want of room, or since the
+tenant is at a limit of its own, goes back into the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from radixkv.core.errors import RadixKVError
+from radixkv.gateway.backend import Backend
+from radixkv.gateway.calls import Calls
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.fair_semaphore import CALLER
+from radixkv.gateway.gate import Gate
+from radixkv.gateway.jobs.answers import answer_line, ended_line, error_line
+from radixkv.gateway.jobs.batches import (
+    CANCELLED,
+    COMPLETED,
+    EXPIRED,
+    FAILED,
+    OPENAI,
+    Batch,
+    BatchStore,
+    WaitingRequest,
+)
+from radixkv.gateway.jobs.calling import Answer, post
+from radixkv.gateway.jobs.files import FileStore
+from radixkv.gateway.jobs.lines import LineError
+from radixkv.gateway.jobs.validating import MAX_ERRORS, error_entry, read_lines
+from radixkv.service.credentials import KeyRing
+
+__all__ = ["JobRunner"]
+
+ALONE, BESIDE_PEOPLE = 32, 4
+"""Requests of batches at once: where nobody else has asked for anything in `PRESENT_S`, and where somebody has. A worker has 64
+places by default, of which its background takes three quarters at most."""
+
+PRESENT_S = 60.0
+MAX_BYTES = 16 * 1024 * 1024
+"""Bodies of requests under way at once; a larger one runs alone."""
+
+LOOK_S = 1.0
+"""How often batches are looked at whose window may have ended."""
+
+PURGE_S = 300.0
+FETCHED = 256
+MAX_TRIES = 5
+"""Of a request for which the pool or a quota has no room; where the worker or a rate is at fault, until the window ends."""
+
+LEAST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
+_LINE_EXTRA_BYTES = 4096
+_NOT_NOW = ("unavailable", "overloaded", "draining", "rate_limit_exceeded")
+_NO_ROOM = ("out_of_blocks", "quota_exceeded")
+"""Codes of errors after which a request is made again; the others are results."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Work:
+    """One batch under way."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.queue: deque[WaitingRequest] = deque()
+        self.last: WaitingRequest | None = None  # the last that was fetched
+        self.running: dict[int, tuple[asyncio.Task[None], WaitingRequest]] = {}
+        self.changing: asyncio.Task[None] | None = None  # validates or ends it
+        self.paused_until_s = 0.0
+        self.num_refused: Counter[int] = Counter()  # of those that are tried again
+
+
+class JobRunner:
+    """Works on all batches. One event loop owns it.
+
+    Args:
+        app: answers the requests.
+        keys: whose they are. calls: reads what is large. gate: tells when the server stops.
+        max_body_bytes: of a request.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        backend: Backend,
+        files: FileStore,
+        batches: BatchStore,
+        *,
+        keys: KeyRing,
+        calls: Calls,
+        gate: Gate,
+        max_body_bytes: int,
+    ) -> None:
+        self._app = app
+        self._backend = backend
+        self._files = files
+        self._batches = batches
+        self._keys = keys
+        self._calls = calls
+        self._gate = gate
+        self._max_body_bytes = max_body_bytes
+        self._works: dict[int, _Work] = {}
+        self._news = asyncio.Event()
+        self._looked_s = self._purged_s = -PURGE_S
+        self._task = asyncio.create_task(self._run(), name="radixkv-jobs")
+
+    def look(self) -> None:
+        """A batch was begun or is to end, or something is to be removed: see to it soon."""
+        self._looked_s = self._purged_s = -PURGE_S
+        self._news.set()
+
+    async def aclose(self) -> None:
+        """The server stops: what has no result will be done by the next one."""
+        tasks = [self._task]
+        for work in self._works.values():
+            tasks += [task for task, _ in work.running.values()]
+            tasks += [work.changing] if work.changing is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._news.clear()
+            try:
+                if clock() - self._looked_s >= LOOK_S:
+                    self._looked_s = clock()
+                    await self._take_in()
+                if clock() - self._purged_s >= PURGE_S:
+                    self._purged_s = clock()
+                    await self._files.purge()
+                    await self._batches.purge()
+                await self._fetch()
+                self._begin(clock())
+            except RadixKVError as error:
+                _LOG.error("batches wait: %s", error)
+            try:
+                await asyncio.wait_for(self._news.wait(), LOOK_S if self._works else PURGE_S)
+            except TimeoutError:
+                continue
+
+    async def _take_in(self) -> None:
+        """Learn how the batches stand, and validate or end those that are to be."""
+        batches = {batch.number: batch for batch in await self._batches.unfinished()}
+        for number in [number for number in self._works if number not in batches]:
+            del self._works[number]
+        for batch in batches.values():
+            work = self._works.setdefault(batch.number, _Work(batch))
+            work.batch = batch
+            if batch.status == "cancelling":
+                self._change(work, self._end(work, CANCELLED, "cancelled"), cancels=True)
+            elif self._batches.clock() >= batch.window_s:
+                self._change(work, self._end(work, EXPIRED, "expired"), cancels=True)
+            elif batch.status == "validating" and batch.protocol == OPENAI:
+                self._change(work, self._validate(work))
+
+    def _change(self, work: _Work, change: Coroutine[Any, Any, None], *, cancels: bool = False) -> None:
+        """Have a batch validated or ended, once. `cancels`: what is under way instead is given up for it."""
+        if work.changing is not None and not work.changing.done():
+            if not cancels or work.changing.get_name() == "end":
+                change.close()
+                return
+            work.changing.cancel()
+
+        async def carry_out() -> None:
+            CALLER.set(work.batch.namespace)
+            try:
+                await change
+            except RadixKVError as error:
+                _LOG.error("%s waits: %s", work.batch.id, error)
+            self.look()
+
+        work.changing = asyncio.create_task(carry_out(), name="end" if cancels else "validate")
+
+    async def _fetch(self) -> None:
+        """Have the next requests of every batch at hand; finish those that have none left."""
+        for work in list(self._works.values()):
+            if work.batch.status != "in_progress" or work.queue or work.changing is not None:
+                continue
+            found = await self._batches.waiting(work.batch, work.last, FETCHED)
+            if not found and not work.running:
+                work.last = None  # those of which no result could be stored are made again
+                found = await self._batches.waiting(work.batch, None, FETCHED)
+                if not found:
+                    await self._batches.finish(work.batch, "completed")
+                    del self._works[work.batch.number]
+            if found:
+                work.queue.extend(found)
+                work.last = found[-1]
+
+    def _begin(self, now_s: float) -> None:
+        """Begin as many requests as may run now: of the tenant that has the fewest under way, of its oldest batch."""
+        num_at_once = BESIDE_PEOPLE if self._backend.was_asked(PRESENT_S) else ALONE
+        while not self._gate.is_draining:
+            running = [(work, request) for work in self._works.values() for _, request in work.running.values()]
+            if len(running) >= num_at_once:
+                return
+            num_running = Counter(work.batch.namespace for work, _ in running)
+            ready = [
+                work
+                for work in self._works.values()
+                if work.queue
+                and work.paused_until_s <= now_s
+                and work.batch.status == "in_progress"
+                and not work.changing
+            ]
+            if not ready:
+                return
+            work = min(ready, key=lambda each: (num_running[each.batch.namespace], each.batch.number))
+            size_bytes = sum(request.size_bytes for _, request in running)
+            if running and size_bytes + work.queue[0].size_bytes > MAX_BYTES:
+                return
+            request = work.queue.popleft()
+            task = asyncio.create_task(self._carry_out(work, request), name=f"request of {work.batch.id}")
+            work.running[request.number] = (task, request)
+            task.add_done_callback(self._ended(work, request))
+
+    def _ended(self, work: _Work, request: WaitingRequest) -> Callable[[asyncio.Task[None]], None]:
+        def ended(task: asyncio.Task[None]) -> None:
+            del work.running[request.number]
+            if not task.cancelled() and (fault := task.exception()) is not None:
+                _LOG.error("a request of %s has no result yet", work.batch.id, exc_info=fault)
+                self._try_again(work, request, LEAST_WAIT_S)
+            self._news.set()
+
+        return ended
+
+    # -- one request
+
+    async def _carry_out(self, work: _Work, request: WaitingRequest) -> None:
+        batch = work.batch
+        CALLER.set(batch.namespace)
+        tenant = self._keys.named(batch.tenant)
+        if tenant is None or not tenant.has_role(("client",)) or tenant.namespace != batch.namespace:
+            self._try_again(work, request, MOST_WAIT_S)  # it may be given a key again
+            return
+        found = await self._batches.request(batch, request.number)
+        if found is None:
+            return
+        custom_id, body = found
+        if await self._batches.is_over_quota(batch):
+            message = f"at most {self._batches.limits.max_bytes:,} bytes of files and batches are kept for one tenant"
+            refusal = ApiError(400, message, code="quota_exceeded")
+            line = error_line(batch.protocol, custom_id, refusal)
+            await self._batches.answered(batch, request.number, FAILED, line)
+            return
+        answer = await post(self._app, tenant, batch.endpoint, body)
+        if self._is_temporary(work, request, answer):
+            self._try_again(work, request, answer.retry_after_s)
+            return
+        line = answer_line(batch.protocol, custom_id, answer.status, answer.body, answer.request_id)
+        state = COMPLETED if answer.status < 400 else FAILED
+        await self._batches.answered(batch, request.number, state, line)
+        work.num_refused.pop(request.number, None)
+
+    def _is_temporary(self, work: _Work, request: WaitingRequest, answer: Answer) -> bool:
+        """Whether the request is to be made again."""
+        if answer.code in _NO_ROOM:
+            work.num_refused[request.number] += 1
+        has_tries = work.num_refused[request.number] < MAX_TRIES
+        return answer.code in _NOT_NOW or (answer.code in _NO_ROOM and has_tries)
+
+    def _try_again(self, work: _Work, request: WaitingRequest, wait_s: float) -> None:
+        """Put a request back to the head of its batch, which pauses."""
+        work.queue.appendleft(request)
+        wait_s = min(MOST_WAIT_S, max(LEAST_WAIT_S, wait_s))
+        work.paused_until_s = max(work.paused_until_s, asyncio.get_running_loop().time() + wait_s)
+
+    # -- one batch
+
+    async def _validate(self, work: _Work) -> None:
+        batch = work.batch
+        await self._batches.remove_requests(batch)  # those that a process which was killed had read
+        try:
+            errors = await self._read_file(batch)
+        except ApiError as error:
+            errors = [error_entry(error.code or "invalid_file", error.message, error.param)]
+        if errors:
+            await self._batches.remove_requests(batch)
+            await self._batches.fail(batch, errors[:MAX_ERRORS])
+        else:
+            await self._batches.begin(batch)
+        work.changing = None
+
+    async def _read_file(self, batch: Batch) -> list[dict[str, Any]]:
+        """Store the requests of a batch's file; what is wrong with it."""
+        file = await self._files.find(batch.namespace, batch.details["input_file_id"])
+        errors: list[dict[str, Any]] = []
+        max_bytes = self._max_body_bytes + _LINE_EXTRA_BYTES
+        async for lines in read_lines(self._files.content(file), batch.endpoint, max_bytes, self._calls.call):
+            errors += lines.errors
+            if len(errors) >= MAX_ERRORS:
+                break
+            try:
+                await self._batches.add_requests(batch, lines.requests)
+            except LineError as error:
+                errors.append(error_entry(error.code, str(error), error.param, lines.numbers[error.place]))
+        return errors
+
+    async def _end(self, work: _Work, state: int, status: str) -> None:
+        """Give up what runs, keep what is done, and say of the rest that it was not."""
+        tasks = [task for task, _ in work.running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        batch = work.batch
+        await self._batches.end_waiting(
+            batch, state, lambda custom_id: ended_line(batch.protocol, custom_id, f"batch_{status}")
+        )
+        await self._batches.finish(batch, status)

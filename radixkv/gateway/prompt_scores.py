@@ -1,0 +1,87 @@
+"""How likely the tokens of a prompt are, gathered from the worker's events and written in the two shapes that clients know.
+
+echo and logprobs    OpenAI's: the prompt's tokens stand in the choice's `logprobs`, before those of the reply
+prompt_logprobs      vLLM's: a list with null and then, for each token, {token id: {logprob, rank, decoded_token}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from radixkv.core.tokens import unpack_tokens
+from radixkv.gateway.backend import Backend
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.logprobs import LEAST_LOGPROB, token_text
+from radixkv.worker.sampling import SampledToken
+from radixkv.worker.stream import PromptLogprobs
+
+__all__ = ["MAX_VALUES", "ScoredPrompt", "check_size"]
+
+MAX_VALUES = 500_000
+"""Log probabilities of prompts that one answer tells, those of the most likely tokens among them."""
+
+
+def check_size(num_tokens: int, num_top: int, num_choices: int) -> None:
+    """Refuse to tell of too many prompt tokens at once.
+
+    Raises:
+        ApiError: 400.
+    """
+    num_values = num_tokens * (1 + num_top) * num_choices
+    if num_values > MAX_VALUES:
+        message = (
+            f"{num_tokens:,} prompt tokens, {num_top} most likely ones at each and {num_choices} choices of each are "
+            f"{num_values:,} log probabilities; at most {MAX_VALUES:,} are told in one answer"
+        )
+        raise ApiError(400, message, code="invalid_value", param="prompt")
+
+
+class ScoredPrompt:
+    """One prompt. Its first token stands behind nothing, so that nothing is told of it.
+
+    Args:
+        prompt: packed.
+    """
+
+    def __init__(self, prompt: bytes) -> None:
+        self._token_ids = unpack_tokens(prompt)
+        self._events: list[PromptLogprobs] = []
+
+    def push(self, event: PromptLogprobs) -> None:
+        """Take in further tokens."""
+        self._events.append(event)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is known."""
+        return (self._events[-1].end if self._events else 1) >= len(self._token_ids)
+
+    def tokens(self, num_top: int) -> list[SampledToken]:
+        """All of them as if they had been drawn, with so many most likely ones each; the first without a log probability."""
+        told = [SampledToken(token_id, None, ()) for token_id in self._token_ids[:1]]
+        for event in self._events:
+            for index, logprob in enumerate(event.logprobs):
+                token_id = self._token_ids[event.start + index]
+                told.append(SampledToken(token_id, logprob, event.top(index)[:num_top]))
+        return told
+
+    async def as_vllm(self, backend: Backend, num_top: int) -> list[dict[str, Any] | None]:
+        """`prompt_logprobs` of an answer: the token's own and so many most likely ones."""
+        tokens = self.tokens(num_top)
+        ids = {token.token_id for token in tokens} | {token_id for token in tokens for token_id, _ in token.top}
+        spelled = await backend.spell(ids)
+        ranks = [rank for event in self._events for rank in event.ranks]
+        told: list[dict[str, Any] | None] = [None] if tokens else []
+        for token, own_rank in zip(tokens[1:], ranks, strict=True):
+            ranked: Sequence[tuple[int, float | None, int]] = (
+                (token.token_id, token.logprob, own_rank),
+                *((token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(token.top, 1)),
+            )
+            entries: dict[str, Any] = {}
+            for token_id, logprob, rank in ranked:
+                text = token_text(spelled[token_id])
+                value = max(LEAST_LOGPROB, LEAST_LOGPROB if logprob is None else logprob)
+                entries.setdefault(str(token_id), {"logprob": value, "rank": rank, "decoded_token": text})
+            told.append(entries)
+        return told

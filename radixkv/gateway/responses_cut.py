@@ -1,0 +1,119 @@
+"""What a stored response is to those that go on from it: as a whole, or as far as some character, while it is written too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import Request
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.generations import Generations
+from radixkv.gateway.responses_items import Item, assistant_turn, new_id, to_messages
+from radixkv.gateway.responses_run import Runs
+from radixkv.gateway.responses_schema import ResponseRequest
+from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
+from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
+from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns import read_prompt
+from radixkv.worker.request import ModelInfo
+from radixkv.worker.text import Message
+
+__all__ = ["SPACE", "conversation_of", "cut_response", "find_previous", "space_of", "told_of"]
+
+SPACE = "cache_namespace"
+"""Where a stored response with a `cache_salt` says what it is cached in: the name holds a hash of the salt."""
+
+
+async def find_previous(store: ResponseStore, namespace: str, response_id: str) -> Context:
+    """The response that a request goes on from.
+
+    Raises:
+        ApiError: 404: there is none.
+    """
+    try:
+        return await store.context(namespace, response_id)
+    except UnknownResponseError:
+        message = f"previous_response_id: response with id {response_id!r} not found"
+        raise ApiError(404, message, code="previous_response_not_found", param="previous_response_id") from None
+
+
+def space_of(context: Context, namespace: str) -> str:
+    """Where what a stored response was computed from is cached: in the tenant's `namespace`, or that of its salt there."""
+    space: str = context.response.body.get(SPACE, namespace)
+    return space
+
+
+def told_of(body: dict[str, Any]) -> dict[str, Any]:
+    """What a model is told besides the items, by a response's body."""
+    return {
+        "model": body["model"],
+        "instructions": body["instructions"],
+        "effort": body["reasoning"]["effort"],
+        "tools": [] if body["tool_choice"] == "none" else body["tools"],
+    }
+
+
+def conversation_of(
+    context: Context, info: ModelInfo
+) -> tuple[list[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    """The turns up to a stored response's end, the tools and the template's variables, as its model was told them."""
+    told = told_of(context.response.body)
+    request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
+    arguments, _ = thinking_arguments(info, ThinkingWish(None, told["effort"]))
+    return to_messages(context.items, told["instructions"]), request.tool_plan().tools, arguments
+
+
+async def cut_response(
+    http: Request, namespace: str, space: str, request: ResponseRequest, context: Context
+) -> list[Item]:
+    """All items up to `position` in the text of the previous response, `context`, which was computed in `space`; the ids of
+    them are remembered.
+
+    Raises:
+        ApiError: 400: its text is shorter, or does not come first in it.
+    """
+    state, response_id, position = http.app.state, request.previous_response_id or "", request.position or 0
+    runs: Runs = state.runs
+    run = runs.find(namespace, response_id)
+    output = context.items[len(context.items) - context.num_output :]
+    turn = assistant_turn(output) or {}
+    text: str = run.text if run is not None else turn.get("content", "")
+    if position > len(text):
+        message = f"position is {position}; it must be at most {len(text)}, the characters of its text now"
+        raise ApiError(400, message, code="invalid_value", param="position")
+    begun = text[:position]
+    before = context.items[: len(context.items) - context.num_output]
+    try:
+        transcript, tools, arguments = await _transcript(
+            state, namespace, space, context, before, begun, run.generation_id if run else ""
+        )
+        tokens = await read_prompt(state.backend, transcript, tools, arguments)
+        await state.transcripts.remember(transcript, {"role": "assistant", "content": ""}, tokens, b"", text="")
+    except InvalidArgumentError as error:
+        raise ApiError.of(error) from None
+    part = {"type": "output_text", "text": begun, "annotations": [], "logprobs": []}
+    cut = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "incomplete", "content": [part]}
+    return [*before, cut]
+
+
+async def _transcript(
+    state: Any,
+    namespace: str,
+    space: str,
+    context: Context,
+    before: Sequence[Item],
+    begun: str,
+    generation_id: str,
+) -> tuple[Transcript, Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    """A reply that goes on from the beginning of a response's text, the tools that its model is told of, and the variables."""
+    generations: Generations = state.generations
+    transcripts: Transcripts = state.transcripts
+    told = generations.find(namespace, generation_id)
+    if told is not None and told.branches[0].text.startswith(begun):
+        return await transcripts.within(told.transcript, told.prompt, told.branches[0].tokens, begun), (), {}
+    info = await state.backend.model()
+    messages, tools, arguments = conversation_of(context._replace(items=list(before)), info)
+    last: Message = {"role": "assistant", "content": begun}
+    return await transcripts.read(space, [*messages, last], tools, arguments, goes_on=True), tools, arguments

@@ -1,0 +1,81 @@
+"""A text that goes on from a reply, put together of the reply's own ids and what is new in it.
+
+the reply, as generated     | Hel | lo | , wor | ld |
+the text to go on from        H e l l o ,   w o r t h
+what the model is given     | Hel | lo | + ", worth" encoded behind them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol
+
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, unpack_tokens
+
+__all__ = ["Speller", "Spliced", "splice", "splice_whole"]
+
+
+class Speller(Protocol):
+    """A worker's tokenizer."""
+
+    async def detokenize(self, token_ids: TokensLike) -> str: ...
+
+    async def spell(self, token_ids: Collection[int]) -> Mapping[int, bytes]: ...
+
+
+class Spliced(NamedTuple):
+    """The packed ids that a text shares with a reply from its beginning, and the text behind them."""
+
+    tokens: bytes
+    rest: str
+
+
+async def splice(speller: Speller, reply: bytes, text: str, *, trims: bool) -> Spliced:
+    """As many of a reply's packed ids as say the beginning of `text`. O(length).
+
+    Tokens are compared by their bytes, so one that stands for no text ends what is shared; so does half a character.
+
+    Args:
+        speller: the worker that knows the tokens.
+        reply: as it was generated.
+        text: what is to be said.
+        trims: blanks at the beginning are no difference, as to a template that takes them away.
+    """
+    ids = unpack_tokens(reply)
+    spellings = await speller.spell(set(ids)) if ids else {}
+    spelled = [spellings[token_id] for token_id in ids]
+    own, wanted = b"".join(spelled), text.encode()
+    begin = wanted_begin = 0
+    if trims:
+        begin, wanted_begin = _num_blanks(own), _num_blanks(wanted)
+    elif own[:1] == b" " and wanted[:1] != b" " and not (await speller.detokenize(ids[:1])).startswith(" "):
+        begin = 1  # the tokenizer takes away the space before a first word
+    shared = begin + _num_common(own[begin:], wanted[wanted_begin:])
+    num_tokens = end = length = 0
+    for number, piece in enumerate(spelled, 1):
+        length += len(piece)
+        if length > shared:
+            break
+        at = length - begin + wanted_begin
+        if length > begin and (at == len(wanted) or wanted[at] & 0xC0 != 0x80):
+            num_tokens, end = number, at
+    return Spliced(reply[: num_tokens * TOKEN_BYTES], wanted[end:].decode())
+
+
+async def splice_whole(speller: Speller, reply: bytes, text: str, end_ids: Collection[int]) -> Spliced | None:
+    """All ids of a reply without its end, where they decode to exactly `text`, half a character at its end included."""
+    ids = unpack_tokens(reply)
+    while ids and ids[-1] in end_ids:
+        ids = ids[:-1]
+    if not ids or await speller.detokenize(ids) != text:
+        return None
+    return Spliced(reply[: len(ids) * TOKEN_BYTES], "")
+
+
+def _num_blanks(text: bytes) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def _num_common(one: bytes, other: bytes) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,0 +1,48 @@
+"""From logits to how likely given tokens were, a few rows at a time, so that nothing as wide as they are is made of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.kernels.upload import upload
+from radixkv.worker.scoring import Scores
+
+__all__ = ["SLICE_BYTES", "launch_scores"]
+
+SLICE_ROWS = 32
+SLICE_BYTES = 4 * 4 * SLICE_ROWS
+"""Of what is made beside the logits, per entry of the vocabulary: a copy, log probabilities, a comparison, room for sorting."""
+
+
+def launch_scores(logits: Tensor, rows: Sequence[int], token_ids: Sequence[int], num_top: int) -> Callable[[], Scores]:
+    """Begin to score one token per row; what is answered waits for the device and gives them. O(rows · vocabulary).
+
+    Args:
+        logits: float32 [any, vocabulary].
+        rows, token_ids: [n] which rows of them, and the token whose probability each is to tell.
+        num_top: most likely tokens per row, at least 1; no more than the vocabulary has.
+    """
+    num_top = min(num_top, logits.shape[-1])
+    at, wanted = upload(list(rows), logits.device, torch.int64), upload(list(token_ids), logits.device, torch.int64)
+    parts = [
+        _score(logits[at[begin : begin + SLICE_ROWS]], wanted[begin : begin + SLICE_ROWS], num_top)
+        for begin in range(0, len(rows), SLICE_ROWS)
+    ]
+
+    def scores() -> Scores:
+        return Scores(*(np.concatenate([part.cpu().numpy() for part in column]) for column in zip(*parts, strict=True)))
+
+    return scores
+
+
+def _score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The columns of `Scores`; no row's depend on the others."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    own = logprobs.gather(1, token_ids[:, None])
+    ranks = (logprobs > own).sum(-1, dtype=torch.int32) + 1
+    top, top_ids = logprobs.max(-1, keepdim=True) if num_top == 1 else torch.topk(logprobs, num_top, dim=-1)
+    return own[:, 0], ranks, top_ids.int(), top
