@@ -168,7 +168,7 @@ async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcrip
             match event:
                 case Started():
                     prompt = event.prompt
-                    await begin_replies(backend, plan.model, [reply], prompt)
+                    await begin_replies(backend, plan.model, [reply], prompt, plan.transcript, plan.sampling.grammar)
                 case Delta():
                     list(content.grow(reply.push(event)))
                 case BranchFinished():
@@ -200,7 +200,9 @@ async def _stream_events(
                         await remember_reply(transcripts, plan.transcript, reply, prompt)
                     case Started():
                         prompt = event.prompt
-                        await begin_replies(backend, plan.model, [reply], prompt)
+                        await begin_replies(
+                            backend, plan.model, [reply], prompt, plan.transcript, plan.sampling.grammar
+                        )
                         told += [_message_start(plan, prompt), PING]
                     case Completed():
                         stop = stop_of(reply, plan.body.max_tokens)

@@ -29,7 +29,7 @@ from radixkv.gateway.messages import ChatMessages, leave_noise_out, left_out_tho
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import MaxTokens, retention_of
 from radixkv.gateway.prompt_scores import ScoredPrompt, check_size
-from radixkv.gateway.replies import Reply, usage_body
+from radixkv.gateway.replies import Growth, Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.thinking_wish import Effort, ThinkingWish, thinking_arguments
 from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
@@ -140,7 +140,15 @@ class Plan:
     @property
     def echoed(self) -> str:
         """What the answer begins with."""
-        return self.transcript.begun if self.body.echo else ""
+        return self._echoed("content")
+
+    @property
+    def echoed_thoughts(self) -> str:
+        """Of what the answer begins with."""
+        return self._echoed("reasoning_content")
+
+    def _echoed(self, name: str) -> str:
+        return str(self.transcript.messages[-1].get(name) or "") if self.body.echo else ""
 
     @property
     def names_ids(self) -> bool:
@@ -252,7 +260,7 @@ async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcript
             match event:
                 case Started():
                     prompt = event.prompt
-                    await begin_replies(backend, plan.model, replies, prompt)
+                    await begin_replies(backend, plan.model, replies, prompt, plan.transcript, plan.sampling.grammar)
                     if num_top is not None:
                         check_size(num_tokens(prompt), num_top, 1)
                         scored = ScoredPrompt(prompt)
@@ -290,8 +298,8 @@ async def _answer(plan: Plan, replies: list[Reply], prompt: bytes, usage: Any, b
 async def _choice(plan: Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
     text = plan.echoed + reply.text
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    if reply.thinking:
-        message["reasoning_content"] = reply.thinking
+    if thoughts := plan.echoed_thoughts + reply.thinking:
+        message["reasoning_content"] = thoughts
     if reply.calls:
         message |= {"content": text or None, "tool_calls": reply.as_message()["tool_calls"]}
     logprobs = None
@@ -339,9 +347,12 @@ async def _stream_chunks(
                         pieces.append(chunks.finished(reply))
                     case Started():
                         prompt = event.prompt
-                        await begin_replies(backend, plan.model, replies, prompt)
+                        await begin_replies(
+                            backend, plan.model, replies, prompt, plan.transcript, plan.sampling.grammar
+                        )
                         pieces += [chunks.opened(index, prompt) for index in range(len(replies))]
-                        pieces += [chunks.echoed(index, plan.echoed) for index in range(len(replies)) if plan.echoed]
+                        echoed = Growth(plan.echoed, [], thinking=plan.echoed_thoughts)
+                        pieces += [chunks.echoed(index, echoed) for index in range(len(replies))]
                     case Completed():
                         num_thinking = sum(reply.num_thinking_tokens for reply in replies)
                         pieces.append(chunks.completed(usage_body(event.usage, num_thinking)))

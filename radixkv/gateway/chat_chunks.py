@@ -64,9 +64,10 @@ class ChatChunks:
         extra = {"prompt_token_ids": unpack_tokens(prompt)} if self._tells_token_ids and index == 0 else {}
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None, top=extra)
 
-    def echoed(self, index: int, text: str) -> bytes:
-        """What a choice goes on from."""
-        return self._chunk(index, {"content": text}, None, None)
+    def echoed(self, index: int, growth: Growth) -> bytes:
+        """What a choice goes on from; no bytes where that is nothing."""
+        told = _told(growth)
+        return self._chunk(index, told, None, None) if told else b""
 
     def grown(self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
         """A choice has grown; no bytes where there is nothing to tell."""

@@ -96,6 +96,11 @@ class Reply:
         """The prompt has opened its thoughts."""
         self._splitter.open()
 
+    def go_on(self, text: str) -> bool:
+        """It goes on from this text, of which nothing is told. Returns whether that ends within thoughts."""
+        self._splitter.begin(text)
+        return self._splitter.is_thinking
+
     def push(self, delta: Delta) -> Growth:
         """Take in further tokens."""
         if self._parser.is_over:

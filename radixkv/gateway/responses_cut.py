@@ -110,10 +110,10 @@ async def _transcript(
     """A reply that goes on from the beginning of a response's text, the tools that its model is told of, and the variables."""
     generations: Generations = state.generations
     transcripts: Transcripts = state.transcripts
-    told = generations.find(namespace, generation_id)
+    info = await state.backend.model()
+    told = generations.find(namespace, generation_id) if info.thinking is None else None
     if told is not None and told.branches[0].text.startswith(begun):
         return await transcripts.within(told.transcript, told.prompt, told.branches[0].tokens, begun), (), {}
-    info = await state.backend.model()
     messages, tools, arguments = conversation_of(context._replace(items=list(before)), info)
     last: Message = {"role": "assistant", "content": begun}
     return await transcripts.read(space, [*messages, last], tools, arguments, goes_on=True), tools, arguments

@@ -45,6 +45,13 @@ class Splitter:
         """The prompt has opened the thoughts."""
         self.is_thinking = not self._is_over
 
+    def begin(self, text: str) -> tuple[str, str]:
+        """Take in what a reply goes on from: what of it is thought, and what is said. None of it is told again."""
+        thought, said = self.push(text)
+        if self.is_thinking and not self._held.strip("\n"):
+            thought, self._held = thought + self._held, ""
+        return thought, said
+
     def push(self, text: str) -> tuple[str, str]:
         """Take in more text: what of it is certain to be thought, and what to be said."""
         if self._is_over:

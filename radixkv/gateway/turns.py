@@ -10,15 +10,14 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.models import ServedModel, served_model
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
+from radixkv.gateway.transcripts import Reader, Transcript, Transcripts, ends_in_mark
 from radixkv.worker.request import GenerateParams, Prompt
-from radixkv.worker.thinking import NUM_TAIL_TOKENS
+from radixkv.worker.sampling import Grammar
 
 __all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
 
@@ -37,15 +36,34 @@ async def chat_model(request: Request, asked: str | None) -> ServedModel:
     return model
 
 
-async def begin_replies(reader: Reader, model: ServedModel, replies: Iterable[Reply], prompt: bytes) -> None:
-    """Tell replies that begin behind this prompt, of packed tokens, whether it has opened their thoughts."""
+async def begin_replies(
+    reader: Reader,
+    model: ServedModel,
+    replies: Iterable[Reply],
+    prompt: bytes,
+    transcript: Transcript | None = None,
+    grammar: Grammar | None = None,
+) -> None:
+    """Tell replies that begin behind this prompt, of packed tokens, what of their thoughts stands in it.
+
+    `transcript`: as it was put to the model, where it may have the replies go on from text.
+
+    Raises:
+        ApiError: 400: a `grammar` holds replies that go on from within thoughts.
+    """
     marks = model.info.thinking
-    if marks is None or marks.is_harmony:
+    if marks is None:
         return
-    tail = await reader.detokenize(prompt[-NUM_TAIL_TOKENS * TOKEN_BYTES :])
-    if tail.rstrip().endswith(marks.opens):
-        for reply in replies:
+    before, begun = prompt, ""
+    if transcript is not None and transcript.goes_on:
+        before, begun = transcript.stem if prompt.startswith(transcript.stem) else b"", transcript.begun
+    has_opened = bool(before) and await ends_in_mark(reader, before, marks)
+    for reply in replies:
+        if has_opened:
             reply.open_thinking()
+        if begun and reply.go_on(begun) and grammar is not None:
+            message = "the reply goes on from within thoughts, where no grammar, schema or forced call can hold it"
+            raise ApiError(400, message, code="invalid_value")
 
 
 async def read_prompt(

@@ -18,6 +18,8 @@ from responses_calls import create, stream
 from talk import Follower, Talk
 from thinking_families import GPT_OSS, KEEPER, QWEN3, R1, SMOLLM3, Family, save_family
 
+from radixkv.gateway.exchange import GENERATION_ID
+
 THOUGHTS, ANSWER = "The user greets.\n\nGreet back.", "Good day."
 ASKED = [{"role": "user", "content": "Hello there"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -312,3 +314,90 @@ def test_a_forced_call_may_follow_thoughts(stacks: Stacks) -> None:
         message = chat(stack, tools=TOOLS, tool_choice="required")["choices"][0]["message"]
         assert message["reasoning_content"] == "I must add."
         assert message["tool_calls"][0]["function"]["name"] == "add"
+
+
+# -- replies that go on from text
+
+
+def answered(stack: Stack, path: str = "chat/completions", **body: Any) -> httpx.Response:
+    return httpx.post(f"{stack.server.url}/{path}", json={"max_tokens": 200, **body}, timeout=60)
+
+
+def test_a_fork_within_thoughts_goes_on_with_thoughts(stack: Stack, family: Family) -> None:
+    raw = family.written(THOUGHTS, ANSWER)
+    stack.dictate(raw)
+    generation = answered(stack, messages=ASKED).headers[GENERATION_ID]
+    path, position = f"radixkv/generations/{generation}/fork", raw.index("Greet back")
+    _, _, other = family.written(f"{THOUGHTS}#Nod.", "Well.").partition("#")
+    for echo in (False, True):
+        stack.dictate(other)
+        [choice] = answered(stack, path, position=position, echo=echo).json()["choices"]
+        told = choice["message"]["reasoning_content"], choice["message"]["content"]
+        assert told == ("The user greets.\n\nNod." if echo else "Nod.", "Well.")
+        stack.dictate(other)
+        lines = answered(stack, path, position=position, echo=echo, stream=True).text.splitlines()
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+        streamed = tuple("".join(d.get(name) or "" for d in deltas) for name in ("reasoning_content", "content"))
+        assert streamed == told
+    refused = answered(stack, path, position=position, response_format={"type": "json_object"})
+    assert (refused.status_code, "within thoughts" in refused.text) == (400, True)
+    answer_at = raw.index(ANSWER) + 4
+    stack.dictate(" night.")
+    message = answered(stack, path, position=answer_at).json()["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (None, " night.")
+
+
+def test_a_reply_goes_on_from_text_behind_its_thoughts_as_the_template_writes_both(
+    stack: Stack, family: Family
+) -> None:
+    """Also where the thoughts of a known reply to the same begin like the text."""
+    question = {"role": "user", "content": f"Who is {family.name}?"}
+    stack.dictate(family.written("Good day to think.", "Hm."))
+    answered(stack, messages=[question])
+    begun = {"role": "assistant", "content": "Good day", "reasoning_content": "I greet."}
+    asked = {"continue_final_message": True, "add_generation_prompt": False}
+    stack.dictate(" to you.")
+    answer = answered(stack, messages=[question, begun], **asked)
+    message = answer.json()["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (None, " to you.")
+    assert stack.engine.prompts[-1] == stack.text.prompt_ids([question, begun], goes_on=True)
+    stack.dictate("Fine.")
+    told = [question, {**begun, "content": "Good day to you."}, {"role": "user", "content": "And now?"}]
+    chat(stack, told)
+    assert stack.text.decode(stack.engine.prompts[-1]) == stack.text.decode(stack.text.prompt_ids(told))
+
+
+def test_a_text_that_opens_thoughts_is_gone_on_from_with_thoughts(stacks: Stacks) -> None:
+    stack = stacks.of(QWEN3)
+    stack.dictate(" and a nod.\n</think>\n\nGood day.")
+    begun = {"role": "assistant", "content": "<think>\nA greeting"}
+    answer = answered(stack, messages=[*ASKED, begun], continue_final_message=True, add_generation_prompt=False)
+    message = answer.json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (" and a nod.", "Good day.")
+
+
+def test_a_begun_turn_of_messages_goes_on_behind_its_thoughts(stacks: Stacks) -> None:
+    stack = stacks.of(KEEPER)
+    blocks = [{"type": "thinking", "thinking": "I greet.", "signature": ""}, {"type": "text", "text": "Good day"}]
+    stack.dictate(" to you.")
+    answer = answered(stack, "messages", messages=[*ASKED, {"role": "assistant", "content": blocks}], model="gibberish")
+    assert [block.get("text") for block in answer.json()["content"]] == [" to you."]
+    turns = [*ASKED, {"role": "assistant", "content": "Good day", "reasoning_content": "I greet."}]
+    assert stack.engine.prompts[-1] == stack.text.prompt_ids(turns, goes_on=True)
+
+
+def test_a_conversation_goes_on_from_the_text_of_a_reply_that_thought(stack: Stack, family: Family) -> None:
+    with Talk(stack.server.url) as talk:
+        conversation_id = talk.begin()
+        stack.dictate(family.written("Good day to think.", ANSWER))
+        follower = Follower(talk.http, conversation_id)
+        body = {"role": "user", "text": "Hello there", "replies": {"n": 1, "max_tokens": 200}}
+        reply = talk.call("POST", f"/{conversation_id}/messages", body)["messages"][-1]
+        follower.wait_end(reply["id"])
+        stack.dictate(" night.")
+        path = f"/{conversation_id}/messages/{reply['id']}/replies"
+        other = talk.call("POST", path, {"continue": True, "position": 4, "max_tokens": 200})["messages"][-1]
+        told = follower.wait_end(other["id"])
+        follower.close()
+        assert (told["text"], "thinking" in told["details"]) == ("Good night.", False)

@@ -168,8 +168,8 @@ class Run:
 
     async def within(self, branch: Branch, position: int) -> Transcript | None:
         """See `Branch.within`."""
-        if not self._prompt:
-            return None
+        if not self._prompt or self._origin.model.info.thinking is not None:
+            return None  # text behind thoughts is what the template makes of it
         text = branch.message.text[:position]
         return await self._transcripts.within(self._origin.transcript, self._prompt, branch.reply.token_ids, text)
 
@@ -214,8 +214,8 @@ class Run:
                     match event:
                         case Started():
                             self._prompt = event.prompt
-                            replies = [branch.reply for branch in self.branches]
-                            await begin_replies(self._reader, self._origin.model, replies, event.prompt)
+                            replies, origin = [branch.reply for branch in self.branches], self._origin
+                            await begin_replies(self._reader, origin.model, replies, event.prompt, origin.transcript)
                         case Delta() if (branch := self.branches[event.branch]).is_running:
                             self._grow(branch, branch.reply.push(event))
                         case BranchFinished() if (branch := self.branches[event.branch]).is_running:
