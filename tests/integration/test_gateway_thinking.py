@@ -340,8 +340,6 @@ def test_a_fork_within_thoughts_goes_on_with_thoughts(stack: Stack, family: Fami
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
         streamed = tuple("".join(d.get(name) or "" for d in deltas) for name in ("reasoning_content", "content"))
         assert streamed == told
-    refused = answered(stack, path, position=position, response_format={"type": "json_object"})
-    assert (refused.status_code, "within thoughts" in refused.text) == (400, True)
     answer_at = raw.index(ANSWER) + 4
     stack.dictate(" night.")
     message = answered(stack, path, position=answer_at).json()["choices"][0]["message"]
@@ -354,26 +352,25 @@ def test_a_reply_goes_on_from_text_behind_its_thoughts_as_the_template_writes_bo
     """Also where the thoughts of a known reply to the same begin like the text."""
     question = {"role": "user", "content": f"Who is {family.name}?"}
     stack.dictate(family.written("Good day to think.", "Hm."))
-    answered(stack, messages=[question])
+    chat(stack, [question])
     begun = {"role": "assistant", "content": "Good day", "reasoning_content": "I greet."}
-    asked = {"continue_final_message": True, "add_generation_prompt": False}
     stack.dictate(" to you.")
-    answer = answered(stack, messages=[question, begun], **asked)
-    message = answer.json()["choices"][0]["message"]
+    [choice] = chat(stack, [question, begun], continue_final_message=True, add_generation_prompt=False)["choices"]
+    message = choice["message"]
     assert (message.get("reasoning_content"), message["content"]) == (None, " to you.")
     assert stack.engine.prompts[-1] == stack.text.prompt_ids([question, begun], goes_on=True)
     stack.dictate("Fine.")
-    told = [question, {**begun, "content": "Good day to you."}, {"role": "user", "content": "And now?"}]
-    chat(stack, told)
-    assert stack.text.decode(stack.engine.prompts[-1]) == stack.text.decode(stack.text.prompt_ids(told))
+    turns = [question, {**begun, "content": "Good day to you."}, {"role": "user", "content": "And now?"}]
+    chat(stack, turns)
+    assert stack.text.decode(stack.engine.prompts[-1]) == stack.text.decode(stack.text.prompt_ids(turns))
 
 
 def test_a_text_that_opens_thoughts_is_gone_on_from_with_thoughts(stacks: Stacks) -> None:
     stack = stacks.of(QWEN3)
     stack.dictate(" and a nod.\n</think>\n\nGood day.")
-    begun = {"role": "assistant", "content": "<think>\nA greeting"}
-    answer = answered(stack, messages=[*ASKED, begun], continue_final_message=True, add_generation_prompt=False)
-    message = answer.json()["choices"][0]["message"]
+    turns = [*ASKED, {"role": "assistant", "content": "<think>\nA greeting"}]
+    [choice] = chat(stack, turns, continue_final_message=True, add_generation_prompt=False)["choices"]
+    message = choice["message"]
     assert (message["reasoning_content"], message["content"]) == (" and a nod.", "Good day.")
 
 
@@ -401,3 +398,11 @@ def test_a_conversation_goes_on_from_the_text_of_a_reply_that_thought(stack: Sta
         told = follower.wait_end(other["id"])
         follower.close()
         assert (told["text"], "thinking" in told["details"]) == ("Good night.", False)
+
+
+def test_no_grammar_holds_a_reply_that_goes_on_from_within_thoughts(stacks: Stacks) -> None:
+    """The last test here: what is refused may still take from what the model shall reply next."""
+    turns = [*ASKED, {"role": "assistant", "content": "<think>\nA greeting"}]
+    asked = {"continue_final_message": True, "add_generation_prompt": False, "response_format": {"type": "json_object"}}
+    refused = answered(stacks.of(QWEN3), messages=turns, **asked)
+    assert (refused.status_code, "within thoughts" in refused.text) == (400, True)
