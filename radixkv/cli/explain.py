@@ -100,7 +100,8 @@ def _run(options: argparse.Namespace) -> int:
                 say(json.dumps({"pool": name, "namespace": options.namespace, **as_dict(explanation)}))
             else:
                 say(f"pool {name}, namespace {options.namespace}")
-                say("\n".join(lines(explanation, worker.detokenize if worker is not None else None)))
+                known = (worker.detokenize, worker.model().thinking) if worker is not None else (None, None)
+                say("\n".join(lines(explanation, *known)))
     if not pools:
         say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
     return 0

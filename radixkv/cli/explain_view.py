@@ -10,6 +10,7 @@ from radixkv.core.tokens import unpack_tokens
 
 if TYPE_CHECKING:
     from radixkv.core.explanation import EvictionReason, Explanation, MissCause
+    from radixkv.worker.thinking import ThinkingMarks
 
 __all__ = ["as_dict", "lines"]
 
@@ -34,8 +35,16 @@ _REASONS: dict[EvictionReason, str] = {
 }
 
 
-def lines(explanation: Explanation, to_text: Callable[[bytes], str] | None) -> Iterator[str]:
-    """The explanation for people. `to_text`: the text of packed tokens; None: their ids are shown."""
+def lines(
+    explanation: Explanation, to_text: Callable[[bytes], str] | None, marks: ThinkingMarks | None = None
+) -> Iterator[str]:
+    """The explanation for people.
+
+    Args:
+        explanation: of a prompt.
+        to_text: the text of packed tokens; None: their ids are shown.
+        marks: what stands around the model's thoughts, if it shows any.
+    """
     num_tokens, num_prompt_tokens = explanation.num_tokens, explanation.num_prompt_tokens
     evicted, elsewhere = explanation.evicted, explanation.elsewhere
     num_evicted = evicted.num_tokens if evicted is not None else 0
@@ -49,10 +58,18 @@ def lines(explanation: Explanation, to_text: Callable[[bytes], str] | None) -> I
             "" if explanation.num_siblings == 1 else f", the nearest of {explanation.num_siblings:,} that go on there"
         )
         yield f"{_INDENT}  found    {_shown(explanation.found, to_text)}{which}"
+        if to_text is not None and marks is not None and _opens_thoughts(to_text(explanation.found), marks):
+            yield f"{_INDENT}  thoughts stand before the cached reply; the chat template leaves them out of earlier turns"
     if evicted is not None:
         yield f"{_INDENT}  evicted  {count(num_evicted, 'token')}, {duration(evicted.ago_s)} ago: {_REASONS[evicted.reason]}"
     if elsewhere is not None:
         yield f"{_INDENT}in namespace {elsewhere.namespace} {count(elsewhere.num_tokens, 'token')} of it are cached"
+
+
+def _opens_thoughts(text: str, marks: ThinkingMarks) -> bool:
+    """Whether a text begins with the opening mark, or with the most of it: what comes before is the prompt's too."""
+    most = len(marks.opens) // 2
+    return any(text.lstrip().startswith(marks.opens[start:]) for start in range(most + 1))
 
 
 def as_dict(explanation: Explanation) -> dict[str, Any]:

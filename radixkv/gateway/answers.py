@@ -70,11 +70,12 @@ class MadeCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The reply."""
+    """The reply. `reasoning_content`: what the model thought before."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: str | None = None
     tool_calls: list[MadeCall] | None = None
 
 

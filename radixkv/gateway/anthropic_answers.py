@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -43,6 +44,14 @@ class ReplyText(BaseModel):
     text: str
 
 
+class ReplyThinking(BaseModel):
+    """What the model thought before it replied. `signature`: of these thoughts, which may be sent back with or without it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
 class ReplyToolUse(BaseModel):
     """A call of a tool."""
 
@@ -59,6 +68,12 @@ class CacheCreation(BaseModel):
     ephemeral_1h_input_tokens: int
 
 
+class OutputTokensDetails(BaseModel):
+    """How many of the reply's tokens are thoughts."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(BaseModel):
     """What it cost. The prompt's tokens are the sum of the three counts of input: computed, computed and pinned, read."""
 
@@ -67,6 +82,7 @@ class MessageUsage(BaseModel):
     cache_read_input_tokens: int
     cache_creation: CacheCreation
     output_tokens: int
+    output_tokens_details: OutputTokensDetails
 
 
 class MessageAnswer(BaseModel):
@@ -76,7 +92,7 @@ class MessageAnswer(BaseModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[ReplyText | ReplyToolUse]
+    content: list[ReplyThinking | ReplyText | ReplyToolUse]
     stop_reason: Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessageUsage
@@ -103,22 +119,30 @@ class MessageContent:
 
     def grow(self, growth: Growth) -> Iterator[dict[str, Any]]:
         """Take in what the reply has grown by, as the events are taken."""
+        if growth.thinking:
+            yield from self._add("thinking", growth.thinking)
         if growth.text:
-            yield from self._add_text(growth.text)
+            yield from self._add("text", growth.text)
         for piece in growth.calls:
             yield from self._add_call(piece)
 
     def end(self) -> Iterator[dict[str, Any]]:
         """The block that is open, if one is, has ended."""
         if self._is_open:
+            block = self.blocks[-1]
+            if block["type"] == "thinking":
+                block["signature"] = _signature(block["thinking"])
+                yield self._delta({"type": "signature_delta", "signature": block["signature"]})
             self._is_open = False
             yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
-    def _add_text(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._is_open:
-            yield from self._start({"type": "text", "text": ""})
-        self.blocks[-1]["text"] += text
-        yield self._delta({"type": "text_delta", "text": text})
+    def _add(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+        """Further text, or thoughts."""
+        if not self._is_open or self.blocks[-1]["type"] != kind:
+            yield from self.end()
+            yield from self._start({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
+        self.blocks[-1][kind] += text
+        yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def _add_call(self, piece: CallPiece) -> Iterator[dict[str, Any]]:
         if piece.begins:
@@ -138,6 +162,13 @@ class MessageContent:
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+
+
+def _signature(thoughts: str) -> str:
+    """Opaque to clients, some of which send back no thoughts without one. Thoughts are read whatever it is: they are text."""
+    return hashlib.blake2b(
+        thoughts.encode("utf-8", "surrogatepass"), digest_size=32, person=b"radixkv-thoughts"
+    ).hexdigest()
 
 
 def _input(arguments: str) -> dict[str, Any]:

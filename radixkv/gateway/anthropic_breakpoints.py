@@ -80,14 +80,19 @@ def find_breakpoints(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]])
 
 
 async def pins_of(
-    breakpoints: Sequence[Breakpoint], tokens: bytes, transcripts: Transcripts, reader: Reader, namespace: str
+    breakpoints: Sequence[Breakpoint],
+    tokens: bytes,
+    transcripts: Transcripts,
+    reader: Reader,
+    namespace: str,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> tuple[PrefixPin, ...]:
     """The prefixes of the prompt's packed `tokens` that end at the breakpoints, shortest first. O(length) per breakpoint."""
     ttls_s: dict[int, float] = {}
     for each in breakpoints:
-        transcript = await transcripts.read(namespace, each.messages, each.tools)
+        transcript = await transcripts.read(namespace, each.messages, each.tools, template_arguments)
         try:
-            cut = await read_prompt(reader, transcript, each.tools)
+            cut = await read_prompt(reader, transcript, each.tools, template_arguments)
         except InvalidArgumentError:  # the template takes the whole and not this; nothing is pinned for it
             continue
         length = common_prefix_bytes(tokens, 0, cut, len(cut)) // TOKEN_BYTES

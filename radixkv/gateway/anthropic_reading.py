@@ -2,7 +2,8 @@
 
 system       what clients put there for somebody else            left out
 tools        of a server's: web_search_*, bash_*, ...            left out
-reply        thinking, calls that a server ran, their results    left out
+reply        thinking, where the model thinks itself             read; else left out
+             calls that a server ran, their results              left out
 tool result  image, PDF, ...                                     [image: this model reads text alone]
 user         text, documents of text, search results             read; others are refused
 """
@@ -23,15 +24,15 @@ _THOUGHTS = ("thinking", "redacted_thinking")
 _RUN_BY_SERVERS = ("server_tool_use", "mcp_tool_use")
 
 
-def keep_readable(prompt: MessagesPrompt) -> list[str]:
+def keep_readable(prompt: MessagesPrompt, *, thinks: bool = False) -> list[str]:
     """Leave in a prompt what a text model reads; the places of what was left out. What stays keeps its place. O(blocks).
+
+    `thinks`: whether the model shows thoughts, and so reads those of earlier replies.
 
     Raises:
         ApiError: 400: a turn holds what would change the answer and cannot be read.
     """
     left_out = [name for name in _NOT_HONOURED if getattr(prompt, name)]
-    if prompt.thinking is not None and prompt.thinking.type == "enabled":
-        left_out.append("thinking")
     if isinstance(prompt.system, str):
         said, prompt.system = prompt.system, without_noise(prompt.system)
         left_out += ["system"] if prompt.system != said else []
@@ -41,16 +42,18 @@ def keep_readable(prompt: MessagesPrompt) -> list[str]:
     left_out += [f"tools.{index}" for index, tool in enumerate(prompt.tools or ()) if not tool.is_own]
     for index, turn in enumerate(prompt.messages):
         if not isinstance(turn.content, str):
-            left_out += _keep_readable_blocks(turn, turn.content, f"messages.{index}.content")
+            left_out += _keep_readable_blocks(turn, turn.content, f"messages.{index}.content", thinks)
     return left_out
 
 
-def _keep_readable_blocks(turn: Turn, blocks: list[Block], param: str) -> list[str]:
+def _keep_readable_blocks(turn: Turn, blocks: list[Block], param: str, thinks: bool) -> list[str]:
     left_out: list[str] = []
     answers_calls = any(block.type == "tool_result" for block in blocks)
     for index, block in enumerate(blocks):
         place = f"{param}.{index}"
         if block.type in ("text", "tool_use"):
+            continue
+        if block.type == "thinking" and turn.role == "assistant" and thinks and block.thinking is not None:
             continue
         if block.type == "tool_result" and turn.role == "user":
             left_out += _keep_readable_parts(block, f"{place}.content")

@@ -28,9 +28,10 @@ from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.sse import EventStreamResponse, sse, until_disconnected
+from radixkv.gateway.thinking_wish import thinking_arguments
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import chat_model, read_prompt, remember_reply, start_turn, with_prompt
+from radixkv.gateway.turns import begin_replies, chat_model, read_prompt, remember_reply, start_turn, with_prompt
 from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import SamplingParams
@@ -42,6 +43,9 @@ router = APIRouter(tags=["messages"], responses=ERRORS, route_class=JsonRoute)
 
 PING: Mapping[str, Any] = {"type": "ping"}
 
+_WISHES = {"is_on": "thinking", "effort": "output_config.effort", "budget_tokens": "thinking.budget_tokens"}
+"""What a `ThinkingWish` is made of, as requests call it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -52,13 +56,14 @@ class _Plan:
     sampling: SamplingParams
     transcript: Transcript
     tools: ToolPlan
+    template_arguments: Mapping[str, Any]
     tokens: bytes
     pins: Sequence[PrefixPin]
     body: MessagesRequest
 
     def new_reply(self) -> Reply:
         ends = self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, ends, **self.tools.reading)
+        return Reply(0, self.tools.names, ends, **self.tools.reading, marks=self.model.info.thinking)
 
     def message(self, content: MessageContent, stop: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
         head = {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model.name}
@@ -72,10 +77,10 @@ async def create_message(body: MessagesRequest, request: Request, exchange: Curr
     plan = await _make_plan(body, request, exchange)
     stream = await _start(plan, exchange, state.backend)
     if body.stream:
-        events = _stream_events(plan, stream, state.transcripts)
+        events = _stream_events(plan, stream, state.backend, state.transcripts)
         tell_error = partial(_failure_event, request_id=exchange.request_id)
         return EventStreamResponse(events, heartbeat=_event(PING), tell_error=tell_error)
-    return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.transcripts)))
+    return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
 
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount)
@@ -83,36 +88,50 @@ async def count_tokens(body: MessagesPrompt, request: Request, exchange: Current
     """How many tokens the prompt has that a request with the same fields puts to the model."""
     backend: Backend = request.app.state.backend
     body.check()
-    await chat_model(request, body.model)
-    exchange.leave_out(await off_loop(request, partial(keep_readable, body)))
+    model = await chat_model(request, body.model)
+    arguments = await _keep_readable(body, model, request, exchange)
     tools = await off_loop(request, body.tool_plan)
     await off_loop(request, partial(find_breakpoints, body, tools.tools))
-    transcript = await _read_transcript(body, tools, request, exchange)
-    return {"input_tokens": num_tokens(await read_prompt(backend, transcript, tools.tools))}
+    transcript = await _read_transcript(body, tools, arguments, request, exchange)
+    return {"input_tokens": num_tokens(await read_prompt(backend, transcript, tools.tools, arguments))}
+
+
+async def _keep_readable(
+    body: MessagesPrompt, model: ServedModel, request: Request, exchange: Exchange
+) -> Mapping[str, Any]:
+    """Leave in a body what the model reads, and tell what it does not; variables for its template."""
+    arguments, unread = thinking_arguments(model.info, body.thinking_wish)
+    exchange.leave_out(_WISHES[name] for name in unread)
+    keep = partial(keep_readable, body, thinks=model.info.thinking is not None)
+    exchange.leave_out(await off_loop(request, keep))
+    return arguments
 
 
 async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange) -> _Plan:
     body.check()
     model = await chat_model(request, body.model)
-    exchange.leave_out(await off_loop(request, partial(keep_readable, body)))
+    arguments = await _keep_readable(body, model, request, exchange)
     tools = await off_loop(request, body.tool_plan)
     grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
     sampling = body.sampling(model.info, grammar)
     breakpoints = await off_loop(request, partial(find_breakpoints, body, tools.tools))
-    transcript = await _read_transcript(body, tools, request, exchange)
+    transcript = await _read_transcript(body, tools, arguments, request, exchange)
     tokens = b""
     pins: Sequence[PrefixPin] = ()
     if breakpoints:
         state = request.app.state
-        tokens = await read_prompt(state.backend, transcript, tools.tools)
-        pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, _namespace(body, exchange))
-    return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, tokens, pins, body)
+        tokens = await read_prompt(state.backend, transcript, tools.tools, arguments)
+        space = _namespace(body, exchange)
+        pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, space, arguments)
+    return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, arguments, tokens, pins, body)
 
 
-async def _read_transcript(body: MessagesPrompt, tools: ToolPlan, request: Request, exchange: Exchange) -> Transcript:
+async def _read_transcript(
+    body: MessagesPrompt, tools: ToolPlan, arguments: Mapping[str, Any], request: Request, exchange: Exchange
+) -> Transcript:
     transcripts: Transcripts = request.app.state.transcripts
     turns = await off_loop(request, partial(template_turns, body.system, body.messages))
-    return await transcripts.read(_namespace(body, exchange), turns, tools.tools, goes_on=body.goes_on)
+    return await transcripts.read(_namespace(body, exchange), turns, tools.tools, arguments, goes_on=body.goes_on)
 
 
 def _namespace(body: MessagesPrompt, exchange: Exchange) -> str:
@@ -123,6 +142,7 @@ def _namespace(body: MessagesPrompt, exchange: Exchange) -> str:
 async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
     params = GenerateParams(
         tools=plan.tools.tools,
+        template_arguments=plan.template_arguments,
         sampling=plan.sampling,
         namespace=plan.transcript.namespace,
         adapter=plan.model.adapter,
@@ -139,7 +159,7 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
     return await start_turn(exchange, backend, plan.transcript, params, may_shorten=True)
 
 
-async def _collect(plan: _Plan, stream: EventStream, transcripts: Transcripts) -> dict[str, Any]:
+async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
     """The whole answer, once it is there."""
     reply, content = plan.new_reply(), MessageContent()
     prompt = b""
@@ -148,18 +168,22 @@ async def _collect(plan: _Plan, stream: EventStream, transcripts: Transcripts) -
             match event:
                 case Started():
                     prompt = event.prompt
+                    await begin_replies(backend, plan.model, [reply], prompt, plan.transcript, plan.sampling.grammar)
                 case Delta():
                     list(content.grow(reply.push(event)))
                 case BranchFinished():
                     list(content.grow(reply.finish(event)))
+                    list(content.end())
                     await remember_reply(transcripts, plan.transcript, reply, prompt)
                 case Completed():
-                    usage = usage_of(event.usage, plan.pins, event.pinned)
+                    usage = usage_of(event.usage, plan.pins, event.pinned, reply.num_thinking_tokens)
                     return plan.message(content, stop_of(reply, plan.body.max_tokens), usage)
     raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
 
 
-async def _stream_events(plan: _Plan, stream: EventStream, transcripts: Transcripts) -> AsyncIterator[bytes]:
+async def _stream_events(
+    plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
+) -> AsyncIterator[bytes]:
     """The answer piece by piece."""
     reply, content = plan.new_reply(), MessageContent()
     prompt = b""
@@ -176,10 +200,13 @@ async def _stream_events(plan: _Plan, stream: EventStream, transcripts: Transcri
                         await remember_reply(transcripts, plan.transcript, reply, prompt)
                     case Started():
                         prompt = event.prompt
+                        await begin_replies(
+                            backend, plan.model, [reply], prompt, plan.transcript, plan.sampling.grammar
+                        )
                         told += [_message_start(plan, prompt), PING]
                     case Completed():
                         stop = stop_of(reply, plan.body.max_tokens)
-                        usage = usage_of(event.usage, plan.pins, event.pinned)
+                        usage = usage_of(event.usage, plan.pins, event.pinned, reply.num_thinking_tokens)
                         told.append({"type": "message_delta", "delta": stop, "usage": usage})
             yield b"".join(map(_event, told))
     yield _event({"type": "message_stop"})

@@ -13,6 +13,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
 from radixkv.gateway.formats import Constraint, schema_constraint
 from radixkv.gateway.options import ApiModel, CacheSalt, ModelName, StopTexts, drawing
+from radixkv.gateway.thinking_wish import Effort, ThinkingWish
 from radixkv.gateway.tools import (
     MAX_TOOLS,
     ChatTool,
@@ -72,6 +73,7 @@ class Block(Piece):
     input: PlainObject | None = None
     tool_use_id: Name | None = None
     content: str | Annotated[list[ResultPart], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
+    thinking: str | None = Field(None, description="Of an earlier reply.")
     is_error: bool | None = Field(None, description="Accepted; the model reads the content alone.")
 
 
@@ -107,9 +109,10 @@ class Choice(ApiModel):
 
 
 class Thinking(ApiModel):
-    """Whether the model thinks before it replies. It does not: "adaptive" leaves that to it, "enabled" is left out."""
+    """Whether the model thinks before it replies; "adaptive" leaves that to it."""
 
     type: Literal["disabled", "adaptive", "enabled"]
+    budget_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
 
 
 class OutputFormat(ApiModel):
@@ -123,6 +126,7 @@ class OutputConfig(ApiModel):
     """What the reply is held to."""
 
     format: OutputFormat | None = None
+    effort: Effort | None = Field(None, description="Passed on to a chat template that reads it.")
 
 
 class Metadata(ApiModel):
@@ -176,6 +180,14 @@ class MessagesPrompt(ApiModel):
         if text[-1:].isspace():
             message = "messages: final assistant content cannot end with trailing whitespace"
             raise ApiError(400, message, param="messages")
+
+    @property
+    def thinking_wish(self) -> ThinkingWish:
+        """Whether and how long the model shall think."""
+        thinking, effort = self.thinking, self.output_config.effort if self.output_config else None
+        if thinking is None or thinking.type == "adaptive":
+            return ThinkingWish(None, effort, thinking.budget_tokens if thinking else None)
+        return ThinkingWish(thinking.type == "enabled", effort, thinking.budget_tokens)
 
     def tool_plan(self) -> ToolPlan:
         """What the tools mean for a generation.

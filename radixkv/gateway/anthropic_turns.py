@@ -64,6 +64,7 @@ def _template_turn(turn: Turn, param: str) -> list[Message]:
 def _reply(blocks: Sequence[Block], param: str) -> Message:
     """An earlier reply; its calls go behind its text, as templates have them."""
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         place = f"{param}.{index}"
@@ -72,9 +73,14 @@ def _reply(blocks: Sequence[Block], param: str) -> Message:
                 raise _missing(f"{place}.{'id' if block.name else 'name'}")
             function = {"name": block.name, "arguments": block.input or {}}
             calls.append({"type": "function", "function": function, "id": block.id})
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
         else:
             texts.append(_text(block, place))
-    return {"role": "assistant", "content": "".join(texts)} | ({"tool_calls": calls} if calls else {})
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if any(thoughts):
+        message["reasoning_content"] = "".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _text(block: Block, param: str) -> str:

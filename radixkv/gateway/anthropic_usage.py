@@ -12,11 +12,14 @@ from radixkv.worker.stream import Usage
 __all__ = ["usage_of"]
 
 
-def usage_of(usage: Usage, pins: Sequence[PrefixPin] = (), pinned: Sequence[int] = ()) -> dict[str, Any]:
+def usage_of(
+    usage: Usage, pins: Sequence[PrefixPin] = (), pinned: Sequence[int] = (), num_thinking_tokens: int = 0
+) -> dict[str, Any]:
     """Every token of the prompt counts once: as read, else as pinned, for the longest time that it is, else as input.
 
     Args:
         usage: of the generation.
+        num_thinking_tokens: of those generated.
         pins: as they were asked for, shortest first. pinned: how many tokens each protects, 0 where it was left out.
     """
     created = dict.fromkeys(PIN_CLASSES.values(), 0)
@@ -32,4 +35,5 @@ def usage_of(usage: Usage, pins: Sequence[PrefixPin] = (), pinned: Sequence[int]
         "cache_read_input_tokens": usage.num_cached_tokens,
         "cache_creation": {f"ephemeral_{name}_input_tokens": created[ttl_s] for name, ttl_s in PIN_CLASSES.items()},
         "output_tokens": usage.num_generated_tokens,
+        "output_tokens_details": {"thinking_tokens": num_thinking_tokens},
     }

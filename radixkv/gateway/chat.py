@@ -25,15 +25,16 @@ from radixkv.gateway.exchange import CurrentExchange, Exchange
 from radixkv.gateway.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
 from radixkv.gateway.legacy_functions import FunctionChoice, Functions, in_old_words, plan_functions
 from radixkv.gateway.logprobs import chat_logprobs
-from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
+from radixkv.gateway.messages import ChatMessages, leave_noise_out, left_out_thoughts, template_messages
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.options import MaxTokens, retention_of
 from radixkv.gateway.prompt_scores import ScoredPrompt, check_size
-from radixkv.gateway.replies import Reply, usage_body
+from radixkv.gateway.replies import Growth, Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
+from radixkv.gateway.thinking_wish import Effort, ThinkingWish, thinking_arguments
 from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import chat_model, remember_reply, start_turn
+from radixkv.gateway.turns import begin_replies, chat_model, remember_reply, start_turn
 from radixkv.worker.request import GenerateParams
 from radixkv.worker.sampling import MAX_LOGPROBS, Grammar, SamplingParams
 from radixkv.worker.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started
@@ -76,6 +77,8 @@ class ChatRequest(ChatOptions):
     chat_template_kwargs: PlainObject | None = Field(
         None, description="Extension. Further variables for the model's chat template."
     )
+    reasoning_effort: Effort | None = Field(None, description="Passed on to a chat template that reads it.")
+    enable_thinking: bool | None = Field(None, description="Extension. Passed on to a chat template that reads it.")
     documents: Documents | None = Field(
         None, description="Extension. For a chat template that reads them; refused with any other."
     )
@@ -137,14 +140,22 @@ class Plan:
     @property
     def echoed(self) -> str:
         """What the answer begins with."""
-        return self.transcript.begun if self.body.echo else ""
+        return self._echoed("content")
+
+    @property
+    def echoed_thoughts(self) -> str:
+        """Of what the answer begins with."""
+        return self._echoed("reasoning_content")
+
+    def _echoed(self, name: str) -> str:
+        return str(self.transcript.messages[-1].get(name) or "") if self.body.echo else ""
 
     @property
     def names_ids(self) -> bool:
         return bool(self.body.return_tokens_as_token_ids)
 
     def new_reply(self, index: int) -> Reply:
-        return Reply(index, self.tools.names, self.end_ids, **self.tools.reading)
+        return Reply(index, self.tools.names, self.end_ids, **self.tools.reading, marks=self.model.info.thinking)
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
@@ -168,10 +179,13 @@ async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) ->
     body.check()
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
-    arguments = body.template_arguments
+    wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)
+    arguments, unread = thinking_arguments(model.info, wish, body.template_arguments)
+    exchange.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
     grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
     assert exchange.tenant is not None
     exchange.leave_out(leave_noise_out(body.messages))
+    exchange.leave_out(left_out_thoughts(body.messages, model.info))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     goes_on = bool(body.continue_final_message)
@@ -246,6 +260,7 @@ async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcript
             match event:
                 case Started():
                     prompt = event.prompt
+                    await begin_replies(backend, plan.model, replies, prompt, plan.transcript, plan.sampling.grammar)
                     if num_top is not None:
                         check_size(num_tokens(prompt), num_top, 1)
                         scored = ScoredPrompt(prompt)
@@ -257,7 +272,8 @@ async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcript
                     replies[event.branch].finish(event)
                     await remember_reply(transcripts, plan.transcript, replies[event.branch], prompt)
                 case Completed():
-                    answer = await _answer(plan, replies, prompt, usage_body(event.usage), backend)
+                    usage = usage_body(event.usage, sum(reply.num_thinking_tokens for reply in replies))
+                    answer = await _answer(plan, replies, prompt, usage, backend)
                     if num_top is not None:
                         answer["prompt_logprobs"] = await scored.as_vllm(backend, num_top)
                     return answer
@@ -282,6 +298,8 @@ async def _answer(plan: Plan, replies: list[Reply], prompt: bytes, usage: Any, b
 async def _choice(plan: Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
     text = plan.echoed + reply.text
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if thoughts := plan.echoed_thoughts + reply.thinking:
+        message["reasoning_content"] = thoughts
     if reply.calls:
         message |= {"content": text or None, "tool_calls": reply.as_message()["tool_calls"]}
     logprobs = None
@@ -329,9 +347,14 @@ async def _stream_chunks(
                         pieces.append(chunks.finished(reply))
                     case Started():
                         prompt = event.prompt
+                        await begin_replies(
+                            backend, plan.model, replies, prompt, plan.transcript, plan.sampling.grammar
+                        )
                         pieces += [chunks.opened(index, prompt) for index in range(len(replies))]
-                        pieces += [chunks.echoed(index, plan.echoed) for index in range(len(replies)) if plan.echoed]
+                        echoed = Growth(plan.echoed, [], thinking=plan.echoed_thoughts)
+                        pieces += [chunks.echoed(index, echoed) for index in range(len(replies))]
                     case Completed():
-                        pieces.append(chunks.completed(usage_body(event.usage)))
+                        num_thinking = sum(reply.num_thinking_tokens for reply in replies)
+                        pieces.append(chunks.completed(usage_body(event.usage, num_thinking)))
             yield b"".join(pieces)
     yield DONE

@@ -64,9 +64,10 @@ class ChatChunks:
         extra = {"prompt_token_ids": unpack_tokens(prompt)} if self._tells_token_ids and index == 0 else {}
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None, top=extra)
 
-    def echoed(self, index: int, text: str) -> bytes:
-        """What a choice goes on from."""
-        return self._chunk(index, {"content": text}, None, None)
+    def echoed(self, index: int, growth: Growth) -> bytes:
+        """What a choice goes on from; no bytes where that is nothing."""
+        told = _told(growth)
+        return self._chunk(index, told, None, None) if told else b""
 
     def grown(self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
         """A choice has grown; no bytes where there is nothing to tell."""
@@ -75,8 +76,8 @@ class ChatChunks:
         if growth.calls:
             return self._called(reply, growth, logprobs)
         tells_tokens = self._tells_token_ids or self._running is not None
-        if logprobs or (tells_tokens and growth.token_ids):
-            return self._chunk(reply.index, {"content": growth.text}, logprobs, None, growth.token_ids)
+        if logprobs or growth.thinking or (tells_tokens and growth.token_ids):
+            return self._chunk(reply.index, _told(growth) or {"content": ""}, logprobs, None, growth.token_ids)
         if not growth.text:
             return b""
         text = encode_basestring(growth.text)
@@ -91,8 +92,7 @@ class ChatChunks:
                 calls.append({"index": piece.number, **head, "function": {"name": piece.call.name, **function}})
             elif piece.arguments:
                 calls.append({"index": piece.number, "function": function})
-        delta: dict[str, Any] = {"content": growth.text} if growth.text else {}
-        return self._chunk(reply.index, {**delta, "tool_calls": calls}, logprobs, None, growth.token_ids)
+        return self._chunk(reply.index, {**_told(growth), "tool_calls": calls}, logprobs, None, growth.token_ids)
 
     def finished(self, reply: Reply) -> bytes:
         """A choice has ended."""
@@ -127,3 +127,9 @@ class ChatChunks:
         if self._running is not None:
             tail = f',"usage":{dump_json(self._running.body(index))}}}\n\n'
         return f'{self._head}{extra},"choices":[{dump_json(choice)}]{tail}'.encode()
+
+
+def _told(growth: Growth) -> dict[str, str]:
+    """What of a choice's text has grown."""
+    told = {"reasoning_content": growth.thinking, "content": growth.text}
+    return {name: text for name, text in told.items() if text}

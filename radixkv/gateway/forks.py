@@ -20,7 +20,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import CurrentExchange
 from radixkv.gateway.fields import Whole
 from radixkv.gateway.generations import Generations, ToldGeneration
-from radixkv.gateway.messages import ChatMessages, template_messages
+from radixkv.gateway.messages import ChatMessages, left_out_thoughts, template_messages
 from radixkv.gateway.models import served_model
 from radixkv.gateway.tools import plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
@@ -70,6 +70,7 @@ async def fork_generation(
     grammar = exchange.hold(await off_loop(request, body.constraint))
     transcript = await _transcript(state.transcripts, told, body)
     if body.messages is not None:
+        exchange.leave_out(left_out_thoughts(body.messages, model.info))
         messages = await off_loop(request, partial(template_messages, body.messages))
         tokens = await read_prompt(state.backend, transcript, ())
         nothing = {"role": "assistant", "content": ""}

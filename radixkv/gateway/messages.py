@@ -13,8 +13,9 @@ from pydantic import Field
 from radixkv.core.json_text import num_values, read_json
 from radixkv.gateway.client_noise import without_noise
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name
+from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
 from radixkv.gateway.options import ApiModel, check_plain
+from radixkv.worker.request import ModelInfo
 from radixkv.worker.text import Message
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ToolCall",
     "check_arguments",
     "leave_noise_out",
+    "left_out_thoughts",
     "placeholder",
     "template_messages",
     "unsupported_part",
@@ -69,6 +71,17 @@ class ChatMessage(ApiModel):
     tool_calls: Annotated[list[Annotated[ToolCall, Each]], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     tool_call_id: Name | None = None
     function_call: FunctionCall | None = Field(None, description="As one of `tool_calls`, which have replaced it.")
+    reasoning_content: str | None = Field(None, description="Extension. An assistant's thoughts.")
+    reasoning: PlainValue = Field(
+        None, description="Extension. Another name of `reasoning_content`, where it is a text."
+    )
+
+    @property
+    def thoughts(self) -> str:
+        """What an assistant thought before it said its content."""
+        if self.role != "assistant":
+            return ""
+        return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
 
     @property
     def calls(self) -> Sequence[ToolCall]:
@@ -106,6 +119,8 @@ def check_arguments(arguments: Iterable[str], param: str) -> None:
 
 def _template_message(message: ChatMessage, param: str) -> Message:
     turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _text(message, param)}
+    if message.thoughts:
+        turn["reasoning_content"] = message.thoughts
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:
@@ -145,6 +160,15 @@ def leave_noise_out(messages: Sequence[ChatMessage]) -> list[str]:
     part = first.content[0]
     said, part.text = part.text or "", without_noise(part.text or "")
     return ["messages.0.content.0"] if part.text != said else []
+
+
+def left_out_thoughts(messages: Sequence[ChatMessage], info: ModelInfo) -> list[str]:
+    """The places of thoughts that the model is not given: it shows none itself, or they are no text of an assistant's."""
+    return [
+        f"messages.{index}.{'reasoning_content' if message.reasoning_content else 'reasoning'}"
+        for index, message in enumerate(messages)
+        if (message.reasoning_content or message.reasoning) and (info.thinking is None or not message.thoughts)
+    ]
 
 
 def unsupported_part(kind: str, param: str) -> ApiError:

@@ -6,20 +6,26 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.call_parser import CallParser, CallPiece, FunctionCalled
+from radixkv.gateway.thinking import splitter_of
 from radixkv.worker.sampling import SampledToken
 from radixkv.worker.stream import BranchFinished, Delta, FinishReason, Usage
 from radixkv.worker.text import Message
+from radixkv.worker.thinking import ThinkingMarks
 
 __all__ = ["Growth", "Reply", "RunningUsage", "usage_body"]
 
 
 class Growth(NamedTuple):
-    """What an event has added to a reply: text to be shown, pieces of calls, log probabilities of its tokens, and these."""
+    """What an event has added to a reply: text to be shown, pieces of calls, log probabilities of its tokens, and these.
+
+    `thinking`: thoughts, which stand before the text.
+    """
 
     text: str
     calls: list[CallPiece]
     logprobs: tuple[SampledToken, ...] = ()
     token_ids: Sequence[int] = ()
+    thinking: str = ""
 
 
 class Reply:
@@ -31,22 +37,31 @@ class Reply:
         end_ids: tokens that end a reply and stand for no text of it.
         takes_one_call: what comes behind the first call is no part of the reply.
         must_call: it is held to be calls.
+        marks: what stands around its thoughts.
 
     Attributes:
-        text: what is shown of it. raw: all its text, calls among it. token_ids: all that was sampled of it.
+        text: what is shown of it. thinking: its thoughts. raw: all its text, thoughts and calls among it.
+        token_ids: all that was sampled of it.
+        num_thinking_tokens: how many of these are thoughts, with their closing mark.
         calls: of functions. reason, stop: how it ended, None while it runs.
     """
 
     __slots__ = (
+        "_close_ids",
         "_end_ids",
+        "_has_closed",
+        "_num_unread",
         "_parser",
+        "_splitter",
         "calls",
         "index",
         "logprobs",
+        "num_thinking_tokens",
         "raw",
         "reason",
         "stop",
         "text",
+        "thinking",
         "token_ids",
     )
 
@@ -58,9 +73,12 @@ class Reply:
         *,
         takes_one_call: bool = False,
         must_call: bool = False,
+        marks: ThinkingMarks | None = None,
     ) -> None:
         self.index = index
         self.text = ""
+        self.thinking = ""
+        self.num_thinking_tokens = 0
         self.raw = ""
         self.token_ids: list[int] = []
         self.logprobs: list[SampledToken] = []
@@ -69,6 +87,19 @@ class Reply:
         self.stop: str | int | None = None
         self._parser = CallParser(names, takes_one_call=takes_one_call, must_call=must_call)
         self._end_ids = end_ids
+        self._splitter = splitter_of(marks)
+        self._close_ids = marks.close_ids if marks is not None else ()
+        self._has_closed = False
+        self._num_unread = 0  # tokens of which it is not known whether they open thoughts
+
+    def open_thinking(self) -> None:
+        """The prompt has opened its thoughts."""
+        self._splitter.open()
+
+    def go_on(self, text: str) -> bool:
+        """It goes on from this text, of which nothing is told. Returns whether that ends within thoughts."""
+        self._splitter.begin(text)
+        return self._splitter.is_thinking
 
     def push(self, delta: Delta) -> Growth:
         """Take in further tokens."""
@@ -76,9 +107,14 @@ class Reply:
             return Growth("", [])
         self.token_ids += delta.token_ids
         self.raw += delta.text
-        shown = tuple(token for token in delta.logprobs if token.token_id not in self._end_ids)
+        was_thinking = self._splitter.is_thinking
+        thought, said = self._splitter.push(delta.text)
+        if said:
+            self._num_unread = 0
+        num_thinking = self._count_thinking(delta.token_ids, was_thinking or bool(thought))
+        shown = tuple(token for token in delta.logprobs[num_thinking:] if token.token_id not in self._end_ids)
         self.logprobs += shown
-        return self._grow(*self._parser.push(delta.text), shown, delta.token_ids)
+        return self._grow(*self._parser.push(said), shown, delta.token_ids, thought)
 
     def finish(self, event: BranchFinished) -> Growth:
         """Take in the end."""
@@ -87,7 +123,25 @@ class Reply:
             return Growth("", [])
         self.reason = event.reason
         self.stop = event.stop
-        return self._grow(*self._parser.flush(), (), ())
+        thought, said = self._splitter.flush()
+        text, calls = self._parser.push(said)
+        rest, last_calls = self._parser.flush()
+        return self._grow(text + rest, calls + last_calls, (), (), thought)
+
+    def _count_thinking(self, token_ids: Sequence[int], has_thought: bool) -> int:
+        """How many of further tokens are thoughts: as far as the token that closes them, where one does."""
+        is_thinking = self._splitter.is_thinking
+        if is_thinking and not has_thought:
+            self._has_closed = False
+        if self._has_closed or not (is_thinking or has_thought):
+            self._num_unread += len(token_ids)
+            return 0
+        number = len(token_ids)
+        if len(self._close_ids) == 1 and self._close_ids[0] in token_ids:
+            self._has_closed, number = True, list(token_ids).index(self._close_ids[0]) + 1
+        self.num_thinking_tokens += self._num_unread + number
+        self._num_unread = 0
+        return number
 
     @property
     def is_exact(self) -> bool:
@@ -100,10 +154,12 @@ class Reply:
         calls: list[CallPiece],
         logprobs: tuple[SampledToken, ...],
         token_ids: Sequence[int],
+        thinking: str,
     ) -> Growth:
         self.text += text
+        self.thinking += thinking
         self.calls += [piece.call for piece in calls if piece.begins]
-        return Growth(text, calls, logprobs, token_ids)
+        return Growth(text, calls, logprobs, token_ids, thinking)
 
     @property
     def finish_reason(self) -> str:
@@ -115,6 +171,8 @@ class Reply:
     def as_message(self) -> Message:
         """As a client will send it back, in the form that chat templates take."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
         if self.calls:
             message["tool_calls"] = [
                 {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
@@ -149,11 +207,12 @@ class RunningUsage:
         }
 
 
-def usage_body(usage: Usage) -> Mapping[str, Any]:
-    """`usage` of an answer."""
+def usage_body(usage: Usage, num_thinking_tokens: int = 0) -> Mapping[str, Any]:
+    """`usage` of an answer; `num_thinking_tokens`: of all its replies."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_generated_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_generated_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": num_thinking_tokens},
     }

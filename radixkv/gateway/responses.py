@@ -73,7 +73,7 @@ async def create_response(body: ResponseRequest, request: Request, exchange: Adm
 async def count_input_tokens(body: ResponseRequest, request: Request, exchange: Admitted) -> dict[str, Any]:
     """How many tokens the prompt has that a request with the same fields puts to the model."""
     plan = await _plan_of(body, request, exchange)
-    tokens = await read_prompt(request.app.state.backend, plan.transcript, plan.tools.tools)
+    tokens = await read_prompt(request.app.state.backend, plan.transcript, plan.tools.tools, plan.template_arguments)
     return {"object": "response.input_tokens", "input_tokens": num_tokens(tokens)}
 
 
@@ -115,6 +115,7 @@ async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
         stream,
         plan.new_reply(),
         state.backend,
+        model=plan.model,
         offers=offers_of(plan.request.tools),
         on_end=on_end,
         keeps_events=bool(plan.request.stream),
@@ -215,7 +216,8 @@ async def delete_response(response_id: str, request: Request, tenant: Caller) ->
     except UnknownResponseError as error:
         raise _not_found(error) from None
     state.runs.forget(response_id)
-    await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context))
+    info = await state.backend.model()
+    await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context, info))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 

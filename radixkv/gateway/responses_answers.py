@@ -49,6 +49,23 @@ class OutputMessage(BaseModel):
     content: list[OutputText]
 
 
+class ReasoningText(BaseModel):
+    """Thoughts of the model."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(BaseModel):
+    """What the model thought before it replied. `summary`: none."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: Progress
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
 class FunctionCallItem(BaseModel):
     """A call that the model makes. `arguments`: JSON in a text. `namespace`: of its function, where it has one."""
 
@@ -91,7 +108,7 @@ class InputTokensDetails(BaseModel):
 
 
 class OutputTokensDetails(BaseModel):
-    """Reasoning is not told apart."""
+    """How many of the tokens are thoughts."""
 
     reasoning_tokens: int
 
@@ -133,7 +150,7 @@ class ResponseObject(BaseModel):
     instructions: str | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | FunctionCallItem | CustomCallItem]
+    output: list[ReasoningItem | OutputMessage | FunctionCallItem | CustomCallItem]
     previous_response_id: str | None
     usage: ResponseUsage | None
 

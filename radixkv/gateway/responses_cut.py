@@ -14,8 +14,10 @@ from radixkv.gateway.responses_items import Item, assistant_turn, new_id, to_mes
 from radixkv.gateway.responses_run import Runs
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
+from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import read_prompt
+from radixkv.worker.request import ModelInfo
 from radixkv.worker.text import Message
 
 __all__ = ["SPACE", "conversation_of", "cut_response", "find_previous", "space_of", "told_of"]
@@ -48,15 +50,19 @@ def told_of(body: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": body["model"],
         "instructions": body["instructions"],
+        "effort": body["reasoning"]["effort"],
         "tools": [] if body["tool_choice"] == "none" else body["tools"],
     }
 
 
-def conversation_of(context: Context) -> tuple[list[Message], Sequence[Mapping[str, Any]]]:
-    """The turns up to a stored response's end, and the tools, as its model was told them."""
+def conversation_of(
+    context: Context, info: ModelInfo
+) -> tuple[list[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    """The turns up to a stored response's end, the tools and the template's variables, as its model was told them."""
     told = told_of(context.response.body)
     request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
-    return to_messages(context.items, told["instructions"]), request.tool_plan().tools
+    arguments, _ = thinking_arguments(info, ThinkingWish(None, told["effort"]))
+    return to_messages(context.items, told["instructions"]), request.tool_plan().tools, arguments
 
 
 async def cut_response(
@@ -80,10 +86,10 @@ async def cut_response(
     begun = text[:position]
     before = context.items[: len(context.items) - context.num_output]
     try:
-        transcript, tools = await _transcript(
+        transcript, tools, arguments = await _transcript(
             state, namespace, space, context, before, begun, run.generation_id if run else ""
         )
-        tokens = await read_prompt(state.backend, transcript, tools)
+        tokens = await read_prompt(state.backend, transcript, tools, arguments)
         await state.transcripts.remember(transcript, {"role": "assistant", "content": ""}, tokens, b"", text="")
     except InvalidArgumentError as error:
         raise ApiError.of(error) from None
@@ -100,13 +106,14 @@ async def _transcript(
     before: Sequence[Item],
     begun: str,
     generation_id: str,
-) -> tuple[Transcript, Sequence[Mapping[str, Any]]]:
-    """A reply that goes on from the beginning of a response's text, and the tools that its model is told of."""
+) -> tuple[Transcript, Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    """A reply that goes on from the beginning of a response's text, the tools that its model is told of, and the variables."""
     generations: Generations = state.generations
     transcripts: Transcripts = state.transcripts
-    told = generations.find(namespace, generation_id)
+    info = await state.backend.model()
+    told = generations.find(namespace, generation_id) if info.thinking is None else None
     if told is not None and told.branches[0].text.startswith(begun):
-        return await transcripts.within(told.transcript, told.prompt, told.branches[0].tokens, begun), ()
-    messages, tools = conversation_of(context._replace(items=list(before)))
+        return await transcripts.within(told.transcript, told.prompt, told.branches[0].tokens, begun), (), {}
+    messages, tools, arguments = conversation_of(context._replace(items=list(before)), info)
     last: Message = {"role": "assistant", "content": begun}
-    return await transcripts.read(space, [*messages, last], tools, goes_on=True), tools
+    return await transcripts.read(space, [*messages, last], tools, arguments, goes_on=True), tools, arguments

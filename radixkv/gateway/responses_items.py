@@ -3,7 +3,8 @@
 {"role": "user", "content": "Hi"}     message      {"role": "user", "content": "Hi"}
 {"type": "function_call", ...}        call         {"role": "assistant", "tool_calls": [...]}; with the message before it
 {"type": "function_call_output", ..}  its result   {"role": "tool", "tool_call_id": ..., "content": ...}
-{"type": "reasoning", ...}            left out, as calls that a server has run
+{"type": "reasoning", ...}            thoughts   {"role": "assistant", "reasoning_content": ...}; with what follows them
+other servers' calls                  left out, as thoughts that are encrypted, or for a model that shows none
 """
 
 from __future__ import annotations
@@ -54,13 +55,16 @@ def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) ->
     return {"object": "list", "data": page, **ends, "has_more": len(listed) > len(page)}
 
 
-def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item], field: str = "input") -> list[Item]:
+def read_input(
+    given: str | Sequence[InputItem], earlier: Sequence[Item], field: str = "input", *, thinks: bool = False
+) -> list[Item]:
     """Input items as they are stored and listed, each with an id.
 
     Args:
         given: the request's `input`.
         earlier: items before it, to which an ``item_reference`` may point.
         field: of the request, that holds them.
+        thinks: whether the model shows thoughts, and so reads those of earlier replies.
 
     Raises:
         ApiError: 400: there is none, or one is not understood; 404: one refers to an item that is not there.
@@ -72,7 +76,7 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item], field:
     num_left = MAX_REFERRED_CHARACTERS
     for index, item in enumerate(given):
         param = f"{field}.{index}"
-        if _is_left_out(item):
+        if _is_left_out(item, thinks):
             continue
         if item.type == "item_reference":
             items.append(_referred(item, known, param))
@@ -92,21 +96,28 @@ def read_input(given: str | Sequence[InputItem], earlier: Sequence[Item], field:
     return items
 
 
-def left_out_items(given: str | Sequence[InputItem]) -> list[str]:
+def left_out_items(given: str | Sequence[InputItem], *, thinks: bool = False) -> list[str]:
     """The places of what `read_input` leaves out, or puts a placeholder for."""
     left_out: list[str] = []
     for index, item in enumerate(() if isinstance(given, str) else given):
-        if _is_left_out(item):
+        if _is_left_out(item, thinks):
             left_out.append(f"input.{index}")
         parts = item.output if isinstance(item.output, list) else ()
         left_out += [f"input.{index}.output.{number}" for number, part in enumerate(parts) if _part_text(part) is None]
     return left_out
 
 
-def _is_left_out(item: InputItem) -> bool:
+def _is_left_out(item: InputItem, thinks: bool) -> bool:
     """Whether it is what another model thought, or what a server did for it."""
     kind = item.type or "message"
+    if kind == "reasoning" and thinks and _thoughts(item):
+        return False
     return kind.startswith(_OF_SERVERS) or (kind.endswith(("_call", "_call_output")) and kind not in _CALLS)
+
+
+def _thoughts(item: InputItem) -> str:
+    parts = item.content if isinstance(item.content, list) else ()
+    return "".join(part.text or "" for part in parts if part.type == "reasoning_text")
 
 
 def _referred(item: InputItem, known: Mapping[str, Item], param: str) -> Item:
@@ -124,6 +135,15 @@ def _strings(item: Item) -> list[str]:
 def _read_item(item: InputItem, param: str) -> Item:
     if item.type in (None, "message"):
         return _read_message(item, param)
+    if item.type == "reasoning":
+        content = [{"type": "reasoning_text", "text": _thoughts(item)}]
+        return {
+            "id": item.id or new_id("rs"),
+            "type": item.type,
+            "status": "completed",
+            "summary": [],
+            "content": content,
+        }
     if item.type in ("function_call", "custom_tool_call"):
         said = "arguments" if item.type == "function_call" else "input"
         fields = {name: _needed(getattr(item, name), f"{param}.{name}") for name in ("call_id", "name", said)}
@@ -186,7 +206,16 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
     """The items as turns for the chat template, behind the instructions as a system message."""
     turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     can_call = False  # whether the last turn is an assistant's, to which further calls belong
+    has_only_thoughts = False  # whether it is one that what it says is still to be added to
     for item in items:
+        if item["type"] == "reasoning":
+            thoughts = "".join(part["text"] for part in item["content"])
+            if has_only_thoughts:
+                turns[-1]["reasoning_content"] += thoughts
+            else:
+                turns.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
+            can_call = has_only_thoughts = True
+            continue
         if item["type"] in ("function_call", "custom_tool_call"):
             if not can_call:
                 turns.append({"role": "assistant", "content": ""})
@@ -197,8 +226,13 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
             can_call = False
         else:
             role = "system" if item["role"] == "developer" else item["role"]
-            turns.append({"role": role, "content": "".join(part["text"] for part in item["content"])})
+            content = "".join(part["text"] for part in item["content"])
+            if role == "assistant" and has_only_thoughts:
+                turns[-1]["content"] = content
+            else:
+                turns.append({"role": role, "content": content})
             can_call = role == "assistant"
+        has_only_thoughts = False
     return list(turns)
 
 

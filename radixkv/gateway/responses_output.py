@@ -1,6 +1,7 @@
 """The output of one response as it grows, and the events that tell of it.
 
 response.created  [queued]  in_progress
+  output_item.added  content_part.added  reasoning_text.delta ...  reasoning_text.done  content_part.done  output_item.done
   output_item.added  content_part.added  output_text.delta ...  output_text.done  content_part.done  output_item.done
   output_item.added  function_call_arguments.delta ...  .done  output_item.done
   output_item.added  custom_tool_call_input.delta  .done  output_item.done
@@ -23,7 +24,7 @@ Emit = Callable[[str, dict[str, Any]], None]
 
 
 class Output:
-    """The output items of a response. One message or call is open at a time.
+    """The output items of a response. One message, call or item of thoughts is open at a time.
 
     Args:
         emit: is told every event; None where nobody listens.
@@ -39,9 +40,40 @@ class Output:
         self._offers = offers
         self._call: tuple[FunctionCalled, dict[str, Any]] | None = None
         self._message: dict[str, Any] | None = None
+        self._thoughts: tuple[dict[str, Any], list[str]] | None = None
         self._blank = ""
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
+
+    def add_thinking(self, text: str) -> None:
+        """Further thoughts."""
+        if not text:
+            return
+        if self._thoughts is None:
+            self.close("completed")
+            item = {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+            self._thoughts = (item, [])
+            self._tell("response.output_item.added", {"output_index": len(self.items), "item": dict(item)})
+            self._tell("response.content_part.added", self._thoughts_place | {"part": _reasoning_part("")})
+        self._thoughts[1].append(text)
+        self._tell("response.reasoning_text.delta", self._thoughts_place | {"delta": text})
+
+    def _close_thoughts(self, status: str) -> None:
+        if self._thoughts is None:
+            return
+        item, texts = self._thoughts
+        text, place = "".join(texts), self._thoughts_place
+        self._tell("response.reasoning_text.done", place | {"text": text})
+        self._tell("response.content_part.done", place | {"part": _reasoning_part(text)})
+        item |= {"status": status, "content": [_reasoning_part(text)]}
+        self.items.append(item)
+        self._tell("response.output_item.done", {"output_index": len(self.items) - 1, "item": item})
+        self._thoughts = None
+
+    @property
+    def _thoughts_place(self) -> dict[str, Any]:
+        assert self._thoughts is not None, "some are open"
+        return {"item_id": self._thoughts[0]["id"], "output_index": len(self.items), "content_index": 0}
 
     def add_text(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> None:
         """Further text of the message that is open, or of a new one."""
@@ -51,6 +83,7 @@ class Output:
             return
         self._blank = ""
         if self._message is None:
+            self._close_thoughts("completed")
             self._open_message()
         elif not text and not logprobs:
             return
@@ -107,7 +140,7 @@ class Output:
         Args:
             status: of what is open still: ``"completed"`` or ``"incomplete"``.
         """
-        if not self.items and self._message is None and self._call is None:
+        if not self.items and self._message is None and self._call is None and self._thoughts is None:
             self._open_message()
             blank, self._blank = self._blank, ""
             self.add_text(blank)
@@ -115,6 +148,7 @@ class Output:
 
     def close(self, status: str) -> None:
         """What is open, if anything is, grows no more."""
+        self._close_thoughts(status)
         if self._call is not None:
             self._close_call(status)
         if self._message is None:
@@ -153,3 +187,7 @@ class Output:
 
 def _part(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}

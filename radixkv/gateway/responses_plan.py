@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from radixkv.gateway.responses_items import Item, left_out_items, new_id, read_i
 from radixkv.gateway.responses_schema import ResponseRequest
 from radixkv.gateway.responses_tools import ResponseTool, left_out_tools
 from radixkv.gateway.store import Context, ResponseStore
+from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import start_turn
@@ -54,6 +55,7 @@ class Plan:
         items: the request's own input. before: what comes before it, where that is no stored response as a whole.
         parent_id: the stored response that comes before it.
         transcript: how the conversation is put to the model.
+        template_arguments: variables for its template.
     """
 
     request: ResponseRequest
@@ -65,12 +67,13 @@ class Plan:
     tools: ToolPlan
     sampling: SamplingParams
     transcript: Transcript
+    template_arguments: Mapping[str, Any]
     before: Sequence[Item] = ()
 
     def new_reply(self) -> Reply:
         """Reads the worker's events."""
         ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading)
+        return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading, marks=self.model.info.thinking)
 
 
 async def make_plan(
@@ -94,8 +97,11 @@ async def make_plan(
     """
     await off_loop(http, request.check)
     exchange: Exchange = http.scope[EXCHANGE]
+    thinks = model.info.thinking is not None
     exchange.leave_out(left_out_tools(request.tools))
-    exchange.leave_out(left_out_items(request.input))
+    exchange.leave_out(left_out_items(request.input, thinks=thinks))
+    arguments, unread = thinking_arguments(model.info, ThinkingWish(None, request.effort))
+    exchange.leave_out("reasoning.effort" for _ in unread)
     if request.instructions is not None:
         said, request.instructions = request.instructions, without_noise(request.instructions)
         exchange.leave_out(["instructions"] if said != request.instructions else ())
@@ -108,16 +114,16 @@ async def make_plan(
     space = derived_namespace(namespace, salt=request.cache_salt or "")
     parent, before = await _read_before(http, request, store, namespace, space)
     earlier = parent.items if parent is not None else before
-    items = await off_loop(http, partial(read_input, request.input, earlier))
+    items = await off_loop(http, partial(read_input, request.input, earlier, thinks=thinks))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
     if request.cache_salt:
         body[SPACE] = space
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
-    transcript = await transcripts.read(space, messages, tools.tools)
-    if parent is not None:
+    transcript = await transcripts.read(space, messages, tools.tools, arguments)
+    if parent is not None and transcripts.keeps_thoughts(messages):
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
     parent_id = request.previous_response_id if parent is not None else None
-    return Plan(request, namespace, model, body, items, parent_id, tools, sampling, transcript, before)
+    return Plan(request, namespace, model, body, items, parent_id, tools, sampling, transcript, arguments, before)
 
 
 async def _read_before(
@@ -174,7 +180,7 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": request.effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.stores,
@@ -224,6 +230,7 @@ async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream
 def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
     return GenerateParams(
         tools=plan.tools.tools,
+        template_arguments=plan.template_arguments,
         sampling=plan.sampling,
         namespace=plan.namespace,
         adapter=plan.model.adapter,
@@ -259,7 +266,7 @@ async def _shortened(plan: Plan, backend: Backend, error: InvalidArgumentError) 
 
 async def _num_tokens(plan: Plan, backend: Backend, messages: Sequence[Message]) -> float:
     try:
-        prompt = Prompt(messages=messages, tools=plan.tools.tools)
+        prompt = Prompt(messages=messages, tools=plan.tools.tools, template_arguments=plan.template_arguments)
         return num_tokens(await backend.tokenize(prompt, b"", plan.transcript.namespace))
     except InvalidArgumentError as error:
         if ApiError.of(error).code != "context_length_exceeded":

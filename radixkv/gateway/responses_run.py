@@ -19,10 +19,12 @@ from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.logprobs import chat_logprobs
+from radixkv.gateway.models import ServedModel
 from radixkv.gateway.replies import Growth, Reply
 from radixkv.gateway.responses_output import Output
 from radixkv.gateway.responses_tools import Offer
 from radixkv.gateway.sse import sse
+from radixkv.gateway.turns import begin_replies
 from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, Started, Usage
 
 __all__ = ["Ending", "Run", "Runs"]
@@ -51,6 +53,7 @@ class Run:
         stream: the worker's events.
         reply: reads them.
         backend: spells tokens where log probabilities are wanted.
+        model: what replies.
         offers: the tools, by what the model calls them.
         on_end: is awaited with the finished body before the last event is told.
         keeps_events: somebody follows.
@@ -67,6 +70,7 @@ class Run:
         reply: Reply,
         backend: Backend,
         *,
+        model: ServedModel,
         offers: Mapping[str, Offer],
         on_end: Ending,
         keeps_events: bool,
@@ -80,6 +84,7 @@ class Run:
         self._stream = stream
         self._reply = reply
         self._backend = backend
+        self._model = model
         self._on_end = on_end
         self._clock = clock
         self._frames: list[bytes] = []
@@ -168,12 +173,13 @@ class Run:
                 match event:
                     case Started():
                         self._prompt = event.prompt
+                        await begin_replies(self._backend, self._model, [self._reply], event.prompt)
                     case Delta():
                         await self._grow(self._reply.push(event))
                     case BranchFinished():
                         await self._grow(self._reply.finish(event))
                     case Completed():
-                        self.body["usage"] = _usage(event.usage)
+                        self.body["usage"] = _usage(event.usage, self._reply.num_thinking_tokens)
             self._ring()
         reason = self._reply.reason
         if reason is None and self._is_stopped:
@@ -190,6 +196,7 @@ class Run:
         logprobs: list[dict[str, Any]] = []
         if growth.logprobs:
             logprobs = await chat_logprobs(self._backend, growth.logprobs)
+        self._output.add_thinking(growth.thinking)
         self._output.add_text(growth.text, logprobs)
         is_cut = self._reply.reason is FinishReason.LENGTH
         for piece in growth.calls:
@@ -249,13 +256,13 @@ class _OnlyFollower(AsyncIterator[bytes]):
         self._run.stop()
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage, num_thinking_tokens: int) -> dict[str, Any]:
     num_written = usage.num_prompt_tokens - usage.num_cached_tokens
     return {
         "input_tokens": usage.num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": num_written},
         "output_tokens": usage.num_generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_thinking_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_generated_tokens,
     }
 

@@ -23,6 +23,7 @@ from radixkv.gateway.fields import (
 from radixkv.gateway.formats import Constraint, json_object, schema_constraint
 from radixkv.gateway.options import ApiModel, CacheSalt, ModelName, RetentionRanges, StopTexts, check_plain, drawing
 from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
+from radixkv.gateway.thinking_wish import Effort
 from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
 from radixkv.worker.request import ModelInfo
 from radixkv.worker.sampling import Grammar, SamplingParams
@@ -63,6 +64,12 @@ class InputItem(ApiModel):
     input: str | None = None
     action: PlainObject | None = None
     output: str | InputParts | None = None
+
+
+class Reasoning(ApiModel):
+    """How long the model thinks."""
+
+    effort: Effort | None = Field(None, description="Passed on to a chat template that reads it.")
 
 
 class TextFormat(ApiModel):
@@ -120,6 +127,7 @@ class ResponseRequest(ApiModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: TextConfig | None = None
+    reasoning: Reasoning | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
     tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -173,6 +181,11 @@ class ResponseRequest(ApiModel):
         told = self.model_dump(include=set(type(self).model_fields) - {"input"}, exclude_unset=True)
         for name, value in told.items():  # the response repeats most of them
             check_plain(value, name)
+
+    @property
+    def effort(self) -> Effort | None:
+        """How long the model shall think."""
+        return self.reasoning.effort if self.reasoning else None
 
     @property
     def stores(self) -> bool:

@@ -17,6 +17,9 @@ blanks around a reply are no change where the template takes them away itself, s
 What the model sees differs from the template's own rendering in nothing but the replies themselves, which are as they were
 generated: their token boundaries, and what the template would have stripped from an earlier turn.
 
+Thoughts are no such exception. A reply with thoughts is remembered under itself and, as its alias, under what a client sends
+that leaves them out. Where the template would not write them any more, most often behind the next turn of the user, its ids are
+not used: the reply is rendered anew, and from there on the prompt is another branch than the reply as it was generated.
 A reply that goes on from its own text has the ids of the known reply that begins most like it, as far as they say its text:
 
     messages of a request    system  user  assistant's text, unfinished
@@ -42,12 +45,14 @@ from radixkv.gateway.database import Database
 from radixkv.gateway.fair_semaphore import own_work
 from radixkv.gateway.memo import Memo, MemoLimits, Remembered
 from radixkv.gateway.splicing import Spliced, splice, splice_whole
+from radixkv.gateway.thinking import splitter_of
 from radixkv.gateway.transcript import Reader, Transcript
 from radixkv.gateway.transcript_keys import canonical, digest, message_bytes, root_key
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
+from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks
 
-__all__ = ["Reader", "Transcript", "Transcripts"]
+__all__ = ["Reader", "Transcript", "Transcripts", "ends_in_mark"]
 
 PROBE_S = 30.0
 """How long what is known of the model's tokenizer and template is trusted."""
@@ -65,6 +70,10 @@ _READING = b"control tokens are the template's"
 """How messages become ids. What another reading of them left in a database is not found again."""
 
 _PROBE = 'The 3 quick foxes,\tno. 12345: naïve 日本語 ½ 🙂\n\n  x = {"a": [1.5, None]}  # <end>'
+_PROBE_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+_THOUGHTS = "reasoning_content"
+"""Of an assistant's message."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -95,6 +104,8 @@ class Transcripts:
         self._model: bytes | None = None
         self._end_ids: Collection[int] = ()
         self._trims_replies = False
+        self._keeps_thoughts = self._keeps_thoughts_in_calls = False
+        self._marks: ThinkingMarks | None = None
         self._probed_s: float | None = None
         self._probing = asyncio.Lock()
         self._saving: set[asyncio.Task[None]] = set()
@@ -121,8 +132,9 @@ class Transcripts:
             Prompt(messages=messages, continue_final_message=True)  # which refuses what cannot be gone on from
             before = await self.read(namespace, messages[:-1], tools, template_arguments)
             return await self._go_on(before, messages[-1], tools, template_arguments or {})
-        listed, owner = list(messages), owner_of(namespace)
+        owner = owner_of(namespace)
         model = await self._identify_model()
+        listed = [message if self._marks else _without_thoughts(message) for message in messages]
         if model is None or not listed:
             return Transcript(b"", listed, listed, model or b"", owner, b"", None)
         chain = partial(self._chain, root_key(model, namespace, tools, template_arguments or {}), listed)
@@ -131,7 +143,7 @@ class Transcripts:
             if listed[position].get("role") != "assistant":
                 continue
             found = self._memo.find(owner, keys[position])
-            if found is not None and await self._is_sound(found):
+            if found is not None and self._stands(found, listed, keys) and await self._is_sound(found):
                 self._memo.use(found)
                 return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, owner, keys[-1], found)
         return Transcript(b"", listed, listed, model, owner, keys[-1], None)
@@ -144,23 +156,37 @@ class Transcripts:
         whole = before._replace(rest=[*before.rest, last], messages=[*before.messages, last], goes_on=True, begun=begun)
         if not before.key:
             return whole
-        found = await self._most_alike(before, last)
+        thinks = self._marks is not None
+        base = await self._stem_of(before, last, tools, arguments) if thinks else b""
+        found = await self._most_alike(before, last, base)
         if found is not None:
             entry, spliced = found
             self._memo.use(entry)
             stem = entry.all_tokens()[: -entry.num_reply]
             rest: list[Message] = [{"role": "assistant", "content": spliced.rest}]
             return whole._replace(history=stem + spliced.tokens, rest=rest, stem=stem, parent=entry.parent)
-        prompt = Prompt(messages=before.rest, tools=tools, template_arguments=arguments)
+        return whole._replace(stem=base if thinks else await self._stem_of(before, last, tools, arguments))
+
+    async def _stem_of(
+        self, before: Transcript, last: Message, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> bytes:
+        """The ids up to where the last message's text begins, behind its thoughts; empty where they are not known."""
+        told = partial(Prompt, tools=tools, template_arguments=arguments)
+        prompt = told(messages=before.rest)
+        if self._marks is not None:
+            prompt = told(messages=[*before.rest, {**last, "content": ""}], continue_final_message=True)
         try:
-            return whole._replace(stem=await self._reader.tokenize(prompt, before.history, before.namespace))
+            return await self._reader.tokenize(prompt, before.history, before.namespace)
         except InvalidArgumentError as error:
             if error.argument != "messages":
                 raise
-        return whole  # the template cannot put these behind a reply; the whole may do
+        return b""  # the template cannot put these behind a reply; the whole may do
 
-    async def _most_alike(self, before: Transcript, last: Message) -> tuple[Remembered, Spliced] | None:
-        """Of the latest known replies to `before`, the one of which the last message's text has most ids."""
+    async def _most_alike(self, before: Transcript, last: Message, base: bytes) -> tuple[Remembered, Spliced] | None:
+        """Of the latest known replies to `before`, the one of which the last message's text has most ids.
+
+        `base`: where the model thinks, the ids behind which that text begins; other replies begin with thoughts.
+        """
         namespace, begun = before.namespace, last["content"]
         same = self._memo.find(namespace, self._link(before.key, last))
         stem = self._memo.find(namespace, digest(before.key, b"prompt"))
@@ -168,6 +194,8 @@ class Transcripts:
         best: tuple[Remembered, Spliced] | None = None
         for entry in ([same] if same is not None else []) + [entry for entry in latest if entry is not same]:
             if not entry.num_reply or not await self._is_sound(entry):
+                continue
+            if self._marks is not None and entry.all_tokens()[: -entry.num_reply] != base:
                 continue
             spliced = await splice(self._reader, entry.reply, begun, trims=self._trims_replies)
             if entry is same and spliced.rest:
@@ -200,10 +228,18 @@ class Transcripts:
             self._reader, sampled, text[len(before) :], trims=bool(transcript.key) and self._trims_replies
         )
         turns = transcript.messages[:-1] if transcript.goes_on else transcript.messages
+        reply: dict[str, Any] = {"role": "assistant", "content": text}
+        if self._marks is not None:
+            splitter = splitter_of(self._marks)
+            if is_known and await ends_in_mark(self._reader, stem, self._marks):
+                splitter.open()
+            thoughts, reply["content"] = splitter.begin(text)
+            if thoughts or (transcript.goes_on and transcript.messages[-1].get(_THOUGHTS)):
+                reply[_THOUGHTS] = thoughts or transcript.messages[-1][_THOUGHTS]
         return transcript._replace(
             history=base + spliced.tokens,
             rest=[{"role": "assistant", "content": spliced.rest}],
-            messages=[*turns, {"role": "assistant", "content": text}],
+            messages=[*turns, reply],
             goes_on=True,
             begun=text,
             stem=stem if is_known else b"",
@@ -211,7 +247,7 @@ class Transcripts:
 
     def behind(self, transcript: Transcript, tokens: bytes, messages: Sequence[Message]) -> Transcript:
         """What `messages` say behind a reply that ends where a transcript goes on, of which `tokens` are all ids."""
-        reply = {"role": "assistant", "content": transcript.begun}
+        reply = transcript.messages[-1]
         key = transcript.key and reduce(self._link, [reply, *messages], transcript.key)
         turns = [*transcript.messages, *messages]
         return Transcript(tokens, list(messages), turns, transcript.model, transcript.namespace, key, None)
@@ -246,7 +282,7 @@ class Transcripts:
             stem, begun = transcript.stem, transcript.begun
             if not stem or not prompt.startswith(stem):
                 return  # the template begins a turn that is there in another way
-            reply = {**reply, "content": begun + (reply.get("content") or "")}
+            reply = _joined(transcript.messages[-1], reply)
             prompt, tokens, text = stem, prompt[len(stem) :] + tokens, begun + text
         if isinstance(stop, str) or (is_cut and await self._reader.detokenize(tokens) != text):
             trimmed = await self._without_stop(tokens, text)
@@ -256,26 +292,34 @@ class Transcripts:
         if not tokens:
             return
         namespace, parent = transcript.namespace, transcript.parent
-        prompted = self._memo.put(namespace, digest(transcript.key, b"prompt"), prompt, b"", parent)
+        thoughts = [prompt] if transcript.goes_on and self._marks is not None else []  # which may stand in it
+        prompted = self._memo.put(namespace, digest(transcript.key, b"prompt", *thoughts), prompt, b"", parent)
         key = self._link(transcript.key, reply)
         entry = self._memo.put(namespace, key, prompt, tokens, prompted or parent)
+        bare = _without_thoughts(reply)
+        if entry is not None and bare is not reply:
+            self._memo.put(namespace, self._link(transcript.key, bare), prompt + tokens, b"", entry)
         if entry is not None and not entry.decoded:
             task = asyncio.get_running_loop().create_task(self._save(entry))
             self._saving.add(task)
             task.add_done_callback(self._saving.discard)
 
     async def forget(
-        self, namespace: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        namespace: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
         model = await self._identify_model()
         if model is not None and messages:
             owner = owner_of(namespace)
-            keys = self._chain(root_key(model, namespace, tools, {}), messages)[-2:]
+            keys = self._chain(root_key(model, namespace, tools, template_arguments or {}), messages)[-2:]
             self._when_forgotten(owner, keys)
             found = self._memo.find(owner, keys[-1])
             if found is not None:
-                self._memo.forget(found)
+                self._memo.forget(_replied(found))
 
     async def forget_below(
         self, namespace: str, above: Sequence[Message], below: Sequence[tuple[int | None, Message]]
@@ -293,7 +337,13 @@ class Transcripts:
             keys.append(self._link(root if parent is None else keys[parent], message))
         self._when_forgotten(namespace, {root, *keys})
         found = (self._memo.find(namespace, key) for key in keys)
-        self._memo.forget(*(entry for entry in found if entry is not None))
+        self._memo.forget(*(_replied(entry) for entry in found if entry is not None))
+
+    def keeps_thoughts(self, messages: Sequence[Message]) -> bool:
+        """Whether the template writes the thoughts of all replies among these messages, where it last was looked at."""
+        last_user = _last_user(messages)
+        thoughtful = (place for place, message in enumerate(messages) if message.get(_THOUGHTS))
+        return all(self._keeps(place, last_user) for place in thoughtful)
 
     def sweep(self) -> int:
         """Drop what has expired; how many entries those were. To be called now and then."""
@@ -318,6 +368,20 @@ class Transcripts:
                 return None  # the stop string begins within a token
             tokens = tokens[:-TOKEN_BYTES]
         return None
+
+    def _keeps(self, place: int, last_user: int) -> bool:
+        return self._keeps_thoughts or (self._keeps_thoughts_in_calls and place > last_user)
+
+    def _stands(self, entry: Remembered, messages: Sequence[Message], keys: Sequence[bytes]) -> bool:
+        """Whether the template would write the thoughts of all replies up to this one, as they were generated."""
+        places = {key: place for place, key in enumerate(keys)} if self._marks else {}
+        last_user = _last_user(messages)
+        for part in entry.path() if places else ():
+            place = places.get(part.key)
+            has_thoughts = place is not None and (not part.num_reply or messages[place].get(_THOUGHTS))
+            if place is not None and has_thoughts and not self._keeps(place, last_user):
+                return False
+        return True
 
     async def _save(self, entry: Remembered) -> None:
         try:
@@ -352,6 +416,7 @@ class Transcripts:
         if self._probed_s is None or not 0 <= now_s - self._probed_s <= PROBE_S:
             with own_work():
                 info = await self._reader.model()
+                self._marks = info.thinking
                 self._model = await self._probe(info) if info.has_chat_template else None
                 self._end_ids = info.eos_token_ids
             self._probed_s = now_s
@@ -363,12 +428,28 @@ class Transcripts:
             prompt = await self._reader.tokenize(Prompt(messages=messages))
             behind = await self._reader.tokenize(Prompt(messages=messages), prompt)
             self._trims_replies = await self._spell_reply(" \n. ") == await self._spell_reply(".")
+            if self._marks is not None:
+                self._keeps_thoughts = await self._shows_thoughts(".", [], {"role": "user", "content": "."})
+                result = {"role": "tool", "content": ".", "tool_call_id": "1"}
+                self._keeps_thoughts_in_calls = await self._shows_thoughts("", [_PROBE_CALL], result)
         except UnavailableError:
             raise
         except RadixKVError as error:
             _LOG.warning("replies are tokenised anew each time: %s", error)
             return None
         return digest(_READING, canonical([info.name, info.vocab_size]), prompt, behind)
+
+    async def _shows_thoughts(self, content: str, calls: Sequence[Mapping[str, Any]], following: Message) -> bool:
+        """Whether the template writes the thoughts of a reply that something follows."""
+        told: list[bytes] = []
+        for thoughts in ("1", "2"):
+            reply = {"role": "assistant", "content": content, _THOUGHTS: thoughts}
+            turns = [{"role": "user", "content": "."}, {**reply, "tool_calls": calls} if calls else reply, following]
+            try:
+                told.append(await self._reader.tokenize(Prompt(messages=turns)))
+            except InvalidArgumentError:  # it takes no such turns
+                return False
+        return told[0] != told[1]
 
     async def _spell_reply(self, reply: str) -> bytes:
         """A conversation with this reply, rendered."""
@@ -388,7 +469,34 @@ class Transcripts:
         return keys
 
     def _link(self, key: bytes, message: Message) -> bytes:
+        message = message if self._marks else _without_thoughts(message)
         content = message.get("content")
         if self._trims_replies and message.get("role") == "assistant" and isinstance(content, str):
             message = {**message, "content": content.strip()}
         return digest(key, message_bytes(message))
+
+
+async def ends_in_mark(reader: Reader, prompt: bytes, marks: ThinkingMarks) -> bool:
+    """Whether a prompt of packed ids has opened the thoughts of its reply, by marks that a message does not name."""
+    tail = await reader.detokenize(prompt[-NUM_TAIL_TOKENS * TOKEN_BYTES :])
+    return not marks.is_harmony and tail.rstrip().endswith(marks.opens)
+
+
+def _joined(begun: Message, reply: Message) -> Message:
+    """A reply, with the text and the thoughts that it went on from."""
+    joined = {name: (begun.get(name) or "") + (reply.get(name) or "") for name in ("content", _THOUGHTS)}
+    return {**reply, **{name: text for name, text in joined.items() if text or name == "content"}}
+
+
+def _without_thoughts(message: Message) -> Message:
+    return {k: v for k, v in message.items() if k != _THOUGHTS} if _THOUGHTS in message else message
+
+
+def _last_user(messages: Sequence[Message]) -> int:
+    """The place of the user's last turn; -1: there is none."""
+    return max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+
+
+def _replied(entry: Remembered) -> Remembered:
+    """The reply that an entry is, or is an alias of."""
+    return entry if entry.num_reply or entry.parent is None else entry.parent

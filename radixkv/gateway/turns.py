@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +15,11 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.models import ServedModel, served_model
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
+from radixkv.gateway.transcripts import Reader, Transcript, Transcripts, ends_in_mark
 from radixkv.worker.request import GenerateParams, Prompt
+from radixkv.worker.sampling import Grammar
 
-__all__ = ["chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
+__all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
@@ -33,6 +34,36 @@ async def chat_model(request: Request, asked: str | None) -> ServedModel:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
     return model
+
+
+async def begin_replies(
+    reader: Reader,
+    model: ServedModel,
+    replies: Iterable[Reply],
+    prompt: bytes,
+    transcript: Transcript | None = None,
+    grammar: Grammar | None = None,
+) -> None:
+    """Tell replies that begin behind this prompt, of packed tokens, what of their thoughts stands in it.
+
+    `transcript`: as it was put to the model, where it may have the replies go on from text.
+
+    Raises:
+        ApiError: 400: a `grammar` holds replies that go on from within thoughts.
+    """
+    marks = model.info.thinking
+    if marks is None:
+        return
+    before, begun = prompt, ""
+    if transcript is not None and transcript.goes_on:
+        before, begun = transcript.stem if prompt.startswith(transcript.stem) else b"", transcript.begun
+    has_opened = bool(before) and await ends_in_mark(reader, before, marks)
+    for reply in replies:
+        if has_opened:
+            reply.open_thinking()
+        if begun and reply.go_on(begun) and grammar is not None:
+            message = "the reply goes on from within thoughts, where no grammar, schema or forced call can hold it"
+            raise ApiError(400, message, code="invalid_value")
 
 
 async def read_prompt(

@@ -348,7 +348,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "max_length", "vocab_size", "block_size", "eos_token_ids", "has_chat_template", "adapters", "sampling")
+    __slots__ = ("name", "max_length", "vocab_size", "block_size", "eos_token_ids", "has_chat_template", "adapters", "sampling", "thinking", "template_variables")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,8 @@ class GetModelResponse(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
     name: str
     max_length: int
     vocab_size: int
@@ -365,7 +367,19 @@ class GetModelResponse(_message.Message):
     has_chat_template: bool
     adapters: _containers.RepeatedScalarFieldContainer[str]
     sampling: SamplingDefaults
-    def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ...) -> None: ...
+    thinking: ThinkingMarks
+    template_variables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingMarks, _Mapping]] = ..., template_variables: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ThinkingMarks(_message.Message):
+    __slots__ = ("opens", "closes", "close_ids")
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    CLOSES_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_IDS_FIELD_NUMBER: _ClassVar[int]
+    opens: str
+    closes: str
+    close_ids: bytes
+    def __init__(self, opens: _Optional[str] = ..., closes: _Optional[str] = ..., close_ids: _Optional[bytes] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("prompt", "history", "namespace")

@@ -120,6 +120,8 @@ class Engine:
             has_chat_template=self._reader.has_chat_template,
             adapters=tuple(adapters),
             sampling=sampling,
+            thinking=self._reader.thinking,
+            template_variables=self._reader.template_variables,
         )
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces

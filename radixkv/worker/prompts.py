@@ -13,11 +13,12 @@ from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, token_array, unpack_tokens
 from radixkv.worker.bad_words import spellings
 from radixkv.worker.errors import ModelError
-from radixkv.worker.grammar import GrammarCompiler
+from radixkv.worker.grammar import GrammarCompiler, GrammarMatcher
 from radixkv.worker.reply import ReplyRules
 from radixkv.worker.request import Prompt
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.text import Asker, ChatText, Message
+from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks
 
 __all__ = ["PromptReader"]
 
@@ -156,6 +157,16 @@ class PromptReader:
             )
         return max_length
 
+    @property
+    def thinking(self) -> ThinkingMarks | None:
+        """The marks around a model's thoughts; None where it shows none."""
+        return self._text.thinking if self._text is not None else None
+
+    @property
+    def template_variables(self) -> tuple[str, ...]:
+        """Which of the variables that steer thinking the chat template reads."""
+        return self._text.template_variables if self._text is not None else ()
+
     def reply_rules(
         self,
         sampling: SamplingParams,
@@ -163,7 +174,8 @@ class PromptReader:
         prompt: bytes = b"",
         before: Sequence[int] = (),
     ) -> ReplyRules:
-        """What the replies to a request are held to. A grammar that `namespace` has not met before is tried and compiled here.
+        """What the replies to a request are held to. A grammar that `namespace` has not met before is tried and compiled here;
+        behind a `prompt` that has the model think first it holds what follows the thoughts.
 
         Args:
             sampling: the request.
@@ -182,11 +194,16 @@ class PromptReader:
         stop_token_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
-        matcher = None
+        matcher: GrammarMatcher | None = None
         if sampling.grammar is not None:
-            if self._grammars is None:
+            if self._grammars is None or self._text is None:
                 raise InvalidArgumentError("grammar", sampling.grammar.kind, "left out: this worker has no tokenizer")
-            matcher = self._grammars.matcher(sampling.grammar, namespace)
+            matcher = self._text.after_thinking(
+                self._grammars.matcher(sampling.grammar, namespace),
+                unpack_tokens(prompt[-NUM_TAIL_TOKENS * TOKEN_BYTES :]),
+                vocab_size=self._vocab_size,
+                stop_token_ids=stop_token_ids,
+            )
         return ReplyRules(
             sampling,
             vocab_size=self._vocab_size,

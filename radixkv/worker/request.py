@@ -24,6 +24,7 @@ from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParam
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.stream import GenerationStream
 from radixkv.worker.text import Message
+from radixkv.worker.thinking import ThinkingMarks
 from radixkv.worker.verification import Verification
 
 __all__ = [
@@ -208,7 +209,8 @@ class ModelInfo(NamedTuple):
     """What a frontend needs to know of the model served.
 
     max_length: longest history in tokens. has_chat_template: whether messages can be given. adapters: what requests may name.
-    sampling: how tokens are drawn where a request leaves it out.
+    sampling: how tokens are drawn where a request leaves it out. thinking: what stands around its thoughts, if it shows any.
+    template_variables: those that steer thinking and that its chat template reads.
     """
 
     name: str
@@ -219,6 +221,8 @@ class ModelInfo(NamedTuple):
     has_chat_template: bool
     adapters: tuple[str, ...] = ()
     sampling: SamplingDefaults = NO_DEFAULTS
+    thinking: ThinkingMarks | None = None
+    template_variables: tuple[str, ...] = ()
 
 
 class Generator(Protocol):

@@ -17,18 +17,28 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.worker.after_thinking import AfterThinking
 from radixkv.worker.control_tokens import ControlTokens, Rendered
 from radixkv.worker.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.gguf_convert import quiet_transformers
+from radixkv.worker.grammar import GrammarMatcher
 from radixkv.worker.spelling import TokenSpeller
 from radixkv.worker.stream_decoder import StreamDecoder
+from radixkv.worker.thinking import (
+    NUM_TAIL_TOKENS,
+    ThinkingMarks,
+    find_marks,
+    shown_decode,
+    variables_of,
+    with_one_thought,
+)
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 from radixkv.worker.veil import join_pieces, strings_of
 
@@ -66,6 +76,8 @@ _REPLY = "Reply{:030d}0here"
 """Stands for a reply that is kept. No caller can say it, and it ends as ever, so that it does not matter to what follows."""
 _NUM_REPLY_DIGITS = 30
 
+_NUM_OPENING_TOKENS = 4
+"""Tokens by which a prompt is known to end as the template ends it."""
 _LEAD = "\n"
 """Stands before text that goes on: what follows it is no first word, and nothing is merged with it."""
 
@@ -86,8 +98,10 @@ class ChatText:
                 raise ModelError(
                     f"the tokenizer of {model} cannot be loaded: {' '.join(str(error).split())}"
                 ) from error
-        self._decode_ids = _plain_decode(self._tokenizer)
         self._encoder = TextEncoder(self._tokenizer)
+        marks = find_marks(self._template, list(map(str, self._tokenizer.get_added_vocab())))
+        self._decode_ids = _plain_decode(self._tokenizer, marks.tokens if marks else ())
+        self.thinking = self._readable(marks)
         self._control_tokens = ControlTokens(self._tokenizer) if self.has_chat_template else None
         self._speller = TokenSpeller(self._tokenizer)
         self._special_ids = frozenset([*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder])
@@ -101,6 +115,71 @@ class ChatText:
     def has_chat_template(self) -> bool:
         """Whether the model says how a chat is written; a base model does not."""
         return bool(self._tokenizer.chat_template)
+
+    @property
+    def _template(self) -> str:
+        told = self._tokenizer.chat_template
+        return str((told.get("default") if isinstance(told, dict) else told) or "")
+
+    def _readable(self, marks: ThinkingMarks | None) -> ThinkingMarks | None:
+        """The marks, where the text of a reply shows them."""
+        if marks is None or not self.has_chat_template:
+            return None
+        if any(self.decode(self.encode(name, special=False)).strip() != name for name in marks.tokens):
+            return None
+        return marks._replace(close_ids=tuple(self.encode(marks.closes, special=False)))
+
+    @cached_property
+    def template_variables(self) -> tuple[str, ...]:
+        """Which of the variables that steer thinking the chat template reads."""
+        from transformers.utils import chat_template_utils as templates
+
+        if not self.has_chat_template:
+            return ()
+        return variables_of(templates._compile_jinja_template("").environment, self._template)
+
+    @cached_property
+    def _generation_prompt(self) -> tuple[int, ...]:
+        """The last ids of a prompt that leaves it to the model whether it thinks."""
+        try:
+            return tuple(self.prompt_ids([{"role": "user", "content": "."}])[-_NUM_OPENING_TOKENS:])
+        except (ModelError, InvalidArgumentError):
+            return ()
+
+    @cached_property
+    def _gap_ids(self) -> list[int]:
+        """Tokens that are empty lines."""
+        return [ids[0] for ids in (self.encode(lines, special=False) for lines in ("\n", "\n\n")) if len(ids) == 1]
+
+    def after_thinking(
+        self, matcher: GrammarMatcher, prompt: Sequence[int], *, vocab_size: int, stop_token_ids: Collection[int]
+    ) -> GrammarMatcher:
+        """A grammar's matcher as one that holds what follows the thoughts, where a reply to this prompt may begin with such.
+
+        Args:
+            matcher: of the reply's answer.
+            prompt: its token ids; the last ones suffice.
+            vocab_size, stop_token_ids: which tokens there are, and which of them end a reply.
+        """
+        marks = self.thinking
+        if marks is None:
+            return matcher
+        open_id = None
+        if not self.decode(prompt[-NUM_TAIL_TOKENS:]).rstrip().endswith(marks.ends_prompt):
+            opening = self.encode(marks.opens, special=False)
+            is_left_to_it = tuple(prompt[-_NUM_OPENING_TOKENS:]) == self._generation_prompt
+            if len(opening) > 1 or not is_left_to_it:
+                return matcher
+            open_id = opening[0]
+        return AfterThinking(
+            matcher,
+            self.stream_decoder(),
+            marks.begins_answer,
+            vocab_size=vocab_size,
+            stop_token_ids=stop_token_ids,
+            open_id=open_id,
+            gap_ids=() if marks.is_harmony else self._gap_ids,
+        )
 
     def encode(self, text: str, *, special: bool = True, asker: Asker = ANYBODY) -> list[int]:
         """Token ids of a plain text; `special`: with the special tokens that the model wants around a prompt.
@@ -262,6 +341,8 @@ class ChatText:
 
         if self._control_tokens is None:
             raise _no_template()
+        if self.thinking is not None and self.thinking.is_harmony:
+            messages = list(map(with_one_thought, messages))
         end = _new_word() if goes_on else ""
         if goes_on:  # the word keeps blanks before it from being trimmed, and shows where the text ends
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + end}]
@@ -343,14 +424,14 @@ def _read_tokenizer(model: str) -> Any:
     return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
 
 
-def _plain_decode(tokenizer: Any) -> Callable[..., str]:
-    """The tokenizer's own decoding, without transformers' way to it where that adds nothing: it takes three times as long."""
+def _plain_decode(tokenizer: Any, shown: Sequence[str]) -> Callable[..., str]:
+    """The tokenizer's own decoding, without transformers' way to it where that adds nothing: it takes three times as long. It
+    shows the special tokens `shown`, where that can be had."""
     from transformers import PreTrainedTokenizerFast as Plain
 
     kind = type(tokenizer)
     if isinstance(tokenizer, Plain) and kind.decode is Plain.decode and kind._decode is Plain._decode:
-        decode: Callable[..., str] = tokenizer.backend_tokenizer.decode
-        return decode
+        return shown_decode(tokenizer.backend_tokenizer, shown)
     return partial(tokenizer.decode, clean_up_tokenization_spaces=False)
 
 

@@ -42,6 +42,7 @@ from radixkv.worker.stream import (
     Usage,
 )
 from radixkv.worker.text import Message
+from radixkv.worker.thinking import ThinkingMarks
 from radixkv.worker.verification import BlockDifference, BlockVerdict, Verification
 
 __all__ = [
@@ -433,7 +434,10 @@ def verification_from_proto(proto: pb.VerifyBlockResponse) -> Verification:
 def model_to_proto(info: ModelInfo) -> pb.GetModelResponse:
     """What is served, as a message."""
     sampling = pb.SamplingDefaults(**info.sampling._asdict())
-    told = {"eos_token_ids": pack_tokens(info.eos_token_ids), "sampling": sampling}
+    told: dict[str, Any] = {"eos_token_ids": pack_tokens(info.eos_token_ids), "sampling": sampling}
+    if info.thinking is not None:
+        opens, closes, close_ids = info.thinking
+        told["thinking"] = pb.ThinkingMarks(opens=opens, closes=closes, close_ids=pack_tokens(close_ids))
     return pb.GetModelResponse(**{**info._asdict(), **told})
 
 
@@ -442,6 +446,10 @@ def model_from_proto(proto: pb.GetModelResponse) -> ModelInfo:
     values = {name: getattr(proto, name) for name in ModelInfo._fields}
     values["eos_token_ids"] = tuple(unpack_tokens(proto.eos_token_ids))
     values["adapters"] = tuple(proto.adapters)
+    values["template_variables"] = tuple(proto.template_variables)
+    marks = proto.thinking
+    close_ids = tuple(unpack_tokens(marks.close_ids))
+    values["thinking"] = ThinkingMarks(marks.opens, marks.closes, close_ids) if marks.opens and marks.closes else None
     names = [field.name for field, _ in proto.sampling.ListFields()]
     values["sampling"] = SamplingDefaults(**{name: getattr(proto.sampling, name) for name in names})
     return ModelInfo(**values)

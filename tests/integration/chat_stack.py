@@ -128,10 +128,11 @@ def gibberish_engine(
     max_model_len: int = 4096,
     clock: Callable[[], float] = time.monotonic,
     sampling: SamplingDefaults = NO_DEFAULTS,
+    end: str = "<|im_end|>",
 ) -> Iterator[tuple[Watched, GibberishRunner, ChatText]]:
-    """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache."""
+    """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache. `end`: ends a reply."""
     text = ChatText(model)
-    runner = GibberishRunner(text, text.encode("<|im_end|>", special=False)[-1], num_blocks, max_model_len)
+    runner = GibberishRunner(text, text.encode(end, special=False)[-1], num_blocks, max_model_len)
     cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, clock=clock)
     with Engine(runner, cache, text=text, model_name="gibberish", sampling=sampling) as engine:
         yield Watched(engine), runner, text

@@ -11,6 +11,7 @@ from browser import check_accessible, open_page, phone
 from chat_site import THREE, Site, converse, hold_in_a_reply, say, shown
 from chat_stack import gateway, wait_until
 from playwright.sync_api import Browser, Page, expect
+from thinking_families import QWEN3, save_family
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.worker.generation_client import GenerationClient
@@ -302,3 +303,23 @@ def test_conversations_are_listed_searched_saved_imported_and_deleted(site: Site
     expect(entries).to_have_count(1)
     entries.first.click()
     expect(shown(page).last).to_contain_text("Red.")
+
+
+def test_what_a_model_thinks_is_folded_above_its_reply(default_model: str, tmp_path: Path, browser: Browser) -> None:
+    site = Site(save_family(default_model, tmp_path / "qwen3", QWEN3), tmp_path)
+    try:
+        with open_page(browser, site.url) as page:
+            site.dictate(QWEN3.written("The user greets.", "Good day."))
+            say(page, "Hello")
+            expect(shown(page)).to_have_count(2)
+            reply = shown(page).last
+            expect(reply.locator(".markdown")).to_have_text("Good day.")
+            thoughts = reply.get_by_text("The user greets.")
+            expect(thoughts).to_be_hidden()
+            reply.get_by_text("Thinking").click()
+            expect(thoughts).to_be_visible()
+            page.reload()
+            expect(shown(page).last.get_by_text("The user greets.")).to_be_hidden()
+            check_accessible(page)
+    finally:
+        site.close()

@@ -162,7 +162,7 @@ def test_every_api_leaves_out_what_is_behind_the_first_call_where_it_is_asked_to
     said = dict.fromkeys(field.name for field in fields(plan))
     said |= {"tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call), "end_ids": frozenset()}
     said |= {
-        "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=())),
+        "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=(), thinking=None)),
         "request": SimpleNamespace(ignore_eos=True),
     }
     known = plan(**{name: said[name] for name in said if name in plan.__slots__})

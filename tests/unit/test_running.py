@@ -17,8 +17,11 @@ from radixkv.gateway.conversations.rows import CUT_SHORT
 from radixkv.gateway.conversations.running import Branch, Origin, Run, Runs
 from radixkv.gateway.conversations.store import Change, ConversationStore, Growth
 from radixkv.gateway.database import Database
+from radixkv.gateway.models import ServedModel
+from radixkv.worker.request import ModelInfo
 from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
 
+MODEL = ServedModel("m", ModelInfo("m", 4096, 100, 16, (2,), True), "fp")
 PROMPT = b"\1\0\0\0" * 7
 USAGE = Usage(7, 5, 9, 11, 0.25)
 
@@ -91,11 +94,11 @@ class Desk:
         replies = [Message(new_id("msg"), asked.id, "assistant", "", 5.0, status="running") for _ in range(num_drafts)]
         change = await self.store.begin("a", made.id, replies, 0)
         self.live.tell_change(change)
-        fakes: Any = (self.events, self.store, self)
+        fakes: Any = (self.events, self.store, self, self)
         self.run = Run(
             self.live,
             change.messages,
-            Origin("a", "m", None, (), 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
+            Origin("a", MODEL, None, (), 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
             *fakes,
             when_ended=self.runs.remove,
             clock=lambda: self.now_s,

@@ -173,7 +173,8 @@ def told(conversation: Conversation, messages: Sequence[Message]) -> dict[str, A
 
 def turn_of(message: Message) -> Turn:
     """As chat templates take it."""
-    return {"role": message.role, "content": message.text}
+    turn = {"role": message.role, "content": message.text}
+    return turn | ({"reasoning_content": message.thinking} if message.thinking else {})
 
 
 def _drop(live: Live, messages: Sequence[Message]) -> None:

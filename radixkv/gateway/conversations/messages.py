@@ -38,6 +38,11 @@ class Message:
     seq: int = 0
     details: dict[str, Any] | None = None
 
+    @property
+    def thinking(self) -> str:
+        """What the model thought before it wrote a reply."""
+        return str((self.details or {}).get("thinking") or "")
+
     def body(self) -> dict[str, Any]:
         """As the API tells it."""
         return {

@@ -114,7 +114,7 @@ async def _start(
     stream = await start_turn(exchange, state.backend, transcript, params, may_shorten=may_shorten)
     ends = frozenset(model.info.eos_token_ids)
     about = begun.details if begun is not None else {}
-    return Origin(tenant.namespace, model.name, transcript, ends, exchange.started_s, about), stream
+    return Origin(tenant.namespace, model, transcript, ends, exchange.started_s, about), stream
 
 
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
@@ -142,6 +142,7 @@ async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, str
             stream,
             conversations.store,
             state.transcripts,
+            state.backend,
             when_ended=end,
         )
         conversations.runs.add(run)

@@ -108,7 +108,7 @@ def new_row(conversation_id: str, message: Message) -> dict[str, Any]:
         "created_s": message.created_s,
         "seq": message.seq,
         "details": dump_details(message.details),
-        "size_bytes": size_of(message.text),
+        "size_bytes": size_of(message.text + message.thinking),
     }
 
 

@@ -20,9 +20,11 @@ from radixkv.gateway.conversations.live import Live
 from radixkv.gateway.conversations.messages import Message
 from radixkv.gateway.conversations.store import ConversationStore, Growth
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.models import ServedModel
+from radixkv.gateway.replies import Growth as ReplyGrowth
 from radixkv.gateway.replies import Reply
-from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import remember_reply
+from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
+from radixkv.gateway.turns import begin_replies, remember_reply
 from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["Branch", "Origin", "Run", "Runs"]
@@ -42,12 +44,12 @@ _LOG = logging.getLogger(__name__)
 class Origin:
     """What a generation goes on from, and who asked for it.
 
-    namespace: whose it is. model: its name. transcript: as it was put to the model. end_ids: tokens that end a reply.
+    namespace: whose it is. model: it. transcript: as it was put to the model. end_ids: tokens that end a reply.
     started_s: when it was asked for, by the clock of `Run`. about: what else is told of its replies.
     """
 
     namespace: str
-    model: str
+    model: ServedModel
     transcript: Transcript
     end_ids: Collection[int]
     started_s: float
@@ -97,6 +99,7 @@ class Run:
         stream: the worker's events.
         store: where replies lie.
         transcripts: where they are remembered.
+        reader: the worker, for its tokenizer.
         when_ended: is called when nothing of it is left to do.
         clock: seconds, as `time.perf_counter`.
     """
@@ -109,6 +112,7 @@ class Run:
         stream: EventStream,
         store: ConversationStore,
         transcripts: Transcripts,
+        reader: Reader,
         *,
         when_ended: Callable[[Run], None],
         clock: Callable[[], float] = time.perf_counter,
@@ -116,13 +120,15 @@ class Run:
         self.live = live
         self.namespace = origin.namespace
         self.branches = [
-            Branch(self, message, Reply(index, (), origin.end_ids)) for index, message in enumerate(messages)
+            Branch(self, message, Reply(index, (), origin.end_ids, marks=origin.model.info.thinking))
+            for index, message in enumerate(messages)
         ]
         live.growing.update((branch.message.id, branch) for branch in self.branches)
         self._origin = origin
         self._stream = stream
         self._store = store
         self._transcripts = transcripts
+        self._reader = reader
         self._clock = clock
         self._prompt = b""
         self._usage: Usage | None = None
@@ -162,8 +168,8 @@ class Run:
 
     async def within(self, branch: Branch, position: int) -> Transcript | None:
         """See `Branch.within`."""
-        if not self._prompt:
-            return None
+        if not self._prompt or self._origin.model.info.thinking is not None:
+            return None  # text behind thoughts is what the template makes of it
         text = branch.message.text[:position]
         return await self._transcripts.within(self._origin.transcript, self._prompt, branch.reply.token_ids, text)
 
@@ -208,10 +214,12 @@ class Run:
                     match event:
                         case Started():
                             self._prompt = event.prompt
+                            replies, origin = [branch.reply for branch in self.branches], self._origin
+                            await begin_replies(self._reader, origin.model, replies, event.prompt, origin.transcript)
                         case Delta() if (branch := self.branches[event.branch]).is_running:
-                            self._grow(branch, branch.reply.push(event).text)
+                            self._grow(branch, branch.reply.push(event))
                         case BranchFinished() if (branch := self.branches[event.branch]).is_running:
-                            self._grow(branch, branch.reply.finish(event).text)
+                            self._grow(branch, branch.reply.finish(event))
                             await remember_reply(self._transcripts, self._origin.transcript, branch.reply, self._prompt)
                             if any(other.reply.reason is None for other in self.branches):
                                 self._end(branch, "complete")
@@ -222,15 +230,19 @@ class Run:
                 await self._tell_end(ended)
                 self._close_if_idle()
 
-    def _grow(self, branch: Branch, text: str) -> None:
-        if not text:
+    def _grow(self, branch: Branch, growth: ReplyGrowth) -> None:
+        if not growth.text and not growth.thinking:
             return
         if branch.first_text_s is None:
             branch.first_text_s = self._clock()
         message = branch.message
-        message.text += text
+        message.text += growth.text
+        told = {"id": message.id, "text": growth.text}
+        if growth.thinking:
+            message.details = {"thinking": branch.reply.thinking}
+            told["thinking"] = growth.thinking
         message.seq = self.live.next_version()
-        self.live.tell("delta", {"id": message.id, "text": text, "seq": message.seq})
+        self.live.tell("delta", told | {"seq": message.seq})
 
     def _end(self, branch: Branch, status: str, error: str | None = None) -> None:
         branch.ended_s = self._clock()
@@ -249,9 +261,11 @@ class Run:
 
     def _details(self, branch: Branch) -> dict[str, Any]:
         reply, usage = branch.reply, self._usage
+        thoughts = {"thinking": reply.thinking, "thinking_tokens": reply.num_thinking_tokens} if reply.thinking else {}
         return {
             **self._origin.about,
-            "model": self._origin.model,
+            **thoughts,
+            "model": self._origin.model.name,
             "prompt_tokens": len(self._prompt) // 4,
             "cached_tokens": usage.num_cached_tokens if usage else self._num_cached,
             "generated_tokens": len(reply.token_ids),

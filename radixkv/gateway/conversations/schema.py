@@ -139,8 +139,9 @@ class MessageDetails(BaseModel):
 
     A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
     in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
-    once; `generation`: the id of the first of them. `continues`: the reply whose first `position` characters it begins with.
-    `edited`: by hand. `imported`: from a file.
+    once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
+    generated. `continues`: the reply whose first `position` characters it begins with. `edited`: by hand. `imported`: from a
+    file.
     """
 
     model: str | None = None
@@ -152,6 +153,8 @@ class MessageDetails(BaseModel):
     finish_reason: str | None = None
     drafts: int | None = None
     generation: str | None = None
+    thinking: str | None = None
+    thinking_tokens: int | None = None
     continues: str | None = None
     position: int | None = None
     edited: bool | None = None

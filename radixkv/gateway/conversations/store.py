@@ -243,7 +243,7 @@ class ConversationStore:
                     reply.error,
                     dump_details(reply.details),
                     version,
-                    size_of(reply.text),
+                    size_of(reply.text + reply.thinking),
                 )
                 if connection.execute(FINISH, (*values, conversation_id, reply.id)).rowcount:
                     reply.seq = version

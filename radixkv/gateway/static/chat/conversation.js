@@ -114,11 +114,12 @@ export class Conversation {
     this.#put(message);
   }
 
-  /** Text was added to a message under way. */
-  grow({ id, text, seq }) {
+  /** Text, or a thought, was added to a message under way. */
+  grow({ id, text, thinking = "", seq }) {
     const message = this.get(id);
     if (!message || message.seq >= seq) return;
-    this.#replace({ ...message, text: message.text + text, seq });
+    const details = thinking ? { ...message.details, thinking: (message.details?.thinking ?? "") + thinking } : message.details;
+    this.#replace({ ...message, text: message.text + text, details, seq });
   }
 
   /** Messages are gone. */

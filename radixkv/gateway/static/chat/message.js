@@ -66,13 +66,20 @@ export class Message extends Component {
         </div>
         ${isEditing
           ? html`<${Editor} message=${message} onSave=${this.save} onClose=${this.close} />`
-          : html`<${Content} role=${role} text=${text} />
+          : html`<${Thinking} details=${message.details} />
+              <${Content} role=${role} text=${text} />
               ${isLong && html`<button onClick=${() => this.setState({ isWhole: true }, () => this.element.focus())}>Show all ${message.text.length.toLocaleString()} characters</button>`}
               <${Outcome} message=${message} again=${() => does.regenerate(message)} />
               <${Actions} message=${message} count=${count} does=${does} edit=${this.edit} />`}
       </article>
     `;
   }
+}
+
+/** What the model thought before it replied, folded. */
+function Thinking({ details }) {
+  if (!details?.thinking) return null;
+  return html`<details class="thinking"><summary class="soft small">Thinking</summary><div class="plain soft small">${details.thinking}</div></details>`;
 }
 
 function Content({ role, text }) {
@@ -93,7 +100,7 @@ function Versions({ message, place, count, turn }) {
 function Outcome({ message, again }) {
   const { role, status, details, error, text } = message;
   if (role !== "assistant") return null;
-  if (status === "running") return html`<p class="soft small writing">${text ? "writing" : "reading"}<span class="dots" aria-hidden="true"></span></p>`;
+  if (status === "running") return html`<p class="soft small writing">${text ? "writing" : details?.thinking ? "thinking" : "reading"}<span class="dots" aria-hidden="true"></span></p>`;
   if (status === "failed") {
     return html`<p class="notice danger">${error ?? "This reply broke off."} <button onClick=${again}>Try again</button></p>`;
   }

@@ -1,0 +1,174 @@
+"""A reply as it streams, split into what the model thinks and what it says.
+
+    <think> thoughts </think> answer                             by marks; the prompt may have opened them
+    <|channel|>analysis<|message|> thoughts <|end|><|start|>assistant<|channel|>final<|message|> answer    harmony
+
+Thoughts stand at the beginning of a reply: a mark behind them, or in a reply that begins with anything else, is text. Those of
+harmony stand wherever a message says so.
+"""
+
+from __future__ import annotations
+
+import re
+
+from radixkv.worker.thinking import ThinkingMarks
+
+__all__ = ["HarmonySplitter", "Splitter", "splitter_of"]
+
+_HEADER_END = "<|message|>"
+_BODY_ENDS = ("<|end|>", "<|start|>", "<|channel|>")
+_BODY_END = re.compile("|".join(map(re.escape, _BODY_ENDS)))
+_HEADER_STARTS = ("<|channel|>", "<|start|>", "<|constrain|>", "<|message|>", "to=")
+_CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"to=functions\.([\w.-]+)")
+MAX_HEADER_CHARACTERS = 500
+
+
+class Splitter:
+    """Splits by marks. O(characters).
+
+    Args:
+        marks: of the model; None: it shows none, and all is said.
+
+    Attributes:
+        is_thinking: whether what comes next is thought.
+    """
+
+    def __init__(self, marks: ThinkingMarks | None) -> None:
+        self.is_thinking = False
+        self._marks = marks
+        self._held = ""
+        self._is_over = marks is None
+        self._may_open = True
+        self._has_thought = self._strips_answer = False
+
+    def open(self) -> None:
+        """The prompt has opened the thoughts."""
+        self.is_thinking = not self._is_over
+
+    def begin(self, text: str) -> tuple[str, str]:
+        """Take in what a reply goes on from: what of it is thought, and what is said. None of it is told again."""
+        thought, said = self.push(text)
+        if self.is_thinking and not self._held.strip("\n"):
+            thought, self._held = thought + self._held, ""
+        return thought, said
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Take in more text: what of it is certain to be thought, and what to be said."""
+        if self._is_over:
+            return "", self._answer(text)
+        self._held += text
+        assert self._marks is not None, "else it is over"
+        if self._may_open:
+            begun = self._held.lstrip()
+            if begun.startswith(self._marks.opens):
+                self.is_thinking, self._held = True, begun[len(self._marks.opens) :]
+            elif self._marks.opens.startswith(begun):
+                return "", ""  # it may be the mark
+            self._may_open = False
+            if not self.is_thinking:
+                return self._end()
+        return self._think(self._marks.closes)
+
+    def flush(self) -> tuple[str, str]:
+        """What is left at the end of the reply."""
+        held, self._held = self._held, ""
+        return (held.strip("\n"), "") if self.is_thinking else ("", held)
+
+    def _think(self, closes: str) -> tuple[str, str]:
+        if not self._has_thought:
+            self._held = self._held.lstrip("\n")
+            self._has_thought = bool(self._held)
+        thought, mark, rest = self._held.partition(closes)
+        if mark:
+            self.is_thinking, self._held, self._strips_answer = False, rest, True
+            return thought.rstrip("\n"), self._end()[1]
+        sure = self._held[: len(self._held) - _overlap(self._held, closes)].rstrip("\n")
+        self._held = self._held[len(sure) :]
+        return sure, ""
+
+    def _end(self) -> tuple[str, str]:
+        self._is_over = True
+        held, self._held = self._held, ""
+        return "", self._answer(held)
+
+    def _answer(self, text: str) -> str:
+        """The lines between the closing mark and the answer are none of it."""
+        if self._strips_answer:
+            text = text.lstrip("\n")
+            self._strips_answer = not text
+        return text
+
+
+class HarmonySplitter(Splitter):
+    """Splits by the channels of messages: analysis is thought, the others are said.
+
+    A message to a function is said as the call that `CallParser` reads.
+    """
+
+    def __init__(self, marks: ThinkingMarks) -> None:
+        super().__init__(marks)
+        self._is_header, self._is_call = True, False
+
+    def open(self) -> None:
+        """The prompt opens no thoughts: the reply's own first message says whether it is one."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Take in more text: what of it is certain to be thought, and what to be said."""
+        self._held += text
+        thought: list[str] = []
+        said: list[str] = []
+        while self._held and (self._read_header(said) if self._is_header else self._read_body(thought, said)):
+            pass
+        return "".join(thought), "".join(said)
+
+    def flush(self) -> tuple[str, str]:
+        """What is left at the end of the reply: of a header nothing."""
+        held, self._held = self._held, ""
+        if self._is_header:
+            return "", "" if held.lstrip().startswith("<|") else held
+        return (held, "") if self.is_thinking else ("", held)
+
+    def _read_header(self, said: list[str]) -> bool:
+        begun = self._held.lstrip()
+        if not any(begun.startswith(start) or start.startswith(begun) for start in _HEADER_STARTS):
+            self._is_header = False  # a message without one
+            return True
+        header, mark, _ = begun[:MAX_HEADER_CHARACTERS].partition(_HEADER_END)
+        if not mark and len(begun) < MAX_HEADER_CHARACTERS:
+            return False
+        if not mark:
+            said.append(begun[:1])  # what follows begins no header, then
+            self._held, self._is_header = begun[1:], False
+            return True
+        rest = begun[len(header) + len(mark) :]
+        self._held, self._is_header = rest, False
+        function, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        self._is_call = function is not None
+        self.is_thinking = function is None and (channel is not None and channel[1] == "analysis")
+        if function is not None:
+            said.append(f'<tool_call>{{"name": "{function[1]}", "arguments": ')
+        return True
+
+    def _read_body(self, thought: list[str], said: list[str]) -> bool:
+        end = _BODY_END.search(self._held)
+        kept = 0 if end else max(_overlap(self._held, mark) for mark in _BODY_ENDS)
+        body = self._held[: end.start() if end else len(self._held) - kept]
+        (thought if self.is_thinking else said).append(body)
+        if end is None:
+            self._held = self._held[len(body) :]
+            return False
+        if self._is_call:
+            said.append("}</tool_call>")
+        self._held = self._held[end.end() if end.group() == "<|end|>" else end.start() :]
+        self._is_header, self.is_thinking, self._is_call = True, False, False
+        return True
+
+
+def splitter_of(marks: ThinkingMarks | None) -> Splitter:
+    """What splits the replies of a model that shows these marks."""
+    return HarmonySplitter(marks) if marks is not None and marks.is_harmony else Splitter(marks)
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the longest end of `text` that begins `mark`."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,0 +1,113 @@
+"""Models that think before they reply: the marks around their thoughts, as the chat template and its tokenizer tell them.
+
+<think>..</think>, [THINK]..[/THINK], <|START_THINKING|>..<|END_THINKING|>   found by their form: no table of models
+<|channel|>analysis<|message|>..<|end|>                                      harmony: every message names its channel
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = [
+    "HARMONY_START",
+    "NUM_TAIL_TOKENS",
+    "ThinkingMarks",
+    "find_marks",
+    "shown_decode",
+    "variables_of",
+    "with_one_thought",
+]
+
+HARMONY_START = "<|start|>assistant"
+_HARMONY_OPEN, _HARMONY_CLOSE = "<|channel|>analysis<|message|>", "<|end|>"
+_HARMONY_ANSWER = "<|channel|>final<|message|>"
+_HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+
+NUM_TAIL_TOKENS = 16
+"""Tokens at the end of a prompt among which an opening mark and the blanks behind it are looked for."""
+
+_WORD = r"(?:\w+:)?(?:think|thinking|thought|thoughts|reason|reasoning)"
+_CLOSE = re.compile(
+    rf"(?P<left><|\[|◁|<\|)/(?P<word>{_WORD})(?P<right>>|\]|▷|\|>)|<\|END_(?P<name>THINKING)\|>", re.IGNORECASE
+)
+
+_KNOWN_VARIABLES = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
+
+
+class ThinkingMarks(NamedTuple):
+    """What stands around a model's thoughts in the text of its reply.
+
+    opens, closes: the marks. close_ids: the token ids of the closing one by itself.
+    """
+
+    opens: str
+    closes: str
+    close_ids: tuple[int, ...] = ()
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether a reply is messages that name their channels."""
+        return self.opens == _HARMONY_OPEN
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Names of the tokens that must be seen in a reply's text for it to be read."""
+        return _HARMONY_TOKENS if self.is_harmony else (self.opens, self.closes)
+
+    @property
+    def ends_prompt(self) -> str:
+        """What a prompt ends with behind which the reply begins with thoughts."""
+        return HARMONY_START if self.is_harmony else self.opens
+
+    @property
+    def begins_answer(self) -> str:
+        """What stands between the thoughts and the answer."""
+        return _HARMONY_ANSWER if self.is_harmony else self.closes
+
+
+def find_marks(template: str, added_tokens: Collection[str]) -> ThinkingMarks | None:
+    """The marks that a chat template writes or looks for, else those among the added tokens; None: the model shows none."""
+    if _HARMONY_OPEN in template or ("<|channel|>" in template and "analysis" in template):
+        return ThinkingMarks(_HARMONY_OPEN, _HARMONY_CLOSE)
+    for told in (template, "\n".join(added_tokens)):
+        for close in _CLOSE.finditer(told):
+            opens = "<|START_THINKING|>" if close["name"] else f"{close['left']}{close['word']}{close['right']}"
+            if opens in told or opens in added_tokens:
+                return ThinkingMarks(opens, close.group())
+    return None
+
+
+def with_one_thought(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call with what was said before it among its thoughts: templates of harmony refuse a call that has both."""
+    thoughts, text = message.get("reasoning_content"), message.get("content")
+    if not (message.get("tool_calls") and thoughts and text and isinstance(text, str)):
+        return message
+    return {**message, "reasoning_content": f"{thoughts}\n\n{text}", "content": ""}
+
+
+def variables_of(environment: Any, template: str) -> tuple[str, ...]:
+    """Those of the variables that steer thinking which a chat template reads."""
+    from jinja2 import TemplateError, meta
+
+    try:
+        read = meta.find_undeclared_variables(environment.parse(template))
+    except TemplateError:
+        return ()
+    return tuple(name for name in _KNOWN_VARIABLES if name in read)
+
+
+def shown_decode(backend: Any, names: Sequence[str]) -> Callable[..., str]:
+    """The decoding of a `tokenizers.Tokenizer` that leaves out its special tokens, but for some."""
+    added = backend.get_added_tokens_decoder().values()
+    if any(token.special and token.content in names for token in added):
+        from tokenizers import Tokenizer
+
+        state = json.loads(backend.to_str())
+        for token in state["added_tokens"]:
+            token["special"] = token["special"] and token["content"] not in names
+        backend = Tokenizer.from_str(json.dumps(state))
+    decode: Callable[..., str] = backend.decode
+    return decode
