@@ -101,9 +101,9 @@ PLANTED_BUGS = (
     PlantedBug(
         "a refusal of too many requests at once costs a request of the minute",
         "service/limits.py",
-        "            if limits.max_concurrent is not None",
+        "            is_bounded = limits.max_concurrent is not None",
         "            if account.requests is not None:\n                account.requests.left -= 1\n"
-        "            if limits.max_concurrent is not None",
+        "            is_bounded = limits.max_concurrent is not None",
         ("unit/test_limits.py::test_a_refusal_counts_nothing",),
         is_quick=True,
     ),
@@ -141,10 +141,10 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a stopped reply is remembered though its tokens say more than its text",
-        "gateway/conversations/running.py",
-        " and await self._reader.detokenize(branch.reply.token_ids) == branch.reply.raw",
+        "gateway/transcripts.py",
+        " or (is_cut and await self._reader.detokenize(tokens) != text)",
         "",
-        ("unit/test_running.py::test_a_stopped_reply_is_remembered_where_its_tokens_say_exactly_what_was_told",),
+        ("unit/test_transcripts.py::test_of_a_stopped_reply_no_more_is_remembered_than_was_told",),
     ),
     PlantedBug(
         "a reply whose end cannot be stored is told as whole",

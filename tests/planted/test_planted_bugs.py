@@ -13,6 +13,7 @@ import pytest
 
 from bench.planting import ROOT
 
+from .hunt import planted
 from .planted_bugs import PLANTED_BUGS, PlantedBug
 
 HUNT_TIMEOUT_S = 1700.0
@@ -40,3 +41,8 @@ def _plants_a_bug(item: pytest.Item) -> bool:
 def test_the_tests_find(bug: PlantedBug, survivors: dict[str, list[str]]) -> None:
     assert survivors[""] == [], "they fail where nothing is planted"
     assert survivors[bug.name] == []
+
+
+@pytest.mark.parametrize("bug", PLANTED_BUGS, ids=lambda bug: bug.name)
+def test_every_bug_stands_where_its_code_does(bug: PlantedBug) -> None:
+    assert planted(bug) != (ROOT / "radixkv" / bug.module).read_bytes()

@@ -168,7 +168,11 @@ class Oracle:
             for branch in self.branches.values()
             if namespace in (branch.namespace, owner_of(branch.namespace)) and self.is_current(branch)
         )
-        for name in {namespace, *(name for name in self._ever if owner_of(name) == namespace)}:
+        names = {
+            *self._ever,
+            *(branch.namespace for branch in self.branches.values()),
+        }  # some have published nothing yet
+        for name in {namespace, *(name for name in names if owner_of(name) == namespace)}:
             self._generations[name] = self._generations.get(name, 0) + 1
             self._known.pop(name, None)
             self.pins = {pin for pin in self.pins if pin[0] != name}

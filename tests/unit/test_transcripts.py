@@ -85,6 +85,22 @@ def test_a_control_token_that_was_sampled_stays_and_one_that_was_written_is_text
     run(reader, database, story)
 
 
+@pytest.mark.parametrize("untold", [" ", " wor"])
+def test_of_a_stopped_reply_no_more_is_remembered_than_was_told(
+    reader: LocalReader, database: Database, untold: str
+) -> None:
+    async def story(chat: Chat) -> None:
+        read, prompt = await chat.prompt([user("hello")])
+        told = pack_tokens(reader.spelled("hello")[:-1])
+        sampled = told + pack_tokens(reader.spelled(untold)[:-1])
+        reply = assistant("hello")
+        await chat.transcripts.remember(read, reply, prompt, sampled, text="hello", is_cut=True)
+        read, _ = await chat.prompt([user("hello"), reply, user("?")])
+        assert read.history == prompt + told
+
+    run(reader, database, story)
+
+
 EDITS: list[Callable[[list[Message]], list[Message]]] = [
     lambda m: [user("Hello"), *m[1:]],
     lambda m: [m[0], assistant(m[1]["content"] + " "), m[2]],
