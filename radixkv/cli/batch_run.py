@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -167,15 +168,19 @@ class BatchRun:
             task = progress.add_task(self._requests.output.name, total=total, completed=total - num_left)
             try:
                 asyncio.run(self._send_all(lambda: progress.advance(task)))
-            except KeyboardInterrupt:
+            except (asyncio.CancelledError, KeyboardInterrupt):
                 progress.stop()
                 say(f"Stopped; the answers that have come are in {self._requests.output}. The same command goes on.")
-                raise
+                raise KeyboardInterrupt from None
         failed = f", {self._num_failed} of them errors" if self._num_failed else ""
         say(f"{num_left:,} of {total:,} requests were answered now{failed}: {self._requests.output}")
         return 1 if self._num_failed else 0
 
     async def _send_all(self, advance: Any) -> None:
+        sending = asyncio.current_task()
+        assert sending is not None
+        # By a handler of the loop's a signal that another thread is handed, such as the progress bar's, wakes it too.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, sending.cancel)
         waiting = iter(self._requests.left)
         token = self._credentials.read_token()
         is_secure = self._url.scheme == "https"

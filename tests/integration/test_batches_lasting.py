@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from chat_stack import gateway, gibberish_engine
+from chat_stack import gateway, gibberish_engine, wait_until
 from openai import OpenAI
 from test_batches import CHAT, body_of, client_of, create, ended, jsonl, line, results
 
@@ -56,6 +56,7 @@ def test_a_batch_goes_on_behind_the_end_of_its_gateway(default_model: str, tmp_p
                     break
             os.kill(process.pid, end)
             process.wait()
+        wait_until(lambda: engine.stats().engine.num_generations == 0)  # what it had asked for has come and gone
         first = Counter(engine.shown(place) for place in range(len(engine.prompts)))
         assert len(first) < NUM_REQUESTS, "it was ended in the middle"
         with gateway_process(worker.address, tmp_path / "state.sqlite") as (client, _):
