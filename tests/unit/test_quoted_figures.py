@@ -133,7 +133,7 @@ def test_the_tables_are_found() -> None:
 def test_the_machine_of_each_table_is_the_one_that_the_readme_names() -> None:
     text = (ROOT / "README.md").read_text()
     ((with_two, with_four),) = re.findall(
-        r"two cores of an AMD EPYC, but for (.*?), which had two of an Intel\sXeon, and (.*?), which had four of one",
+        r"two cores of an AMD EPYC, but for (.*?), which had two of an\sIntel Xeon, and (.*?), which had four of one",
         text,
         re.S,
     )
