@@ -78,12 +78,17 @@ def _read(source: Path, number: int, text: bytes) -> tuple[BatchLine, str]:
         url = asked.get("url") if isinstance(asked, dict) else None
         line = read_line(text, url if url in ENDPOINTS else ENDPOINTS[0])
     except (ValueError, RecursionError):
-        raise InvalidArgumentError(place, text[:40], "a JSON object") from None
+        raise InvalidArgumentError(place, _shown(text), "a JSON object") from None
     except LineError as error:
-        raise InvalidArgumentError(place, text[:40], f"a request: {error}") from None
+        raise InvalidArgumentError(place, _shown(text), f"a request: {error}") from None
     if line.refused is not None:
         raise InvalidArgumentError(f"{place}: {line.refused}", True, "false or left out: answers are whole here")
     return line, str(url)
+
+
+def _shown(line: bytes) -> str:
+    """The beginning of a line, for an error."""
+    return line[:40].decode(errors="replace").strip()
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -109,7 +114,7 @@ def _answered(output: Path) -> set[str]:
             done.add(json.loads(text)["custom_id"])
         except (ValueError, KeyError, TypeError):
             bound = "an answer of this command; name a file that is not there"
-            raise InvalidArgumentError(f"{output} line {number}", text[:40], bound) from None
+            raise InvalidArgumentError(f"{output} line {number}", _shown(text), bound) from None
         end = offset + len(text)
     with output.open("r+b") as file:
         file.truncate(end)

@@ -89,6 +89,7 @@ def test_a_line_that_is_no_request_is_told_before_anything_is_sent(tmp_path: Pat
     done = run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--gateway", "http://127.0.0.1:1")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert told in done.stderr
+    assert "b'" not in done.stderr, "a line is shown as text"
     assert not (tmp_path / "out.jsonl").exists()
 
 

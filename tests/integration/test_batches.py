@@ -250,8 +250,9 @@ def test_files_and_batches_of_another_tenant_are_unknown(stack: Stack, client: O
             lambda: other.batches.list(after=batch.id),
             lambda: other.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
         ):
-            with pytest.raises(openai.NotFoundError):
+            with pytest.raises(openai.NotFoundError) as unknown:
                 ask()
+        assert unknown.value.param == "input_file_id"
         assert batch.id not in {each.id for each in other.batches.list()}
         assert batch.input_file_id not in {each.id for each in other.files.list()}
     assert client.files.content(batch.input_file_id).content == jsonl(line("one", body_of("Hello")))

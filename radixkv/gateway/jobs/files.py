@@ -152,8 +152,8 @@ class FileStore:
         """Remove a file, complete or not: at once for everybody, and piece by piece from the disk by `purge`."""
         await self._database.run(lambda connection: _discard(connection, number))
 
-    async def find(self, namespace: str, file_id: str) -> StoredFile:
-        """A file.
+    async def find(self, namespace: str, file_id: str, param: str = "file_id") -> StoredFile:
+        """A file, which the request names by `param`.
 
         Raises:
             ApiError: 404: there is none, or it is another namespace's, or it has expired.
@@ -163,7 +163,7 @@ class FileStore:
             lambda connection: connection.execute(f"{_FOUND} AND id = ?", values).fetchone(), namespace
         )
         if row is None:
-            raise unknown("file", file_id, "file_id")
+            raise unknown("file", file_id, param)
         return StoredFile(*row)
 
     async def page(

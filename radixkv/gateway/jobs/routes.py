@@ -175,7 +175,7 @@ async def delete_file(file_id: str, request: Request, tenant: CurrentTenant) -> 
 @router.post("/v1/batches", response_model=None, responses=_answer(BatchObject))
 async def create_batch(body: CreateBatch, request: Request, tenant: CurrentTenant) -> Response:
     """Run the requests of a file. Its lines are validated first; one that is no request fails the batch."""
-    await _files(request).find(tenant.namespace, body.input_file_id)
+    await _files(request).find(tenant.namespace, body.input_file_id, "input_file_id")
     details = {
         "input_file_id": body.input_file_id,
         "metadata": body.metadata,
