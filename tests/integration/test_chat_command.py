@@ -60,6 +60,7 @@ def test_a_chat_is_kept_taken_up_and_forked_inside_a_reply_and_a_conversation_of
     stack: Stack, talk: Talk, default_model: str, tmp_path: Path
 ) -> None:
     conversation_id = talk.begin(title="of the page")
+    stack.dictate("A hill.")
     talk.turn(conversation_id, "What is that?")
     first = chat(tmp_path, default_model, "Name three colours.", "/save my colours", "And three animals.")
     assert "Kept as 'my colours'" in first
@@ -83,7 +84,7 @@ def test_a_chat_is_kept_taken_up_and_forked_inside_a_reply_and_a_conversation_of
     assert "my colours" in listed
     assert "#1  of the page" in listed
     rest, _, of_the_page = rest.partition("you> What is that?")
-    assert "bot> " in of_the_page
+    assert "bot> A hill." in of_the_page
     assert len(talk.messages(conversation_id)) == 4
     assert replies[0] in rest
     assert replies[1] in rest, "what came after the chat was kept is kept as well"

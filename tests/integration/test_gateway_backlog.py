@@ -19,14 +19,16 @@ from radixkv.worker.server import GenerationServer
 NUM_REQUESTS = 1500
 
 
-async def complete(server: GatewayServer, key: str, number: int, connecting: asyncio.Semaphore) -> bytes:
-    """The head of the answer to a request on a connection of its own."""
+async def complete(
+    server: GatewayServer, key: str, number: int, connecting: asyncio.Semaphore, address: str = "127.0.0.1"
+) -> bytes:
+    """The head of the answer to a request on a connection of its own, from `address`."""
     host, port = server.address.rsplit(":", 1)
     body = json.dumps({"prompt": f"Question {number}: ", "max_tokens": 2, "temperature": 0}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: {key}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     async with connecting:  # a client of its own process would not slow down the server that accepts
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
         writer.write(head.encode() + body)
     answer = await reader.read()
     writer.close()
@@ -44,7 +46,7 @@ def test_1500_requests_at_once_are_all_answered_and_a_neighbour_meanwhile(is_sha
         connecting = asyncio.Semaphore(64)
         job = [asyncio.create_task(complete(server, "red", number, connecting)) for number in range(NUM_REQUESTS)]
         await asyncio.wait(job, return_when=asyncio.FIRST_COMPLETED)
-        neighbour = await complete(server, "blue", 0, asyncio.Semaphore(1))
+        neighbour = await complete(server, "blue", 0, asyncio.Semaphore(1), "127.0.0.2")
         num_left = sum(not task.done() for task in job)
         return await asyncio.gather(*job), neighbour, num_left
 
