@@ -119,7 +119,7 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         default=_AUTO,
         choices=[_AUTO, *KV_DTYPES],
         help="of KV: auto, or what the model computes in, rounds nothing; int8 and fp8 take about half of bfloat16's memory, "
-        "int4 less, at some cost in quality and, on a CPU, time (the README has figures); latents stay as they are "
+        "int4 less, at some cost in quality and, on a CPU, time (bench/README.md has figures); latents stay as they are "
         "(default %(default)s)",
     )
     flags.add_argument(

@@ -1,4 +1,4 @@
-"""Every command in the README and in the gateway's runs, and the servers among them stop cleanly on Ctrl-C."""
+"""Every command in the READMEs runs, and the servers among them stop cleanly on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = ("radixkv up", "radixkv serve", "radixkv worker")
-READMES = (ROOT / "README.md", ROOT / "radixkv" / "gateway" / "README.md")
+FOLDERS = (
+    "",
+    "radixkv",
+    *(f"radixkv/{name}" for name in ("core", "service", "worker", "gateway", "cli")),
+    "kernels",
+    "bench",
+)
+READMES = [ROOT / folder / "README.md" for folder in FOLDERS]
 HTTP = "http://127.0.0.1:8000"
+MAX_LINES = 250
 SCRIPT = "What is the capital of France?\n/regenerate\n/tree\n/quit\n"
 
 
@@ -138,6 +146,20 @@ def test_the_http_examples_work_against_what_up_serves(tmp_path: Path) -> None:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=60) == 0
         server.communicate()
+
+
+def test_the_readme_is_a_page_and_its_links_lead_somewhere() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_LINES
+    for readme in READMES:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)", readme.read_text()):
+            file = (readme.parent / target).resolve() if target else readme
+            assert file.exists(), f"{readme}: {target}"
+            if anchor:
+                page = file / "README.md" if file.is_dir() else file
+                headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+                assert anchor in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, (
+                    f"{readme}: {anchor}"
+                )
 
 
 def test_every_bench_command_is_one_that_ci_runs() -> None:

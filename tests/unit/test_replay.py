@@ -238,7 +238,9 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
 
 def test_the_readme_s_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (command,) = re.findall(
-        r"^\$ radixkv (replay conversation_trace\.jsonl.*)$", (ROOT / "README.md").read_text(), re.M
+        r"^\$ radixkv (replay conversation_trace\.jsonl.*)$",
+        (ROOT / "radixkv" / "core" / "README.md").read_text(),
+        re.M,
     )
     chats(tmp_path, 80).rename(tmp_path / "conversation_trace.jsonl")
     monkeypatch.chdir(tmp_path)
