@@ -1,6 +1,7 @@
 // The drawing: depth in tokens across, leaves down. What is too small to be told apart is drawn as one, so that a frame costs as
 // much as the canvas has rows, however many nodes there are.
 
+import { effect } from "../vendor/signals-core.js";
 import { palette, watchPalette } from "./colours.js";
 import { TEXT_ROW_PX, outline, paintBranch, paintNamespace, paintNode } from "./paint.js";
 
@@ -15,8 +16,6 @@ const ZOOM_STEP = 1.5;
 export class Drawing {
   /** How long the last frames took to draw, in milliseconds. */
   frames_ms = [];
-  found = null;
-  selected = null;
   #view = { depth: 0, row: 0, token_px: 1, row_px: ROW_PX };
   #isFitted = true;
   #isDue = false;
@@ -24,14 +23,11 @@ export class Drawing {
   #moved_px = 0;
 
   /**
-   * `onSelect(node)` when one is chosen by pointer or key; `onBare(nodes)` with those drawn without the text that they have room
-   * for.
+   * `selected`, `found`, `tick`: signals. `onSelect(node)` when one is chosen by pointer; `onBare(nodes)` with those drawn without
+   * the text that they have room for.
    */
-  constructor(canvas, tree, { onSelect, onBare }) {
-    this.canvas = canvas;
-    this.tree = tree;
-    this.onSelect = onSelect;
-    this.onBare = onBare;
+  constructor(canvas, tree, { selected, found, tick, onSelect, onBare }) {
+    Object.assign(this, { canvas, tree, selected, found, onSelect, onBare });
     this.context = canvas.getContext("2d");
     new ResizeObserver(() => this.#resize()).observe(canvas);
     watchPalette(() => this.draw());
@@ -41,6 +37,14 @@ export class Drawing {
     canvas.addEventListener("pointerup", (event) => this.#lift(event));
     canvas.addEventListener("pointercancel", (event) => this.#pointers.delete(event.pointerId));
     this.#resize();
+    effect(() => {
+      tree.turn.value;
+      this.#changed();
+    });
+    effect(() => {
+      [selected.value, found.value, tick.value];
+      this.draw();
+    });
   }
 
   /** Draw with the next frame. */
@@ -57,8 +61,8 @@ export class Drawing {
     });
   }
 
-  /** What is told has changed. */
-  changed() {
+  /** The tree has changed, or its place. */
+  #changed() {
     if (this.#isFitted) this.fit();
     else this.#bound();
     this.draw();
@@ -127,7 +131,7 @@ export class Drawing {
     this.canvas.width = Math.round(this.width * scale);
     this.canvas.height = Math.round(this.height * scale);
     this.context.setTransform(scale, 0, 0, scale, 0, 0);
-    this.changed();
+    this.#changed();
   }
 
   #depthAt(x) {
@@ -164,7 +168,8 @@ export class Drawing {
       paintNamespace(context, space, { x: PAD_PX, y, height: this.#view.row_px });
       this.#paintAll(space.children, now_s, bare);
     }
-    if (this.selected) this.#paintSelected(this.selected);
+    const selected = this.selected.value;
+    if (selected && this.tree.nodes.has(selected.id)) this.#paintSelected(selected);
     this.#paintAxis();
     if (bare.length) this.onBare(bare);
   }
@@ -199,9 +204,10 @@ export class Drawing {
   }
 
   #paintOne(node, box, now_s, bare) {
-    const isFound = this.found?.has(node.id) ?? false;
+    const found = this.found.value;
+    const isFound = found?.has(node.id) ?? false;
     const shown = inView(box, this.width, this.height);
-    paintNode(this.context, node, shown, now_s, { isFound, isDimmed: this.found !== null && !isFound });
+    paintNode(this.context, node, shown, now_s, { isFound, isDimmed: found !== null && !isFound });
     if (node.label === null && shown.height >= TEXT_ROW_PX && shown.width >= MIN_LABEL_PX) bare.push(node);
   }
 

@@ -1,6 +1,7 @@
 // The pool over the last ten minutes: small charts, each with its meaning in words.
 
 import { html } from "../vendor/htm-preact.js";
+import { signal } from "../vendor/signals-core.js";
 import { count, percent, span } from "./words.js";
 
 const NUM_KEPT = 600;
@@ -11,10 +12,12 @@ const HEIGHT = 36;
 /** Points as they come, oldest first. */
 export class Gauges {
   points = [];
+  turn = signal(0);
 
   add({ fields, points }) {
     for (const point of points) this.points.push(Object.fromEntries(fields.map((name, index) => [name, point[index]])));
     this.points.splice(0, this.points.length - NUM_KEPT);
+    this.turn.value += 1;
   }
 
   get latest() {
@@ -41,6 +44,7 @@ export class Gauges {
 
 /** All cards. */
 export function GaugeCards({ gauges }) {
+  gauges.turn.value;
   const { latest } = gauges;
   if (!latest) return html`<p class="soft cards-empty">Waiting for the first figures of the pool…</p>`;
   return html`<${PoolCard} latest=${latest} /><${HitCard} gauges=${gauges} /><${EvictionCard} gauges=${gauges} />

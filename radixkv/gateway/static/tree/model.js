@@ -1,5 +1,7 @@
 // The radix tree as the server tells it: nodes by id, and the row on which each is drawn.
 
+import { signal } from "../vendor/signals-core.js";
+
 /** How long a node that has gone stays to be seen, in milliseconds. */
 export const FADE_MS = 1600;
 
@@ -17,6 +19,8 @@ export class Tree {
   numRows = 0;
   maxDepth = 1;
   isListed = false;
+  /** Grows with every change. */
+  turn = signal(0);
   #arriving = null;
   #clock = { service_s: 0, page_ms: 0 };
 
@@ -54,6 +58,7 @@ export class Tree {
       else this.nodes.delete(id);
     }
     if (count && !keepsGhosts) this.#arrange();
+    else if (count) this.turn.value += 1;
     return count;
   }
 
@@ -66,6 +71,15 @@ export class Tree {
     }
     if (hasSwept) this.#arrange();
     return hasSwept;
+  }
+
+  /** Take over labels by the ids of nodes. */
+  name(labels) {
+    for (const [id, label] of Object.entries(labels)) {
+      const node = this.nodes.get(Number(id));
+      if (node) node.label = label;
+    }
+    this.turn.value += 1;
   }
 
   get numGhosts() {
@@ -127,6 +141,7 @@ export class Tree {
       sum(space);
     }
     this.numRows = row;
+    this.turn.value += 1;
   }
 
   #place(space, firstRow) {
