@@ -16,8 +16,9 @@ from radixkv.client import Credentials, RemoteReader
 from radixkv.core.errors import RadixKVError, UnavailableError, UnknownPoolError
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.cache_view import gauges
+from radixkv.gateway.cache_view.departures import with_kinds
 from radixkv.gateway.cache_view.gauges import Gauges
-from radixkv.gateway.cache_view.nodes import Change, TreeState
+from radixkv.gateway.cache_view.nodes import Change, Departure, TreeState
 from radixkv.gateway.cache_view.removals import Removals
 from radixkv.gateway.cache_view.viewer import Viewer
 from radixkv.gateway.calls import Calls
@@ -85,6 +86,9 @@ class CacheObserver:
         self._reader: RemoteReader | None = None
         self._open_reader = partial(RemoteReader, service, pool_name, credentials=credentials)
         self._hurry = asyncio.Event()
+        self._leaving: list[Departure] = []
+        self._has_left = asyncio.Event()
+        self._num_evicted = 0  # before the tree was listed last
         self._calls = Calls(_NUM_THREADS, _ONE_NAMESPACES_THREADS, clock)
 
     def start(self) -> None:
@@ -171,7 +175,7 @@ class CacheObserver:
         period_s = gauges.PERIOD_S if self._viewers else gauges.UNSEEN_PERIOD_S
         looks = {"gauges": self._read_gauges(period_s), "worker": self._ask_worker(period_s)}
         if self._viewers:
-            looks["nodes"] = self._list_nodes()
+            looks |= {"nodes": self._list_nodes(), "removals": self._tell_removals()}
         with own_work():
             self._tasks = [asyncio.create_task(look, name=f"radixkv-cache-{name}") for name, look in looks.items()]
 
@@ -181,10 +185,17 @@ class CacheObserver:
             began_s = self._clock()
             wait_s = RETRY_S
             try:
-                now_s, listing = await self.ask(lambda reader: reader.dump_at())
+                num_evicted, (now_s, listing) = await self.ask(
+                    lambda reader: (reader.stats().num_evicted_blocks, reader.dump_at())
+                )
                 advance = partial(self.state.advance, now_s, listing, self._ids)
                 took_s = self._clock() - began_s
-                self.publish(*await self.run(advance))
+                state, change = await self.run(advance)
+                if change.gone:
+                    gone = await self._with_kinds(change.gone, self._num_evicted)
+                    change = change._replace(gone=tuple(gone))
+                self._num_evicted = num_evicted
+                self.publish(state, change)
             except (RadixKVError, ValueError) as error:
                 self._tell_status(error)
             else:
@@ -216,10 +227,25 @@ class CacheObserver:
             await asyncio.sleep(period_s)
 
     def _removed(self, block_ids: Sequence[int]) -> None:
-        for node in self.state.starting_at(block_ids):
-            for viewer in self._viewers:
-                viewer.left(node.view_id, node.info.namespace)
-        self._wake()
+        self._leaving += map(Departure, self.state.starting_at(block_ids))
+        self._has_left.set()
+
+    async def _tell_removals(self) -> None:
+        """Whole blocks have left, as events tell before the next listing does."""
+        while True:
+            await self._has_left.wait()
+            self._has_left.clear()
+            leaving = [departure for departure in self._leaving if departure.node.view_id in self.state.nodes]
+            self._leaving.clear()
+            with suppress(RadixKVError, ValueError):  # the next listing tells the same
+                gone = await self._with_kinds(leaving)
+                for viewer in self._viewers:
+                    viewer.left(gone)
+            self._wake()
+
+    async def _with_kinds(self, gone: Sequence[Departure], num_evicted: int | None = None) -> list[Departure]:
+        history = self.state.history
+        return await self.ask(lambda reader: with_kinds(reader, gone, history, num_evicted))
 
     def _tell_status(self, error: Exception | None) -> None:
         if error is None:

@@ -5,6 +5,7 @@ const HEATS = 7;
 const COLD_S = 1800;
 const NAMES = [
   "text", "text-soft", "line", "line-strong", "ground", "raised", "sunken", "accent", "accent-ground", "pinned", "danger", "warn",
+  "on-role", "role-system", "role-user", "role-assistant", "role-other",
 ];
 
 let colours = null;

@@ -2,7 +2,7 @@
 
 import { call, showHeader } from "../page.js";
 import { live } from "../live.js";
-import { signal } from "../vendor/signals-core.js";
+import { effect, signal } from "../vendor/signals-core.js";
 import { Drawing, ZOOM_STEP } from "./canvas.js";
 import { GaugeCards } from "./gauges.js";
 import { walk } from "./keys.js";
@@ -10,10 +10,9 @@ import { TreeList } from "./list.js";
 import { Panel } from "./panel.js";
 import * as state from "./state.js";
 import { EvictSome, Legend, SearchBox, ViewButtons } from "./tools.js";
-import { count, span } from "./words.js";
+import { capital, count } from "./words.js";
 import { html, useEffect, useRef } from "../vendor/htm-preact.js";
 
-const LEFT_TOLD_MS = 30_000;
 const HELLO = [{ role: "user", content: "Hello" }];
 
 const { tree, select, say } = state;
@@ -34,6 +33,21 @@ function nextFound() {
 function choose(node) {
   select(node);
   if (node && !state.isList.value) drawing.show(node);
+}
+
+const placed = signal(null);
+
+/** Choose the node that the address names, once the tree is known. */
+async function route() {
+  placed.value = await state.placeOf(location.hash);
+}
+
+function choosePlaced() {
+  tree.turn.value;
+  const node = drawing && tree.nodes.get(placed.value);
+  if (!node) return;
+  placed.value = null;
+  choose(node);
 }
 
 function press(event) {
@@ -78,7 +92,7 @@ function App() {
       <section class="plane" aria-label="The tree">
         <${Canvas} isHidden=${isList} />
         ${isList && html`<${TreeList} ...${{ tree, now_s, selected, onSelect: choose, wantLabels: state.wantLabels }} />`}
-        ${tree.isListed && !tree.numNodes && html`<${Empty} />`}
+        ${tree.isListed.value && !tree.numNodes && html`<${Empty} />`}
         <${Status} />
       </section>
       <aside class="panel" aria-label="The chosen node"
@@ -99,13 +113,10 @@ function Canvas({ isHidden }) {
 }
 
 function Status() {
-  const left = state.left.value;
-  const ago_ms = performance.now() - left.at_ms;
   return html`<p class="where small">
     <span id="where" aria-live="polite">${state.where.value}</span>
     <span class="count numbers">${count(tree.numNodes, "node")}</span>
-    ${left.count > 0 && ago_ms < LEFT_TOLD_MS &&
-    html`<span class="left">${count(left.count, "node")} left the tree ${span(ago_ms / 1000)} ago</span>`}
+    ${state.leftWords().map(([kind, words]) => html`<span class=${`left ${kind}`}>${words}</span>`)}
   </p>`;
 }
 
@@ -114,7 +125,7 @@ function Notice() {
   const words = state.isLongLost()
     ? "The gateway cannot be reached. What you see is what it told last; it is tried again."
     : ["lost", "no-pool"].includes(service) ? `${message}. What you see is what was told last; it is tried again.` : "";
-  return html`<div role="status">${words && html`<p class="notice">${words[0].toUpperCase() + words.slice(1)}</p>`}</div>`;
+  return html`<div role="status">${words && html`<p class="notice">${capital(words)}</p>`}</div>`;
 }
 
 function Empty() {
@@ -128,7 +139,7 @@ function Empty() {
 function Refusal({ error }) {
   return html`<div class="empty">
     <h1>The tree cannot be shown</h1>
-    <p role="alert">${error.message[0].toUpperCase() + error.message.slice(1)}.</p>
+    <p role="alert">${capital(error.message)}.</p>
     ${error.status === 404 &&
     html`<p>The tree lies in the cache service, which the gateway has to know:</p>
       <pre>radixkv gateway --worker 127.0.0.1:50052 --service 127.0.0.1:50051</pre>
@@ -139,4 +150,9 @@ function Refusal({ error }) {
 showHeader();
 live(() => html`<${App} />`, document.getElementById("tree-page"));
 state.watch();
+effect(() => {
+  if (tree.isListed.value) route();
+});
+effect(choosePlaced);
+addEventListener("hashchange", route);
 call("GET", "/v1/models").then(({ data }) => (model.value = data[0].id)).catch(() => {});

@@ -4,13 +4,14 @@ import { call, follow } from "../page.js";
 import { signal } from "../vendor/signals-core.js";
 import { Gauges } from "./gauges.js";
 import { Tree } from "./model.js";
-import { describe } from "./words.js";
+import { LEFT, count, describe, span } from "./words.js";
 
 export const CACHE = "/v1/radixkv/cache";
 const TICK_MS = 500;
 const LABELS_AT_ONCE = 500;
 const LABELS_SETTLE_MS = 120;
 const LONG_LOST_MS = 1500;
+const LEFT_TOLD_MS = 30_000;
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -28,7 +29,8 @@ export const where = signal("");
 export const found = signal(null);
 export const said = signal({ text: "", isBad: false });
 export const isList = signal(false);
-export const left = signal({ count: 0, at_ms: 0 });
+/** What has left the tree of late, by kind: `{ number, at_ms }`; of what ended nodes, of what was evicted blocks. */
+export const left = signal({});
 /** Changes as time goes on. */
 export const tick = signal(0);
 
@@ -38,6 +40,29 @@ export function say(text, isBad = false) {
 
 export function isLongLost() {
   return link.value.state === "lost" && performance.now() - link.value.at_ms > LONG_LOST_MS;
+}
+
+/** What has left of late in words: `[kind, words]`, the latest last. */
+export function leftWords() {
+  const now_ms = performance.now();
+  const recent = Object.entries(left.value).filter(([, { at_ms }]) => now_ms - at_ms < LEFT_TOLD_MS);
+  return recent.map(([kind, { number, at_ms }]) => {
+    return [kind, `${count(number, kind === "ended" ? "node" : "block")} ${LEFT[kind]} ${span((now_ms - at_ms) / 1000)} ago`];
+  });
+}
+
+/** The node in which the chat's branch ends that an address names, `#conversation/message`; null: it names none. */
+export async function placeOf(hash) {
+  const [conversation, message] = hash.slice(1).split("/");
+  if (!message) return null;
+  try {
+    const { id } = await call("POST", `${CACHE}/place`, { conversation, message });
+    if (!id) say("Nothing of this branch is cached now.");
+    return id;
+  } catch (error) {
+    say(error.message, true);
+    return null;
+  }
 }
 
 /** Choose a node, or none. */
@@ -60,12 +85,12 @@ const heard = {
   points(told) {
     gauges.add(told);
   },
-  gone({ ids }) {
-    noteLeft(tree.leave(ids, !still.matches));
+  gone(told) {
+    noteLeft(tree.leave(told.gone, !still.matches));
   },
   tree(told) {
-    noteLeft(told.gone.filter((id) => tree.nodes.has(id) && !tree.nodes.get(id).goneAt_ms).length);
-    if (tree.apply(told, !still.matches)) keepSelected();
+    noteLeft(tree.apply(told, !still.matches) ?? []);
+    keepSelected();
   },
 };
 
@@ -75,10 +100,15 @@ function keepSelected() {
   if (known) selected.value = known;
 }
 
-function noteLeft(number) {
-  if (!number) return;
-  const now_ms = performance.now();
-  left.value = { count: number + (now_ms - left.value.at_ms < 2000 ? left.value.count : 0), at_ms: now_ms };
+function noteLeft(gone) {
+  const at_ms = performance.now();
+  const next = { ...left.value };
+  for (const [, kind, blocks] of gone) {
+    const before = next[kind];
+    const number = kind === "ended" ? 1 : blocks;
+    next[kind] = { number: number + (before && at_ms - before.at_ms < LEFT_TOLD_MS ? before.number : 0), at_ms };
+  }
+  if (gone.length) left.value = next;
 }
 
 /** Follow the cache, for as long as the page is there. */
