@@ -246,7 +246,7 @@ function Conditions({ stream, settings }) {
       ${Object.entries(SOURCES).map(([key, { name }]) => html`<option value=${key}>${name}</option>`)}
       ${state.source === "file" && html`<option value="file">${stream.name}</option>`}
     </select>
-    <button onClick=${() => document.querySelector("#file").click()}>A file…</button>
+    <button onClick=${() => document.getElementById("file").click()}>A file…</button>
     <input id="file" type="file" accept=".json,.jsonl" hidden aria-label="A file of requests" onChange=${picked} />
     <button onClick=${() => set(usualSettings(stream))}>As at the beginning</button>
   </div>

@@ -17,6 +17,8 @@ export class Drawing {
   frames_ms = [];
   found = null;
   selected = null;
+  width = 1;
+  height = 1;
   #view = { depth: 0, row: 0, token_px: 1, row_px: ROW_PX };
   #isFitted = true;
   #isDue = false;
