@@ -1,9 +1,7 @@
 // The page on fragmentation: one stream of requests through three pools, played over time under conditions that the reader sets.
 
-import { live } from "../live.js";
 import { showHeader } from "../page.js";
-import { html } from "../vendor/htm-preact.js";
-import { effect, signal } from "../vendor/signals-core.js";
+import { effect, html, render, signal } from "../vendor/htm-preact.js";
 import { Lines } from "./lines.js";
 import { About, Outcome, Sentences } from "./outcome.js";
 import { Choice, Follow, Legend, PlayBar, Pool, count, percent } from "./parts.js";
@@ -112,7 +110,7 @@ function Conditions({ read, settings: own }) {
       ${Object.entries(state.SOURCES).map(([key, { name }]) => html`<option value=${key}>${name}</option>`)}
       ${state.source.value === "file" && html`<option value="file">${read.name}</option>`}
     </select>
-    <button onClick=${() => document.querySelector("#file").click()}>A file…</button>
+    <button onClick=${() => document.getElementById("file").click()}>A file…</button>
     <input id="file" type="file" accept=".json,.jsonl" hidden aria-label="A file of requests" onChange=${picked} />
     <button onClick=${state.reset}>Reset</button>
     <details class="conditions">
@@ -184,7 +182,7 @@ new ResizeObserver(() => (room.value += 1)).observe(stage);
 showHeader();
 stage.replaceChildren();
 repaint();
-live(() => html`<${Stage} />`, stage);
-live(() => html`<${Data} />`, document.querySelector("#data"));
+render(html`<${Stage} />`, stage);
+render(html`<${Data} />`, document.querySelector("#data"));
 effect(draw);
 state.load("recorded");

@@ -1,7 +1,7 @@
 // What is played, under which conditions, and which moment of it is shown.
 
 import { CallError, callText } from "../page.js";
-import { batch, computed, signal } from "../vendor/signals-core.js";
+import { batch, computed, signal } from "../vendor/htm-preact.js";
 import { Player } from "./player.js";
 import { Slots } from "./slots.js";
 import { StreamError, readStream, requestsOf } from "./stream.js";

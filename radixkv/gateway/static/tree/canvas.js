@@ -1,7 +1,7 @@
 // The drawing: depth in tokens across, on a square-root scale so that one long prompt leaves room for the rest; leaves down. What is too small to be told apart is drawn as one, so that a frame costs as
 // much as the canvas has rows, however many nodes there are.
 
-import { effect } from "../vendor/signals-core.js";
+import { effect } from "../vendor/htm-preact.js";
 import { palette, watchPalette } from "./colours.js";
 import { TEXT_ROW_PX, outline, paintBranch, paintNamespace, paintNode } from "./paint.js";
 
@@ -17,6 +17,8 @@ const ZOOM_STEP = 1.5;
 export class Drawing {
   /** How long the last frames took to draw, in milliseconds. */
   frames_ms = [];
+  width = 1;
+  height = 1;
   /** What lies at the left and upper edge, and how large a root of a token and a row are. */
   #view = { root: 0, row: 0, root_px: 1, row_px: ROW_PX };
   #isFitted = true;

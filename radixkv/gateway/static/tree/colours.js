@@ -40,6 +40,7 @@ function read() {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
+  /** @type {Record<string, any>} */
   const found = Object.fromEntries(NAMES.map((name) => [name, colourOf(name)]));
   found.heats = Array.from({ length: HEATS }, (_, index) => colourOf(`heat-${index}`));
   probe.remove();

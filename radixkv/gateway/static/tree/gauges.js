@@ -1,7 +1,6 @@
 // The pool over the last ten minutes: small charts, each with its meaning in words.
 
-import { html } from "../vendor/htm-preact.js";
-import { signal } from "../vendor/signals-core.js";
+import { html, signal } from "../vendor/htm-preact.js";
 import { count, percent, span } from "./words.js";
 
 const NUM_KEPT = 600;

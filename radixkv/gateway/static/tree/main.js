@@ -1,8 +1,6 @@
 // The tree page: what the cache service holds, live.
 
 import { call, showHeader } from "../page.js";
-import { live } from "../live.js";
-import { effect, signal } from "../vendor/signals-core.js";
 import { Drawing, ZOOM_STEP } from "./canvas.js";
 import { GaugeCards } from "./gauges.js";
 import { walk } from "./keys.js";
@@ -11,7 +9,7 @@ import { Panel } from "./panel.js";
 import * as state from "./state.js";
 import { EvictSome, Legend, SearchBox, ViewButtons } from "./tools.js";
 import { capital, count } from "./words.js";
-import { html, useEffect, useRef } from "../vendor/htm-preact.js";
+import { effect, html, render, signal, useEffect, useRef } from "../vendor/htm-preact.js";
 
 const HELLO = [{ role: "user", content: "Hello" }];
 
@@ -113,6 +111,7 @@ function Canvas({ isHidden }) {
 }
 
 function Status() {
+  tree.turn.value;
   return html`<p class="where small">
     <span id="where" aria-live="polite">${state.where.value}</span>
     <span class="count numbers">${count(tree.numNodes, "node")}</span>
@@ -148,7 +147,7 @@ function Refusal({ error }) {
 }
 
 showHeader();
-live(() => html`<${App} />`, document.getElementById("tree-page"));
+render(html`<${App} />`, document.getElementById("tree-page"));
 state.watch();
 effect(() => {
   if (tree.isListed.value) route();

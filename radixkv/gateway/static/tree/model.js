@@ -1,6 +1,6 @@
 // The radix tree as the server tells it: nodes by id, and the row on which each is drawn.
 
-import { signal } from "../vendor/signals-core.js";
+import { signal } from "../vendor/htm-preact.js";
 import { wordsOf } from "./words.js";
 
 /** How long a node that has gone stays to be seen, in milliseconds. */

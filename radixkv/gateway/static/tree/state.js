@@ -1,7 +1,7 @@
 // What the tree page knows: what the server tells, and what is chosen.
 
 import { call, follow } from "../page.js";
-import { signal } from "../vendor/signals-core.js";
+import { signal } from "../vendor/htm-preact.js";
 import { Gauges } from "./gauges.js";
 import { Tree } from "./model.js";
 import { LEFT, count, describe, span } from "./words.js";
@@ -39,11 +39,13 @@ export function say(text, isBad = false) {
 }
 
 export function isLongLost() {
+  tick.value;
   return link.value.state === "lost" && performance.now() - link.value.at_ms > LONG_LOST_MS;
 }
 
 /** What has left of late in words: `[kind, words]`, the latest last. */
 export function leftWords() {
+  tick.value;
   const now_ms = performance.now();
   const recent = Object.entries(left.value).filter(([, { at_ms }]) => now_ms - at_ms < LEFT_TOLD_MS);
   return recent.map(([kind, { number, at_ms }]) => {
