@@ -112,8 +112,8 @@ def test_one_long_prompt_leaves_the_rest_room(stack: TreeStack, page: Page) -> N
     deepest = ask(
         page, "Math.max(...tree.order.filter((node) => node.position + node.tokens < 60).map((n) => n.below.end))"
     )
-    assert deepest * 10 < longest
-    assert ask(page, f"drawing.xOf({deepest})") > 0.2 * wide
+    assert deepest * 7 < longest
+    assert ask(page, f"drawing.xOf({deepest})") > 0.3 * wide
     assert ask(page, f"drawing.xOf({longest})") <= wide
 
 
@@ -129,9 +129,7 @@ def test_labels_have_no_template_in_them_and_no_break_within_a_word(
     with open_page(browser, stack.url, viewport={"width": width, "height": 800}) as page:
         page.evaluate(SPY)
         number_of_nodes(page, len(stack.holder.dump()))
-        page.wait_for_function(
-            "() => [...window.drawn].some((text) => text.includes('Alps') || text.includes('Rhine'))"
-        )
+        page.wait_for_function("() => [...window.drawn].some((text) => text.includes('helpful'))")
         for _ in range(3):
             page.get_by_role("button", name="Zoom in").click()
         drawn = {text.strip().strip(".,?") for text in page.evaluate("() => [...window.drawn]")}
@@ -145,8 +143,11 @@ def test_labels_have_no_template_in_them_and_no_break_within_a_word(
 
 
 def test_the_list_and_the_words_for_readers_name_the_roles(page: Page) -> None:
-    walk_to(page, "ArrowRight", "ArrowRight")
-    expect(page.locator("#where")).to_contain_text("user: Where does the Rhine")
+    walk_to(page, "ArrowRight")
+    expect(page.locator("#where")).to_contain_text("system: You are a helpful AI assistant")
+    expect(page.locator("#where")).to_contain_text("user: Where does")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#where")).to_contain_text(re.compile("assistant: (It begins in the Swiss Alps|Near the Ober)"))
     expect(page.locator("#where")).not_to_contain_text("im_start")
     page.get_by_role("button", name="List").click()
     page.get_by_role("button", name=re.compile("Branches of the node at 0")).click()

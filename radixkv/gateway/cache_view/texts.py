@@ -80,9 +80,10 @@ class NodeTexts:
         if spellings is None:
             return {view_id: [Turn("", _text(head.ids, None))] for view_id, head in heads.items()}
         special = await self._special(spellings)
-        return await self._run(
+        labels: dict[int, list[Turn]] = await self._run(
             lambda: {view_id: read_turns(head.ids, spellings, special, head.above) for view_id, head in heads.items()}
         )
+        return labels
 
     async def turns(self, tokens: bytes) -> list[Turn]:
         """Who says what in packed tokens, in many at their end; nothing without a tokenizer. O(tokens)."""
@@ -91,7 +92,8 @@ class NodeTexts:
         if spellings is None:
             return []
         special = await self._special(spellings)
-        return await self._run(lambda: read_turns(ids, spellings, special))
+        turns: list[Turn] = await self._run(lambda: read_turns(ids, spellings, special))
+        return turns
 
     async def text(self, tokens: bytes) -> str:
         """The text of packed tokens, of many the end alone."""

@@ -6,7 +6,7 @@ import { Lines } from "./lines.js";
 import { About, Outcome, Sentences } from "./outcome.js";
 import { Choice, Follow, Legend, PlayBar, Pool, count, percent } from "./parts.js";
 import { WAYS } from "./player.js";
-import { PoolView, readPalette } from "./pool_view.js";
+import { PoolView, palette } from "./pool_view.js";
 import * as state from "./state.js";
 
 const BLOCK_SIZES = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -16,7 +16,6 @@ const SHARES = [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1];
 const { chosen, pointed, player, settings, slots, stream } = state;
 const stage = document.querySelector("#stage");
 const views = new Map();
-const palette = signal(null);
 const room = signal(0); // changes with the place that the pools have
 
 // -- drawing
@@ -95,6 +94,10 @@ function Stage() {
 }
 
 function Conditions({ read, settings: own }) {
+  const asked = async ({ target }) => {
+    await state.load(target.value);
+    target.value = state.source.value; // where there was nothing to load, it is what it was
+  };
   const picked = (event) => event.target.files.length && state.load("file", event.target.files[0]);
   const inSlots = (number) => `${count(number)} slots`;
   const conditions = [
@@ -106,7 +109,7 @@ function Conditions({ read, settings: own }) {
   ];
   return html`<div class="source">
     <label for="source">Requests</label>
-    <select id="source" value=${state.source.value} onChange=${(event) => state.load(event.target.value)}>
+    <select id="source" value=${state.source.value} onChange=${asked}>
       ${Object.entries(state.SOURCES).map(([key, { name }]) => html`<option value=${key}>${name}</option>`)}
       ${state.source.value === "file" && html`<option value="file">${read.name}</option>`}
     </select>
@@ -160,8 +163,6 @@ function Data() {
   return html`<${About} stream=${stream.value} figures=${player.value.figures} hasAllBranches=${settings.value.share === 1} />`;
 }
 
-const repaint = () => (palette.value = readPalette(document.body));
-
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
   document.body.classList.add("is-over");
@@ -175,13 +176,10 @@ document.addEventListener("drop", (event) => {
   const [file] = event.dataTransfer.files;
   if (file) state.load("file", file);
 });
-new MutationObserver(repaint).observe(document.documentElement, { attributeFilter: ["data-theme"] });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 new ResizeObserver(() => (room.value += 1)).observe(stage);
 
 showHeader();
 stage.replaceChildren();
-repaint();
 render(html`<${Stage} />`, stage);
 render(html`<${Data} />`, document.querySelector("#data"));
 effect(draw);

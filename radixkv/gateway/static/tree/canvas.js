@@ -2,8 +2,7 @@
 // much as the canvas has rows, however many nodes there are.
 
 import { effect } from "../vendor/htm-preact.js";
-import { palette, watchPalette } from "./colours.js";
-import { TEXT_ROW_PX, outline, paintBranch, paintNamespace, paintNode } from "./paint.js";
+import { TEXT_ROW_PX, outline, palette, paintBranch, paintNamespace, paintNode } from "./paint.js";
 
 const AXIS_PX = 22;
 const PAD_PX = 8;
@@ -34,7 +33,6 @@ export class Drawing {
     Object.assign(this, { canvas, tree, selected, found, onSelect, onBare });
     this.context = canvas.getContext("2d");
     new ResizeObserver(() => this.#resize()).observe(canvas);
-    watchPalette(() => this.draw());
     canvas.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     canvas.addEventListener("pointerdown", (event) => this.#press(event));
     canvas.addEventListener("pointermove", (event) => this.#move(event));
@@ -46,7 +44,7 @@ export class Drawing {
       this.#changed();
     });
     effect(() => {
-      [selected.value, found.value, tick.value];
+      [selected.value, found.value, tick.value, palette()];
       this.draw();
     });
   }

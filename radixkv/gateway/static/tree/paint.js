@@ -7,10 +7,18 @@
 //   shared      how many branches go on from it
 //   left        crossed out, fading; in red where it gave way for room
 
-import { heat, palette } from "./colours.js";
+import { coloursOf } from "../colours.js";
 import { FADE_MS } from "./model.js";
 import { count, countdown, span } from "./words.js";
 
+const NUM_HEATS = 7;
+/** Past this a node is as cold as can be, in seconds. */
+const COLD_S = 1800;
+const colours = coloursOf([
+  "text", "text-soft", "line", "line-strong", "ground", "raised", "accent", "accent-ground", "pinned", "danger", "warn",
+  "on-role", "role-system", "role-user", "role-assistant", "role-other",
+  ...Array.from({ length: NUM_HEATS }, (_, heat) => `heat-${heat}`),
+]);
 const FONT = '12px ui-monospace, "SF Mono", "Cascadia Code", "DejaVu Sans Mono", monospace';
 const SMALL = "11px system-ui, sans-serif";
 const CHARACTER_PX = 7.3;
@@ -22,6 +30,17 @@ const MIN_LINE = 4;
 const NARROW = 20;
 /** From this height on a row bears text. */
 export const TEXT_ROW_PX = 15;
+
+/** Colours by their names in the style sheet. */
+export function palette() {
+  return colours.value;
+}
+
+/** The colour of what was used so many seconds ago. */
+function heat(age_s) {
+  const share = Math.log1p(Math.max(0, age_s) / 2) / Math.log1p(COLD_S / 2);
+  return palette()[`heat-${Math.min(NUM_HEATS - 1, Math.floor(share * NUM_HEATS))}`];
+}
 
 /** Draw a node into a box of the canvas: `{ x, y, width, height }`. */
 export function paintNode(context, node, box, now_s, { isFound, isDimmed }) {
@@ -149,18 +168,18 @@ function linesOf(words, room, most) {
 }
 
 function paintLine(context, line, left, y, room) {
-  const { text, ...colours } = palette();
+  const colour = palette();
   for (const { role, word, at } of line) {
     const x = left + at * CHARACTER_PX;
     const fits = at + word.trimEnd().length <= room;
     if (role && fits) {
       const blank = word.length - word.trimStart().length;
-      context.fillStyle = colours[`role-${role}`] ?? colours["role-other"];
+      context.fillStyle = colour[`role-${role}`] ?? colour["role-other"];
       context.beginPath();
       context.roundRect(x + blank * CHARACTER_PX - 3, y - 7, word.trim().length * CHARACTER_PX + 4, 13, 4);
       context.fill();
     }
-    context.fillStyle = role && fits ? colours["on-role"] : text;
+    context.fillStyle = colour[role && fits ? "on-role" : "text"];
     context.fillText(fits ? word : at ? "…" : cut(word, room), x, y);
     if (!fits) return;
   }
