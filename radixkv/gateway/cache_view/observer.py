@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from radixkv.client import Credentials, RemoteReader
+from radixkv.core.api import NodeInfo
 from radixkv.core.errors import RadixKVError, UnavailableError, UnknownPoolError
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.cache_view import gauges
@@ -39,6 +40,15 @@ NUM_CHANGES = 64
 
 _NUM_THREADS, _ONE_NAMESPACES_THREADS = 8, 2
 _Result = TypeVar("_Result")
+
+
+class _Listing(NamedTuple):
+    """`num_evicted`: blocks, counted before it; `took_s`: how long it kept the service."""
+
+    num_evicted: int
+    now_s: float
+    nodes: Sequence[NodeInfo]
+    took_s: float
 
 
 class CacheObserver:
@@ -182,29 +192,29 @@ class CacheObserver:
     async def _list_nodes(self) -> None:
         while True:
             self._hurry.clear()
-            began_s = self._clock()
             wait_s = RETRY_S
             try:
-                num_evicted, (now_s, listing) = await self.ask(
-                    lambda reader: (reader.stats().num_evicted_blocks, reader.dump_at())
-                )
-                advance = partial(self.state.advance, now_s, listing, self._ids)
-                took_s = self._clock() - began_s
-                state, change = await self.run(advance)
+                listed = await self.ask(self._list)
+                state, change = await self.run(partial(self.state.advance, listed.now_s, listed.nodes, self._ids))
                 if change.gone:
                     gone = await self._with_kinds(change.gone, self._num_evicted)
                     change = change._replace(gone=tuple(gone))
-                self._num_evicted = num_evicted
+                self._num_evicted = listed.num_evicted
                 self.publish(state, change)
             except (RadixKVError, ValueError) as error:
                 self._tell_status(error)
             else:
                 self._tell_status(None)
-                wait_s = max(MIN_PERIOD_S, PERIOD_PER_COST * took_s)
+                wait_s = max(MIN_PERIOD_S, PERIOD_PER_COST * listed.took_s)
             self._wake()
             await asyncio.sleep(MIN_PERIOD_S)
             if wait_s > MIN_PERIOD_S:
                 await self._wait_unless_hurried(wait_s - MIN_PERIOD_S)
+
+    def _list(self, reader: RemoteReader) -> _Listing:
+        num_evicted, began_s = reader.stats().num_evicted_blocks, self._clock()
+        now_s, nodes = reader.dump_at()
+        return _Listing(num_evicted, now_s, nodes, self._clock() - began_s)
 
     async def _wait_unless_hurried(self, wait_s: float) -> None:
         with suppress(TimeoutError):
