@@ -110,7 +110,7 @@ def drafts(page: Page) -> None:
 def tree(page: Page) -> None:
     """The tree that the conversations have left, a node of it chosen."""
     page.locator("#drawing").focus()
-    for key in ("ArrowRight", "ArrowRight", "ArrowRight"):
+    for key in ("ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
     page.wait_for_timeout(SETTLE_MS)
 

@@ -31,7 +31,7 @@ from radixkv.gateway.admission import Admission
 from radixkv.gateway.answers import ERRORS
 from radixkv.gateway.auth import KeyRing
 from radixkv.gateway.backend import Backend
-from radixkv.gateway.cache_view import prompt_routes
+from radixkv.gateway.cache_view import branch_routes, prompt_routes
 from radixkv.gateway.cache_view import routes as cache_routes
 from radixkv.gateway.cache_view.observer import CacheObserver
 from radixkv.gateway.cache_view.texts import NodeTexts
@@ -112,6 +112,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(message_batch_routes.router)
     app.include_router(conversations.router)
     app.include_router(cache_routes.router)
+    app.include_router(branch_routes.router)
     app.include_router(prompt_routes.router)
     app.include_router(replay.router)
     app.include_router(pages.router)

@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-__all__ = ["ELSEWHERE", "check_accessible", "open_page", "phone", "start_browser"]
+__all__ = ["ELSEWHERE", "WIDTHS", "check_accessible", "check_clean", "open_page", "phone", "start_browser"]
 
 ELSEWHERE = "elsewhere.test"
 """This machine by a name that is not trusted without HTTPS: what only secure pages may do is missing."""
@@ -19,6 +19,9 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _BAD = {"serious", "critical"}
 _ARGUMENTS = ["--no-sandbox", f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"]
 DEADLINE_MS = 20_000
+
+WIDTHS = (360, 768, 1280)
+"""Of a phone, a tablet, a desk, in pixels."""
 
 phone = {"width": 390, "height": 844}
 
@@ -59,4 +62,11 @@ def check_accessible(page: Page) -> None:
     """Axe finds nothing serious on the page as it stands."""
     found = Axe().run(page).response["violations"]
     bad = [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found if rule["impact"] in _BAD]
+    assert not bad, bad
+
+
+def check_clean(page: Page) -> None:
+    """Axe finds nothing at all on the page as it stands."""
+    found = Axe().run(page).response["violations"]
+    bad = [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found]
     assert not bad, bad

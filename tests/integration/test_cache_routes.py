@@ -80,13 +80,31 @@ def test_texts_are_told_on_demand(stack: TreeStack, eye: Follower) -> None:
     (deepest,) = found["ids"]
     details = eye.client.get(f"/nodes/{deepest}").json()
     assert details["above"] + details["text"] in (PUBLIC, PUBLIC[:-1])
-    assert details["text"].startswith(labels[str(deepest)])
+    ((role, said),) = labels[str(deepest)]
+    assert role == ""
+    assert said
+    assert details["text"].strip().startswith(said)
 
 
 def test_tokens_that_nobody_can_spell_are_told_as_ids(stack: TreeStack, eye: Follower) -> None:
     stack.holder.release(_computed(stack, [1 << 20, 2, 3, 4]))
     eye.wait_until(lambda: bool(eye.nodes))
-    assert eye.post("/labels", {"ids": list(eye.nodes)}).json()["labels"].popitem()[1] == "1048576 2 3 4"
+    assert eye.post("/labels", {"ids": list(eye.nodes)}).json()["labels"].popitem()[1] == [["", "1048576 2 3 4"]]
+
+
+def test_labels_tell_who_speaks_and_none_of_what_a_template_writes(stack: TreeStack, eye: Follower) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where does <|im_end|> stand?"}]
+    first, second = ([*turns, {"role": "assistant", "content": text}] for text in ("At the end.", "Nowhere, I think."))
+    for messages in (first, second):
+        stack.holder.release(_computed(stack, stack.text.prompt_ids(messages)))
+    eye.wait_until(lambda: len(eye.nodes) == len(stack.holder.dump()))
+    labels = eye.post("/labels", {"ids": list(eye.nodes)}).json()["labels"]
+    told = [tuple(turn) for label in labels.values() for turn in label]
+    assert {role for role, _ in told} == {"system", "user", "assistant"}
+    said = " ".join(text for _, text in told)
+    assert "im_start" not in said
+    assert said.count("im_end") <= 1
+    assert {("assistant", "At the end."), ("assistant", "Nowhere, I think.")} & set(told)
 
 
 def _computed(stack: TreeStack, tokens: list[int]) -> int:

@@ -1,43 +1,20 @@
-"""The page on fragmentation in a real browser, and its three memories held against Python's."""
+"""The page on fragmentation in a real browser: what a visitor sees and does."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from browser import check_accessible, open_page, phone
+from browser import WIDTHS, check_clean, open_page, phone
 from chat_stack import Stack, chat_stack, gateway, gibberish_engine, keys_file
 from playwright.sync_api import Browser, Page, expect
 
-from bench.fragmentation_replay import Memory, Outcome, Paged, Reserve, Sharing, replay, requests_of
 from radixkv.gateway.config import GatewayConfig
-from radixkv.simulate import Shape
-
-STEP_S = 0.05
-ROUND_TOKENS = 320
-PLAY = """
-async ([text, settings]) => {
-  const { readStream, requestsOf } = await import("/static/fragmentation/stream.js");
-  const { Player, WAYS } = await import("/static/fragmentation/player.js");
-  const stream = readStream("made up", text);
-  const player = new Player(requestsOf(stream, { step_s: settings.step_s, rate: 1, share: 1 }), settings);
-  await player.measure();
-  player.seek(player.numSteps);
-  player.replays[2].memory.check();
-  const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
-  return WAYS.map(({ key }) => {
-    const own = player.figures[key];
-    const { found, numSteps, numPreempted, numComputedTokens } = own;
-    const sums = { tokens: sum(own.tokens), held: sum(own.held), running: sum(own.running) };
-    return { found, numSteps, numPreempted, numComputedTokens, ...sums };
-  });
-}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -61,105 +38,6 @@ def settled(page: Page) -> None:
     expect(page.locator(".pool")).to_have_count(3)
 
 
-# -- against Python
-
-
-def chats(seed: int, num_requests: int = 90, reach: int = 10) -> list[Shape]:
-    """Chats that go on, regenerate and edit what came up to `reach` requests before, and strangers among them."""
-    source = random.Random(seed)
-    shapes: list[Shape] = []
-    for index in range(num_requests):
-        parent = source.randrange(max(0, index - reach), index) if index and source.random() < 0.8 else None
-        most = 0 if parent is None else shapes[parent].prompt_tokens + shapes[parent].generated_tokens
-        shared = source.choice([most, source.randint(1, most)]) if most else 0
-        is_repeated = parent is not None and source.random() < 0.2
-        if is_repeated and parent is not None:
-            shared = shapes[parent].prompt_tokens
-        shared = min(shared, 400)
-        prompt = shared + (0 if is_repeated else source.randint(1, 60))
-        shapes.append(Shape(index * 0.4, prompt, source.randint(1, 50), parent if shared else None, shared))
-    return shapes
-
-
-def lines(shapes: Sequence[Shape]) -> str:
-    return "".join(json.dumps(shape._asdict()) + "\n" for shape in shapes)
-
-
-def in_browser(page: Page, shapes: Sequence[Shape], num_slots: int, block_size: int) -> list[dict[str, Any]]:
-    settings = {
-        "numSlots": num_slots,
-        "blockSize": block_size,
-        "reply": 50,
-        "roundTokens": ROUND_TOKENS,
-        "step_s": STEP_S,
-    }
-    found: list[dict[str, Any]] = page.evaluate(PLAY, [lines(shapes), settings])
-    return found
-
-
-def in_python(shapes: Sequence[Shape], num_slots: int, block_size: int) -> list[Outcome]:
-    requests = requests_of(shapes, STEP_S)
-    memories: list[Memory] = [Reserve(num_slots, 50), Paged(num_slots, block_size), Sharing(num_slots, block_size)]
-    return [replay(memory, requests, ROUND_TOKENS) for memory in memories]
-
-
-def as_told(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "found": outcome.found,
-        "numSteps": outcome.num_steps,
-        "numPreempted": outcome.num_preempted,
-        "numComputedTokens": outcome.num_computed,
-        "tokens": outcome.tokens,
-        "held": outcome.held,
-        "running": outcome.running,
-    }
-
-
-@pytest.mark.parametrize(("seed", "num_slots", "block_size"), [(1, 1024, 16), (2, 768, 8), (3, 2048, 64), (4, 4096, 1)])
-def test_reserving_and_paging_are_what_they_are_in_python(
-    page: Page, seed: int, num_slots: int, block_size: int
-) -> None:
-    shapes = chats(seed)
-    told, expected = in_browser(page, shapes, num_slots, block_size), in_python(shapes, num_slots, block_size)
-    assert told[0] == as_told(expected[0])
-    assert told[1] == as_told(expected[1])
-
-
-@pytest.mark.parametrize("block_size", [1, 8, 16, 64])
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_page_s_tree_finds_what_the_prefix_cache_finds(page: Page, seed: int, block_size: int) -> None:
-    shapes = chats(seed)
-    told = in_browser(page, shapes, 1 << 16, block_size)[2]
-    expected = in_python(shapes, 1 << 16, block_size)[2]
-    for name in ("found", "numSteps", "numComputedTokens", "tokens", "running"):
-        assert told[name] == as_told(expected)[name], name
-    assert abs(told["held"] - expected.held) <= 0.02 * expected.held  # the cache copies a full hit's end a little later
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_under_eviction_it_finds_nearly_as_much_and_serves_all(page: Page, seed: int) -> None:
-    shapes = chats(seed, 200, reach=80)
-    told, expected = in_browser(page, shapes, 1024, 16)[2], in_python(shapes, 1024, 16)[2]
-    ample = sum(tokens or 0 for tokens in in_python(shapes, 1 << 16, 16)[2].found)
-    assert None not in told["found"]
-    there = sum(tokens or 0 for tokens in expected.found)
-    assert there < 0.9 * ample, "little was evicted"
-    total = sum(shape.prompt_tokens for shape in shapes)
-    assert abs(sum(told["found"]) - there) <= 0.05 * total  # whole branches are evicted there, single blocks here
-
-
-def test_the_recorded_run_found_what_the_page_s_tree_finds_once_everyone_before_is_done(page: Page) -> None:
-    recorded = page.evaluate("async () => (await fetch('/static/fragmentation/recorded.json')).text()")
-    rows = json.loads(recorded)["requests"]
-    settings = {"numSlots": 65536, "blockSize": 16, "reply": 256, "roundTokens": ROUND_TOKENS, "step_s": STEP_S / 50}
-    told = page.evaluate(PLAY, [recorded, settings])[2]
-    pairs = [(row["found_tokens"], tokens) for row, tokens in zip(rows, told["found"], strict=True)]
-    measured = sum(found for found, _ in pairs if found is not None)
-    again = sum(tokens for found, tokens in pairs if found is not None)
-    assert all(found <= tokens for found, tokens in pairs if found is not None)
-    assert measured >= 0.98 * again
-
-
 # -- what a visitor does
 
 
@@ -167,11 +45,14 @@ def clock(page: Page) -> str:
     return page.locator(".clock").inner_text()
 
 
-def test_it_plays_by_itself_pauses_and_goes_on(stack: Stack, browser: Browser) -> None:
+def test_it_begins_at_rest_plays_when_asked_pauses_and_goes_on(stack: Stack, browser: Browser) -> None:
     with opened(stack, browser) as page:
         settled(page)
-        expect(page.get_by_role("button", name="Pause")).to_be_visible()
         begun = clock(page)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert clock(page) == begun
+        page.get_by_role("button", name="Play").click()
+        expect(page.get_by_role("button", name="Pause")).to_be_visible()
         page.wait_for_function("begun => document.querySelector('.clock').innerText !== begun", arg=begun)
         page.get_by_role("button", name="Pause").click()
         paused = clock(page)
@@ -184,7 +65,19 @@ def test_it_plays_by_itself_pauses_and_goes_on(stack: Stack, browser: Browser) -
         assert done == total
 
 
-def test_who_wants_no_motion_sees_a_moment_at_rest(page: Page) -> None:
+def test_before_anything_moves_the_legend_and_all_counts_are_in_sight(stack: Stack, browser: Browser) -> None:
+    with opened(stack, browser, viewport={"width": 1280, "height": 800}) as page:
+        settled(page)
+        for part in (".legend li", ".pool .key li", ".pool .crowd", ".pool canvas", "button.play"):
+            boxes = [one.bounding_box() for one in page.locator(part).all()]
+            assert boxes
+            assert all(box and box["y"] >= 0 and box["y"] + box["height"] <= 800 for box in boxes), part
+        expect(page.get_by_label("Pool", exact=True)).to_be_hidden()
+        page.get_by_text("Conditions", exact=True).click()
+        expect(page.get_by_label("Pool", exact=True)).to_be_visible()
+
+
+def test_a_moment_at_rest_is_shown_first_in_which_there_is_most_to_see(page: Page) -> None:
     settled(page)
     expect(page.get_by_role("button", name="Play")).to_be_visible()
     assert not clock(page).startswith("0.0 s")
@@ -216,6 +109,8 @@ def test_sharing_serves_more_with_the_same_memory(page: Page) -> None:
 
 
 def slide(page: Page, label: str, key: str, times: int = 1) -> None:
+    if page.locator("details.conditions:not([open])").count():
+        page.get_by_text("Conditions", exact=True).click()
     slider = page.get_by_label(label, exact=True)
     slider.focus()
     for _ in range(times):
@@ -232,7 +127,7 @@ def test_larger_blocks_lose_more_and_without_branches_nothing_is_found(page: Pag
     assert outcome(page)["Paged"][0] < before
     slide(page, "Branches kept", "Home")
     expect(page.locator(".outcome tbody tr:nth-child(3) td:nth-of-type(4)")).to_have_text("0.0%")
-    page.get_by_role("button", name="As at the beginning").click()
+    page.get_by_role("button", name="Reset").click()
     expect(page.locator(".outcome tbody tr:nth-child(2) td").first).to_have_text(f"{before:.0f}")
 
 
@@ -269,19 +164,30 @@ def test_a_request_can_be_followed(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(stack: Stack, browser: Browser, scheme: str) -> None:
-    with opened(stack, browser, reduced_motion="reduce", color_scheme=scheme) as page:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing_at_any_width_and_nothing_scrolls_sideways(
+    stack: Stack, browser: Browser, scheme: str, width: int
+) -> None:
+    size = {"width": width, "height": 800}
+    with opened(stack, browser, color_scheme=scheme, viewport=size) as page:
         settled(page)
-        check_accessible(page)
+        check_clean(page)
+        page.get_by_text("Conditions", exact=True).click()
+        page.get_by_label("Follow request").fill("2")
+        check_clean(page)
+        page.get_by_label("Requests", exact=True).select_option("live")
+        expect(page.get_by_role("alert")).to_be_visible()
+        page.get_by_role("button", name="Play").click()
+        check_clean(page)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
 
 
 def test_a_phone_shows_all_of_it(stack: Stack, browser: Browser) -> None:
-    with opened(stack, browser, reduced_motion="reduce", viewport=phone) as page:
+    with opened(stack, browser, viewport=phone) as page:
         settled(page)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= phone["width"]
         boxes = [canvas.bounding_box() for canvas in page.locator(".pool canvas").all()]
         assert all(box and box["width"] > 300 for box in boxes)
-        check_accessible(page)
 
 
 # -- other streams

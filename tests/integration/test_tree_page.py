@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser import DEADLINE_MS, check_accessible, open_page, phone
+from browser import DEADLINE_MS, WIDTHS, check_accessible, check_clean, open_page, phone
 from chat_stack import Watched, gateway, gibberish_engine
 from playwright.sync_api import Browser, Page, expect
+from tree_page import ask, colour, named_colour, number_of_nodes, walk_to
 from tree_stack import TreeStack, busy_stack, operators_file, store, tree_stack
 
 from radixkv import PoolShape, connect
@@ -53,26 +53,6 @@ def page(browser: Browser, rivers: TreeStack) -> Iterator[Page]:
         yield page
 
 
-def ask(page: Page, expression: str) -> Any:
-    """What the page's own `tree` and `drawing` say."""
-    script = (
-        "() => import('/static/tree/main.js').then(({view}) => { const {tree, drawing} = view; return (EXPRESSION); })"
-    )
-    return page.evaluate(script.replace("EXPRESSION", expression))
-
-
-def walk_to(page: Page, *keys: str) -> None:
-    """Press keys on the drawing, once there is something to walk on."""
-    expect(page.locator(".count")).to_have_text(re.compile(r"^[1-9]"))
-    page.locator("#drawing").focus()
-    for key in keys:
-        page.keyboard.press(key)
-
-
-def number_of_nodes(page: Page, number: int) -> None:
-    expect(page.locator(".count")).to_have_text(f"{number} node{'s' if number != 1 else ''}")
-
-
 # -- what is shown
 
 
@@ -88,9 +68,12 @@ def test_nodes_appear_with_their_text_and_go_on_doing_so(rivers: TreeStack, page
 
 def test_an_eviction_shows_at_once(rivers: TreeStack, page: Page) -> None:
     number_of_nodes(page, len(rivers.holder.dump()))
-    rivers.holder.evict(1)
-    expect(page.locator(".left")).to_contain_text("left the tree")
+    rivers.holder.evict(3)
+    told = page.locator(".left")
+    expect(told).to_contain_text("3 blocks evicted")
     number_of_nodes(page, len(rivers.holder.dump()))
+    expect(page.locator("section[aria-labelledby=card-evictions] .figure")).to_contain_text("3 blocks")
+    assert colour(page, ".left") == named_colour(page, "--text-soft")
 
 
 def test_who_stands_on_a_node_is_told(rivers: TreeStack, page: Page) -> None:
@@ -163,7 +146,7 @@ def test_without_motion_what_has_gone_is_gone_at_once(browser: Browser, rivers: 
     with open_page(browser, rivers.url, reduced_motion="reduce") as page:
         number_of_nodes(page, len(rivers.holder.dump()))
         rivers.holder.evict(1)
-        expect(page.locator(".left")).to_contain_text("left the tree")
+        expect(page.locator(".left")).to_contain_text("1 block evicted")
         assert ask(page, "tree.numGhosts") == 0
 
 
@@ -297,18 +280,33 @@ def test_the_list_tells_what_the_drawing_tells(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser: Browser, rivers: TreeStack, scheme: str) -> None:
-    with open_page(browser, rivers.url, color_scheme=scheme) as page:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing_at_any_width(browser: Browser, rivers: TreeStack, scheme: str, width: int) -> None:
+    with open_page(browser, rivers.url, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
         walk_to(page, "ArrowRight")
         page.get_by_role("button", name="Pin 1 h").click()
         expect(page.locator(".pin-row")).to_be_visible()
         page.get_by_text("What the signs mean").click()
-        check_accessible(page)
+        check_clean(page)
+        page.get_by_text("What the signs mean").click()
+        page.get_by_text("How this is computed").click()
+        rivers.holder.evict(1)
+        expect(page.locator(".left")).to_be_visible()
+        page.get_by_role("button", name="List").click()
+        page.get_by_role("button", name=re.compile("Branches of the node")).first.click()
+        expect(page.locator(".list")).to_contain_text("helpful assistant")
+        check_clean(page)
+        page.get_by_role("button", name="Make room…").click()
+        check_clean(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, rivers: TreeStack) -> None:
     with open_page(browser, rivers.url, viewport=phone, has_touch=True) as page:
         number_of_nodes(page, len(rivers.holder.dump()))
+        legend = page.locator("section[aria-labelledby=card-pool] .keys li")
+        expect(legend).to_have_text(["in use", "pinned", "evictable", "free"])
+        assert all(one.is_visible() for one in legend.all())
         box = page.locator("#drawing").bounding_box()
         assert box is not None
         assert box["width"] > 330

@@ -17,7 +17,7 @@ DEADLINE_S = 20.0
 
 
 class Follower:
-    """`nodes`: rows by id, as told; `raw`: all bytes that came."""
+    """`nodes`: rows by id, as told; `gone`, `left`: what has left the tree, by events and by listings; `raw`: all bytes."""
 
     def __init__(self, address: str, key: str = "") -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -25,7 +25,8 @@ class Follower:
         self.hello: dict[str, Any] = {}
         self.points: list[list[Any]] = []
         self.nodes: dict[int, list[Any]] = {}
-        self.gone: list[int] = []
+        self.gone: list[list[Any]] = []
+        self.left: list[list[Any]] = []
         self.status: dict[str, Any] = {}
         self.raw = b""
         self.num_tree_bytes = 0
@@ -72,13 +73,14 @@ class Follower:
             case "points":
                 self.points += told["points"]
             case "gone":
-                self.gone += told["ids"]
+                self.gone += told["gone"]
             case "tree":
                 self.num_tree_bytes += len(event)
                 if told["reset"]:
                     self.nodes.clear()
                 self.nodes.update({row[0]: row for row in told["nodes"]})
-                for view_id in told["gone"]:
+                self.left += told["gone"]
+                for view_id, _, _ in told["gone"]:
                     self.nodes.pop(view_id, None)
 
 

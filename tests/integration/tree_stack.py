@@ -71,13 +71,15 @@ def tree_stack(
 
 
 @contextmanager
-def busy_stack(model: str, num_blocks: int = 512) -> Iterator[tuple[GatewayServer, Engine, GibberishRunner]]:
+def busy_stack(
+    model: str, num_blocks: int = 512, keys_file: Path | None = None
+) -> Iterator[tuple[GatewayServer, Engine, GibberishRunner]]:
     """A worker that holds a pool of a service, and the gateway before it."""
     text = ChatText(model)
     runner = GibberishRunner(text, text.encode("<|im_end|>", special=False)[-1], num_blocks, 4096)
     with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
         (address,) = service.addresses
-        config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, service=address)
+        config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, service=address, keys_file=keys_file)
         with (
             connect(address, PoolShape(num_blocks, BLOCK_SIZE)) as holder,
             Engine(runner, holder, text=text, model_name="gibberish") as engine,

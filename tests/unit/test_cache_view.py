@@ -12,7 +12,7 @@ from radixkv import CacheStats, PrefixCache, pack_tokens
 from radixkv.core.namespaces import derived_namespace, owner_of
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.cache_view.gauges import KEPT_S, Gauges
-from radixkv.gateway.cache_view.nodes import Change, TreeState
+from radixkv.gateway.cache_view.nodes import Change, Departure, TreeState
 from radixkv.gateway.cache_view.observer import NUM_CHANGES, CacheObserver
 from radixkv.gateway.cache_view.viewer import ROWS_AT_ONCE, Viewer
 
@@ -92,9 +92,21 @@ def test_what_was_evicted_is_gone_and_its_block_is_another_node(watched: Watched
     (old,) = watched.state.nodes
     watched.store("ccccdddd")
     change = watched.look()
-    assert change.gone == ((old, "default"),)
+    assert [(one.node.view_id, one.num_blocks) for one in change.gone] == [(old, 2)]
     assert old not in watched.state.nodes
     assert len(change.changed) == 1
+
+
+def test_a_leaf_that_loses_its_end_is_told_and_one_that_is_split_is_not() -> None:
+    watched = Watched(num_blocks=4)
+    watched.store("aaaabbbbcccc")
+    watched.look()
+    watched.cache.evict(1)
+    (end,) = watched.look().gone
+    assert end.row() == [0, "ended", 1]
+    assert set(watched.ids()) == {"aaaabbbb"}
+    watched.store("aaaadddd")
+    assert watched.look().gone == ()
 
 
 def test_a_use_and_a_pin_change_a_node(watched: Watched) -> None:
@@ -164,7 +176,7 @@ def test_a_viewer_is_told_all_and_then_differences(shown: Shown) -> None:
     shown.watched.cache.clear()
     shown.look()
     (third,) = told(viewer, "tree")
-    assert sorted(third["gone"]) == sorted(row[0] for row in second["nodes"])
+    assert sorted(row[0] for row in third["gone"]) == sorted(row[0] for row in second["nodes"])
 
 
 def test_a_viewer_who_is_far_behind_begins_anew(shown: Shown) -> None:
@@ -216,8 +228,8 @@ def test_a_node_that_leaves_is_told_at_once_and_to_its_owner_alone(shown: Shown)
     (node,) = shown.watched.state.nodes.values()
     for viewer in (red, blue):
         list(viewer.take())
-        viewer.left(node.view_id, node.info.namespace)
-    assert told(red, "gone") == [{"ids": [node.view_id]}]
+        viewer.left([Departure(node, kind="evicted")])
+    assert told(red, "gone") == [{"gone": [[node.view_id, "evicted", 2]]}]
     assert told(blue, "gone") == []
 
 

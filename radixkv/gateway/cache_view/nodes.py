@@ -7,12 +7,12 @@ its edge grows, is split (the upper half stays it) or takes over what hangs belo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from radixkv.core.api import NodeInfo
-from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
-__all__ = ["Change", "TreeState", "ViewNode"]
+__all__ = ["Change", "Departure", "Kind", "TreeState", "ViewNode"]
 
 
 class ViewNode(NamedTuple):
@@ -46,12 +46,34 @@ class ViewNode(NamedTuple):
         ]
 
 
+Kind = Literal["ended", "evicted", "pressure"]
+"""`ended`: its sequence went on or was released without keep, or its namespace was cleared. `evicted`: by a call.
+`pressure`: the room was needed."""
+
+
+class Departure(NamedTuple):
+    """A node as it was before it left the tree. `num_left`: blocks of it that stay, where only its end has gone."""
+
+    node: ViewNode
+    num_left: int = 0
+    kind: Kind = "ended"
+
+    @property
+    def num_blocks(self) -> int:
+        """That have left the tree."""
+        return len(self.node.info.block_ids) - self.num_left
+
+    def row(self) -> list[Any]:
+        """What a page is told of it; the id is 0 where the node is still there."""
+        return [0 if self.num_left else self.node.view_id, self.kind, self.num_blocks]
+
+
 class Change(NamedTuple):
-    """What version `version` made different: ids of nodes that are new or changed, and those gone, each with its namespace."""
+    """What version `version` made different: ids of nodes that are new or changed, and what has left the tree."""
 
     version: int
     changed: tuple[int, ...]
-    gone: tuple[tuple[int, str], ...]
+    gone: tuple[Departure, ...]
 
 
 class TreeState(NamedTuple):
@@ -68,6 +90,7 @@ class TreeState(NamedTuple):
         by_block: dict[int, int] = {}
         view_ids = {0: 0}
         changed = []
+        shorter = []
         for info in listing:
             known = self.nodes.get(self.by_block.get(info.block_ids[0], 0))
             view_id = known.view_id if known is not None and _is_same(known.info, info) else next(ids)
@@ -77,9 +100,20 @@ class TreeState(NamedTuple):
             by_block[info.block_ids[0]] = view_id
             if known is None or known.view_id != view_id or not _looks_same(known, node):
                 changed.append(view_id)
-        gone = tuple((view_id, node.info.namespace) for view_id, node in self.nodes.items() if view_id not in nodes)
-        version = self.version + 1
-        return TreeState(version, now_s, nodes, by_block), Change(version, tuple(changed), gone)
+            if known is not None and known.view_id == view_id and len(known.info.block_ids) > len(info.block_ids):
+                shorter.append(Departure(known, len(info.block_ids)))
+        gone = [Departure(node) for view_id, node in self.nodes.items() if view_id not in nodes]
+        after = TreeState(self.version + 1, now_s, nodes, by_block)
+        gone += [end for end in shorter if not after.has_end(end)]
+        return after, Change(after.version, tuple(changed), tuple(gone))
+
+    def has_end(self, end: Departure) -> bool:
+        """Whether what a node has lost hangs below it now: it was split."""
+        below = self.nodes.get(self.by_block.get(end.node.info.block_ids[end.num_left], 0))
+        if below is None or below.parent_id != end.node.view_id:
+            return False
+        lost, hangs = end.node.info.tokens[len(self.nodes[below.parent_id].info.tokens) :], below.info.tokens
+        return lost.startswith(hangs) or hangs.startswith(lost)
 
     def path(self, view_id: int) -> list[ViewNode]:
         """The nodes from the root to this one."""
@@ -95,6 +129,19 @@ class TreeState(NamedTuple):
         for node in self.path(view_id):
             history = history[: node.info.position * TOKEN_BYTES] + node.info.tokens
         return history
+
+    def find(self, namespace: str, tokens: bytes) -> tuple[ViewNode | None, int]:
+        """The node up to which a history is there, and how many bytes of it are. O(nodes + tokens)."""
+        ends, deepest = {0: 0}, 0
+        for view_id, node in self.nodes.items():
+            start = node.info.position * TOKEN_BYTES
+            if node.info.namespace == namespace and ends.get(node.parent_id, -1) >= start:
+                edge = node.info.tokens
+                shared = common_prefix_bytes(tokens, start, edge, len(edge)) if start < len(tokens) else 0
+                if shared:
+                    ends[view_id] = start + shared
+                    deepest = view_id if start + shared > ends[deepest] else deepest
+        return self.nodes.get(deepest), ends[deepest]
 
     def starting_at(self, block_ids: Iterable[int]) -> Iterator[ViewNode]:
         """The nodes that begin with one of these blocks."""

@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from radixkv.client import Credentials, RemoteReader
+from radixkv.core.api import NodeInfo
 from radixkv.core.errors import RadixKVError, UnavailableError, UnknownPoolError
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.cache_view import gauges
+from radixkv.gateway.cache_view.departures import with_kinds
 from radixkv.gateway.cache_view.gauges import Gauges
-from radixkv.gateway.cache_view.nodes import Change, TreeState
+from radixkv.gateway.cache_view.nodes import Change, Departure, TreeState
 from radixkv.gateway.cache_view.removals import Removals
 from radixkv.gateway.cache_view.viewer import Viewer
 from radixkv.gateway.calls import Calls
@@ -38,6 +40,15 @@ NUM_CHANGES = 64
 
 _NUM_THREADS, _ONE_NAMESPACES_THREADS = 8, 2
 _Result = TypeVar("_Result")
+
+
+class _Listing(NamedTuple):
+    """`num_evicted`: blocks, counted before it; `took_s`: how long it kept the service."""
+
+    num_evicted: int
+    now_s: float
+    nodes: Sequence[NodeInfo]
+    took_s: float
 
 
 class CacheObserver:
@@ -85,6 +96,9 @@ class CacheObserver:
         self._reader: RemoteReader | None = None
         self._open_reader = partial(RemoteReader, service, pool_name, credentials=credentials)
         self._hurry = asyncio.Event()
+        self._leaving: list[Departure] = []
+        self._has_left = asyncio.Event()
+        self._num_evicted = 0  # before the tree was listed last
         self._calls = Calls(_NUM_THREADS, _ONE_NAMESPACES_THREADS, clock)
 
     def start(self) -> None:
@@ -171,29 +185,36 @@ class CacheObserver:
         period_s = gauges.PERIOD_S if self._viewers else gauges.UNSEEN_PERIOD_S
         looks = {"gauges": self._read_gauges(period_s), "worker": self._ask_worker(period_s)}
         if self._viewers:
-            looks["nodes"] = self._list_nodes()
+            looks |= {"nodes": self._list_nodes(), "removals": self._tell_removals()}
         with own_work():
             self._tasks = [asyncio.create_task(look, name=f"radixkv-cache-{name}") for name, look in looks.items()]
 
     async def _list_nodes(self) -> None:
         while True:
             self._hurry.clear()
-            began_s = self._clock()
             wait_s = RETRY_S
             try:
-                now_s, listing = await self.ask(lambda reader: reader.dump_at())
-                advance = partial(self.state.advance, now_s, listing, self._ids)
-                took_s = self._clock() - began_s
-                self.publish(*await self.run(advance))
+                listed = await self.ask(self._list)
+                state, change = await self.run(partial(self.state.advance, listed.now_s, listed.nodes, self._ids))
+                if change.gone:
+                    gone = await self._with_kinds(change.gone, self._num_evicted)
+                    change = change._replace(gone=tuple(gone))
+                self._num_evicted = listed.num_evicted
+                self.publish(state, change)
             except (RadixKVError, ValueError) as error:
                 self._tell_status(error)
             else:
                 self._tell_status(None)
-                wait_s = max(MIN_PERIOD_S, PERIOD_PER_COST * took_s)
+                wait_s = max(MIN_PERIOD_S, PERIOD_PER_COST * listed.took_s)
             self._wake()
             await asyncio.sleep(MIN_PERIOD_S)
             if wait_s > MIN_PERIOD_S:
                 await self._wait_unless_hurried(wait_s - MIN_PERIOD_S)
+
+    def _list(self, reader: RemoteReader) -> _Listing:
+        num_evicted, began_s = reader.stats().num_evicted_blocks, self._clock()
+        now_s, nodes = reader.dump_at()
+        return _Listing(num_evicted, now_s, nodes, self._clock() - began_s)
 
     async def _wait_unless_hurried(self, wait_s: float) -> None:
         with suppress(TimeoutError):
@@ -216,10 +237,25 @@ class CacheObserver:
             await asyncio.sleep(period_s)
 
     def _removed(self, block_ids: Sequence[int]) -> None:
-        for node in self.state.starting_at(block_ids):
-            for viewer in self._viewers:
-                viewer.left(node.view_id, node.info.namespace)
-        self._wake()
+        self._leaving += map(Departure, self.state.starting_at(block_ids))
+        self._has_left.set()
+
+    async def _tell_removals(self) -> None:
+        """Whole blocks have left, as events tell before the next listing does."""
+        while True:
+            await self._has_left.wait()
+            self._has_left.clear()
+            leaving = [departure for departure in self._leaving if departure.node.view_id in self.state.nodes]
+            self._leaving.clear()
+            with suppress(RadixKVError, ValueError):  # the next listing tells the same
+                gone = await self._with_kinds(leaving)
+                for viewer in self._viewers:
+                    viewer.left(gone)
+            self._wake()
+
+    async def _with_kinds(self, gone: Sequence[Departure], num_evicted: int | None = None) -> list[Departure]:
+        history = self.state.history
+        return await self.ask(lambda reader: with_kinds(reader, gone, history, num_evicted))
 
     def _tell_status(self, error: Exception | None) -> None:
         if error is None:

@@ -23,7 +23,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, ClosedModel
 from radixkv.gateway.sse import EventStreamResponse, sse
 
-__all__ = ["router"]
+__all__ = ["find_node", "observer_of", "router"]
 
 MAX_ASKED = 2000
 """Nodes whose labels are told at once."""
@@ -73,7 +73,8 @@ def _sees(tenant: Tenant) -> Callable[[str], bool]:
     return lambda namespace: tenant.is_operator or owner_of(namespace) == tenant.namespace
 
 
-def _observer(request: Request) -> CacheObserver:
+def observer_of(request: Request) -> CacheObserver:
+    """What looks at the cache service, which the gateway may not know."""
     observer: CacheObserver | None = request.app.state.cache_observer
     if observer is None:
         message = "this gateway knows no cache service: start it with --service ADDRESS"
@@ -81,7 +82,7 @@ def _observer(request: Request) -> CacheObserver:
     return observer
 
 
-def _node(observer: CacheObserver, view_id: int, tenant: Tenant) -> ViewNode:
+def find_node(observer: CacheObserver, view_id: int, tenant: Tenant) -> ViewNode:
     """A node that this tenant may see; of those of others it is not told that they are there."""
     node = observer.state.nodes.get(view_id)
     if node is None or not _sees(tenant)(node.info.namespace):
@@ -105,7 +106,7 @@ async def _change(observer: CacheObserver, call: Callable[[RemoteReader], _Resul
 @router.get("/events")
 async def events(request: Request, tenant: CurrentTenant) -> EventStreamResponse:
     """Everything that a page shows, from now on: `hello`, `status`, `points`, `tree`, `gone`."""
-    observer = _observer(request)
+    observer = observer_of(request)
     gate = request.app.state.gate
 
     async def told() -> AsyncIterator[bytes]:
@@ -126,16 +127,17 @@ async def events(request: Request, tenant: CurrentTenant) -> EventStreamResponse
 
 @router.post("/labels")
 async def labels(body: Labels, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """How the edges of these nodes begin; of nodes that have gone nothing."""
-    observer, sees = _observer(request), _sees(tenant)
-    nodes = [node for view_id in body.ids if (node := observer.state.nodes.get(view_id)) is not None]
-    return {"labels": await request.app.state.node_texts.labels(n for n in nodes if sees(n.info.namespace))}
+    """What is said where the edges of these nodes begin, role and text; of nodes that have gone nothing."""
+    state, sees = observer_of(request).state, _sees(tenant)
+    nodes = [node for view_id in body.ids if (node := state.nodes.get(view_id)) is not None]
+    told = await request.app.state.node_texts.labels([n for n in nodes if sees(n.info.namespace)], state)
+    return {"labels": told}
 
 
 @router.post("/search")
 async def search(body: Search, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """The nodes where a text ends."""
-    observer = _observer(request)
+    observer = observer_of(request)
     async with request.app.state.one_by_one.place(tenant.namespace):
         found = await request.app.state.node_texts.search(body.text, observer.state, _sees(tenant))
     return {"ids": found.ids, "is_complete": found.is_complete}
@@ -144,8 +146,8 @@ async def search(body: Search, request: Request, tenant: CurrentTenant) -> dict[
 @router.get("/nodes/{view_id}")
 async def node(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """All of one node: the text of its path and of its edge, its blocks, its pins."""
-    observer = _observer(request)
-    found = _node(observer, view_id, tenant)
+    observer = observer_of(request)
+    found = find_node(observer, view_id, tenant)
     info, history = found.info, observer.state.history(view_id)
     texts = request.app.state.node_texts
     pins = await _read(observer, lambda reader: reader.pins(info.namespace))
@@ -181,8 +183,8 @@ def _told(pin: PinInfo) -> dict[str, Any]:
 @router.post("/nodes/{view_id}/pin")
 async def pin(view_id: int, body: Pin, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """Protect everything up to the end of a node."""
-    observer = _observer(request)
-    found = _node(observer, view_id, tenant)
+    observer = observer_of(request)
+    found = find_node(observer, view_id, tenant)
     history, namespace = observer.state.history(view_id), found.info.namespace
     return _told(await _change(observer, lambda reader: reader.pin(history, ttl=body.ttl_s, namespace=namespace)))
 
@@ -190,8 +192,8 @@ async def pin(view_id: int, body: Pin, request: Request, tenant: CurrentTenant) 
 @router.post("/nodes/{view_id}/unpin")
 async def unpin(view_id: int, body: Unpin, request: Request, tenant: CurrentTenant) -> dict[str, bool]:
     """End a pin that stands on a node."""
-    observer = _observer(request)
-    found = _node(observer, view_id, tenant)
+    observer = observer_of(request)
+    found = find_node(observer, view_id, tenant)
     tokens = observer.state.history(view_id)[: body.num_tokens * TOKEN_BYTES]
     was_pinned = await _change(observer, lambda reader: reader.unpin(tokens, namespace=found.info.namespace))
     return {"was_pinned": was_pinned}
@@ -200,8 +202,8 @@ async def unpin(view_id: int, body: Unpin, request: Request, tenant: CurrentTena
 @router.post("/nodes/{view_id}/evict")
 async def evict_branch(view_id: int, _body: EvictBranch, request: Request, tenant: CurrentTenant) -> dict[str, int]:
     """Evict a node and all below it, but for what sequences and pins lock."""
-    observer = _observer(request)
-    found = _node(observer, view_id, tenant)
+    observer = observer_of(request)
+    found = find_node(observer, view_id, tenant)
     history, namespace = observer.state.history(view_id), found.info.namespace
     return {
         "num_blocks": await _change(observer, partial(RemoteReader.evict_branch, tokens=history, namespace=namespace))
@@ -211,7 +213,7 @@ async def evict_branch(view_id: int, _body: EvictBranch, request: Request, tenan
 @router.post("/evict")
 async def evict(body: Evict, request: Request, tenant: CurrentTenant) -> dict[str, int]:
     """Evict cold blocks of the pool, whosoever they are: an operator's to ask."""
-    observer = _observer(request)
+    observer = observer_of(request)
     if not tenant.is_operator:
         message = "only an operator may evict from the whole pool"
         raise ApiError(403, message, type="permission_error", code="not_an_operator")

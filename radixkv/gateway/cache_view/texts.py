@@ -1,8 +1,12 @@
-"""The text of radix nodes: tokens as the worker's tokenizer spells them, special ones by name, ids where there is none."""
+"""The text of radix nodes: tokens as the worker's tokenizer spells them, ids where there is none.
+
+Texts have special tokens by name; labels have none, but tell who speaks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,10 +14,14 @@ from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import TOKEN_BYTES, unpack_tokens
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.cache_view.nodes import TreeState, ViewNode
+from radixkv.gateway.cache_view.turns import Turn, read_turns
 
 __all__ = ["Found", "NodeTexts"]
 
 MAX_LABEL_TOKENS = 32
+MAX_TOKENS_ABOVE = 1024
+"""Above an edge, in which it is looked for who speaks where the edge begins."""
+
 MAX_TEXT_TOKENS = 8192
 """Of one text that is shown in full."""
 
@@ -24,6 +32,16 @@ OVERLAP_TOKENS = 32
 
 Spellings = Mapping[int, bytes]
 """Bytes by token id."""
+
+_NAME_BEGINS = (b"<", b"[")
+"""With which the names of special tokens begin; so few of the others do that each may be asked about."""
+
+
+class _Head(NamedTuple):
+    """The first token ids of an edge, and those right above it."""
+
+    ids: Sequence[int]
+    above: Sequence[int]
 
 
 class Found(NamedTuple):
@@ -52,12 +70,30 @@ class NodeTexts:
     def __init__(self, backend: Backend, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         self._backend = backend
         self._run = run
+        self._is_special: dict[tuple[int, bytes], bool] = {}  # of tokens that may be, as many as there are of them
 
-    async def labels(self, nodes: Iterable[ViewNode]) -> dict[int, str]:
-        """How the edge of each begins, by its id, asking the worker once."""
-        heads = {node.view_id: unpack_tokens(node.info.tokens[: MAX_LABEL_TOKENS * TOKEN_BYTES]) for node in nodes}
-        spellings = await self._spell({token_id for ids in heads.values() for token_id in ids})
-        return {view_id: _text(ids, spellings) for view_id, ids in heads.items()}
+    async def labels(self, nodes: Iterable[ViewNode], state: TreeState) -> dict[int, list[Turn]]:
+        """What is said where the edge of each begins, by its id. O(tokens of the labels and right above them)."""
+        asked = list(nodes)
+        heads: dict[int, _Head] = await self._run(lambda: {node.view_id: _head(node, state) for node in asked})
+        spellings = await self._spell({token_id for head in heads.values() for ids in head for token_id in ids})
+        if spellings is None:
+            return {view_id: [Turn("", _text(head.ids, None))] for view_id, head in heads.items()}
+        special = await self._special(spellings)
+        labels: dict[int, list[Turn]] = await self._run(
+            lambda: {view_id: read_turns(head.ids, spellings, special, head.above) for view_id, head in heads.items()}
+        )
+        return labels
+
+    async def turns(self, tokens: bytes) -> list[Turn]:
+        """Who says what in packed tokens, in many at their end; nothing without a tokenizer. O(tokens)."""
+        ids = unpack_tokens(tokens[-MAX_TEXT_TOKENS * TOKEN_BYTES :])
+        spellings = await self._spell(set(ids))
+        if spellings is None:
+            return []
+        special = await self._special(spellings)
+        turns: list[Turn] = await self._run(lambda: read_turns(ids, spellings, special))
+        return turns
 
     async def text(self, tokens: bytes) -> str:
         """The text of packed tokens, of many the end alone."""
@@ -74,11 +110,28 @@ class NodeTexts:
         ids: list[int] = await self._run(partial(_find, text.casefold(), edges, spellings))
         return Found(ids[:MAX_FOUND], edges.is_complete and len(ids) <= MAX_FOUND)
 
+    async def _special(self, spellings: Spellings) -> set[int]:
+        """Which of these are special: those that the tokenizer leaves out of a text. Each is asked about once."""
+        named = {(token_id, name) for token_id, name in spellings.items() if name[:1] in _NAME_BEGINS}
+        for token_id, name in named - self._is_special.keys():
+            with suppress(RadixKVError):  # a worker that does not answer now is asked again
+                self._is_special[token_id, name] = not await self._backend.detokenize([token_id])
+        return {token_id for token_id, name in named if self._is_special.get((token_id, name))}
+
     async def _spell(self, token_ids: set[int]) -> Spellings | None:
         try:
             return await self._backend.spell(token_ids)
         except RadixKVError:
             return None  # a worker without a tokenizer, or none that answers
+
+
+def _head(node: ViewNode, state: TreeState) -> _Head:
+    num_bytes, above, end = MAX_TOKENS_ABOVE * TOKEN_BYTES, b"", node
+    while len(above) < num_bytes and (parent := state.nodes.get(end.parent_id)) is not None:
+        length = (end.info.position - parent.info.position) * TOKEN_BYTES
+        above, end = parent.info.tokens[:length] + above, parent
+    ids = unpack_tokens(node.info.tokens[: MAX_LABEL_TOKENS * TOKEN_BYTES])
+    return _Head(ids, unpack_tokens(above[-num_bytes:]))
 
 
 def _text(token_ids: Sequence[int], spellings: Spellings | None) -> str:

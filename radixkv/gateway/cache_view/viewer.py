@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from radixkv.gateway.cache_view.nodes import Departure
 
 if TYPE_CHECKING:
     from radixkv.gateway.cache_view.observer import CacheObserver
@@ -33,16 +35,15 @@ class Viewer:
         self._version = -1
         self._status: Any = None
         self._num_points = 0
-        self._gone: set[int] = set()
+        self._gone: list[Departure] = []
 
     def wake(self) -> None:
         """There may be something to tell."""
         self._news.set()
 
-    def left(self, view_id: int, namespace: str) -> None:
-        """A node has left the tree since the last listing."""
-        if self._sees(namespace):
-            self._gone.add(view_id)
+    def left(self, gone: Iterable[Departure]) -> None:
+        """Nodes have left the tree since the last listing."""
+        self._gone += gone
 
     async def updates(self, is_over: Callable[[], bool]) -> AsyncIterator[Update]:
         """What is new, as it comes, until `is_over`, which is asked once a second."""
@@ -62,9 +63,9 @@ class Viewer:
             points = observer.gauges.since(self._num_points)
             self._num_points = observer.gauges.num_read
             yield "points", observer.gauges.told(points)
-        if self._gone:
-            gone, self._gone = sorted(self._gone), set()
-            yield "gone", {"ids": gone}
+        gone, self._gone = self._rows(self._gone), []
+        if gone:
+            yield "gone", {"gone": gone}
         if observer.state.version > max(self._version, 0):
             yield from self._tree()
 
@@ -78,7 +79,7 @@ class Viewer:
             gone = []
         else:
             ids = list(dict.fromkeys(view_id for change in changes for view_id in change.changed))
-            gone = [view_id for change in changes for view_id, namespace in change.gone if self._sees(namespace)]
+            gone = self._rows(departure for change in changes for departure in change.gone)
         nodes = [state.nodes[view_id] for view_id in ids if view_id in state.nodes]
         rows = [node.row() for node in nodes if self._sees(node.info.namespace)]
         if changes is not None and not rows and not gone:
@@ -96,3 +97,6 @@ class Viewer:
                     "gone": gone if is_last else [],
                 },
             )
+
+    def _rows(self, gone: Iterable[Departure]) -> list[list[Any]]:
+        return [departure.row() for departure in gone if self._sees(departure.node.info.namespace)]

@@ -1,6 +1,7 @@
 // What every page begins with: the header, light or dark, and calls to the server with the key that it asks for.
 
-import { html, render } from "./vendor/htm-preact.js";
+import { createParser } from "./vendor/eventsource-parser.js";
+import { html, render, signal } from "./vendor/htm-preact.js";
 
 const THEMES = ["system", "light", "dark"];
 const KEY = "radixkv.key";
@@ -8,40 +9,44 @@ const THEME = "radixkv.theme";
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 8000;
 const OUT_OF_SIGHT_MS = 20_000;
-const UNREACHABLE = "The server cannot be reached. What you wrote stays here; it is tried again.";
+const UNREACHABLE = "The server cannot be reached.";
 
 // -- calls
 
-/** A refusal of the server, or that it could not be reached (`status` 0). `message` is for people. */
+/** Whether the server answered when it was last called. */
+export const isReachable = signal(true);
+
+/** A refusal of the server, or that it could not be reached (`status` 0). `message` is for people, `code` for programs. */
 export class CallError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = "") {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
 /** The JSON answer of `path`. `body`, if any, is sent as JSON. Asks for a key where one is needed, and calls again. */
-export async function call(method, path, body, { signal } = {}) {
-  const response = await send(method, path, body, signal);
+export async function call(method, path, body = undefined) {
+  const response = await send(method, path, body);
   return response.status === 204 ? null : response.json();
 }
 
 /** The answer of `path` as text. */
-export async function callText(method, path, body) {
+export async function callText(method, path, body = undefined) {
   return (await send(method, path, body)).text();
 }
 
 /**
- * Follow the server-sent events of `path` until `signal` aborts: `onEvent(name, data)` for each, `onState("live" | "lost")` when
+ * Follow the server-sent events of `path` until `stop` aborts: `onEvent(name, data)` for each, `onState("live" | "lost")` when
  * the connection comes or goes. It comes back by itself, after 0.5 to 8 seconds; a refusal ends it and is thrown. A page that is
  * out of sight gives its connection up, of which a browser has six for all its tabs.
  */
-export async function follow(path, { onEvent, onState = () => {}, signal }) {
+export async function follow(path, { onEvent, onState = (_state) => {}, signal: stop }) {
   let wait_ms = FIRST_WAIT_MS;
-  while (!signal.aborted) {
+  while (!stop.aborted) {
     await untilSeen();
     const sight = watchSight();
-    const either = AbortSignal.any([signal, sight.signal]);
+    const either = AbortSignal.any([stop, sight.signal]);
     try {
       const response = await send("GET", path, undefined, either);
       onState("live");
@@ -83,64 +88,61 @@ function untilSeen() {
 
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  const read = [];
+  const parser = createParser({ onEvent: ({ event = "message", data }) => read.push([event, JSON.parse(data)]) });
   try {
     for (;;) {
       const { value, done } = await reader.read().catch(() => {
+        isReachable.value = false;
         throw new CallError(0, UNREACHABLE);
       });
       if (done) return;
-      const parts = (rest + value).split("\n\n");
-      rest = parts.pop();
-      for (const part of parts) {
-        let name = "message";
-        const data = [];
-        for (const line of part.split("\n")) {
-          if (line.startsWith("event: ")) name = line.slice(7);
-          else if (line.startsWith("data: ")) data.push(line.slice(6));
-        }
-        if (data.length) yield [name, JSON.parse(data.join("\n"))];
-      }
+      parser.feed(value);
+      yield* read.splice(0);
     }
   } finally {
     reader.cancel().catch(() => {});
   }
 }
 
-async function send(method, path, body, signal) {
+async function send(method, path, body, stop = undefined) {
   for (;;) {
     const key = localStorage.getItem(KEY);
+    /** @type {Record<string, string>} */
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     if (body !== undefined) headers["Content-Type"] = "application/json";
-    const init = { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) };
+    const init = { method, headers, signal: stop, body: body === undefined ? undefined : JSON.stringify(body) };
     let response;
     try {
       response = await fetch(path, init);
     } catch (error) {
-      if (signal?.aborted) throw error;
+      if (stop?.aborted) throw error;
+      isReachable.value = false;
       throw new CallError(0, UNREACHABLE);
     }
+    isReachable.value = true;
     if (response.status === 401) {
       if (localStorage.getItem(KEY) !== key || (await askForKey(Boolean(key)))) continue; // another call has asked meanwhile
+      throw new CallError(401, "This server answers only with an API key.");
     }
-    if (!response.ok) throw new CallError(response.status, await refusal(response));
+    if (!response.ok) throw await refusal(response);
     return response;
   }
 }
 
 async function refusal(response) {
   try {
-    const body = await response.json();
-    return body.error?.message ?? response.statusText;
+    const { error } = await response.json();
+    return new CallError(response.status, error?.message ?? response.statusText, error?.code);
   } catch {
-    return `${response.status} ${response.statusText}`;
+    return new CallError(response.status, `${response.status} ${response.statusText}`);
   }
 }
 
 let asking = null;
 
-/** Ask for an API key, once for all calls that wait for one; whether one was given. */
-function askForKey(wasWrong) {
+/** Ask for an API key, once for all calls that wait for one; whether one was given. `isUnknown`: the one sent was refused. */
+export function askForKey(isUnknown = false) {
   asking ??= new Promise((done) => {
     const dialog = document.createElement("dialog");
     dialog.setAttribute("aria-labelledby", "key-title");
@@ -154,17 +156,16 @@ function askForKey(wasWrong) {
     };
     const submit = (event) => {
       event.preventDefault();
-      close(new FormData(event.target).get("key").trim());
+      close(String(new FormData(event.target).get("key")).trim());
     };
     dialog.addEventListener("cancel", () => close(""));
     render(
       html`<form onSubmit=${submit}>
-        <h2 id="key-title">An API key, please</h2>
-        <p>${wasWrong ? "The key kept here is not known to the server any more." : "This server asks who calls."} It is kept in this
-          browser.</p>
+        <h2 id="key-title">${isUnknown ? "The server does not know this key" : "This server needs an API key"}</h2>
+        <p>${isUnknown ? "Enter another one." : "Whoever runs the server gives you one."} It is stored in this browser only.</p>
         <p><label for="key-field">Key</label><br /><input id="key-field" name="key" type="password" autocomplete="off" required
           pattern="\\s*[!-~]+\\s*" title="Letters, digits and signs of ASCII, without spaces" /></p>
-        <button class="main">Go on</button>
+        <button class="main">Go on</button> <button type="button" onClick=${() => close("")}>Cancel</button>
       </form>`,
       dialog,
     );

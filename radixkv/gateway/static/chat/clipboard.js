@@ -6,7 +6,7 @@ export async function copyText(text) {
     await navigator.clipboard.writeText(text);
     return;
   }
-  const before = document.activeElement;
+  const before = /** @type {HTMLElement} */ (document.activeElement);
   const field = document.createElement("textarea");
   field.value = text;
   field.className = "hidden-text";

@@ -9,10 +9,10 @@ const KEY = [
   [USED, "used", "read by one request"],
   [SHARED, "shared", "read by several"],
   [CACHED, "cached", "kept for those to come"],
-  [RESERVED, "reserved", "reserved, will be written"],
-  [INTERNAL, "internal", "never written (internal)"],
-  [EXTERNAL, "external", "too short a hole (external)"],
-  [FREE, "free", "free"],
+  [RESERVED, "reserved", "will be written"],
+  [INTERNAL, "internal", "never written"],
+  [EXTERNAL, "external", "too short a hole"],
+  [FREE, "free", "holds nothing"],
 ];
 const OF_WAY = {
   reserve: [USED, RESERVED, INTERNAL, EXTERNAL, FREE],
@@ -61,31 +61,38 @@ function nearest(choices, value) {
   return distances.indexOf(Math.min(...distances));
 }
 
+/** What the slots of all pools look like, by what stands in them. */
+export function Legend() {
+  return html`<ul class="key legend" aria-label="What stands in a slot">
+    ${KEY.map(([, kind, what]) => html`<li class=${kind}><i aria-hidden="true"></i><b>${kind}</b> ${what}</li>`)}
+  </ul>`;
+}
+
 /** A pool: its picture is drawn by others. `counts`: slots by state. */
 export function Pool({ way, counts, replay, onCanvas, onPoint, onChoose }) {
   const held = replay.memory.held;
   const rows = KEY.filter(([state]) => OF_WAY[way.key].includes(state));
-  const told = rows.map(([state, , name]) => `${count(counts[state])} ${name}`).join(", ");
+  const told = rows.map(([state, kind]) => `${count(counts[state])} ${kind}`).join(", ");
   return html`<section class="pool ${way.key}" aria-labelledby=${`pool-${way.key}`}>
-    <h3 id=${`pool-${way.key}`}>${way.name}</h3>
-    <p class="headline">
+    <h2 id=${`pool-${way.key}`}>${way.name}</h2>
+    <div class="headline">
       <b>${held ? Math.round((100 * replay.numTokens) / held) : "–"}</b>
       <span class="soft small">tokens at hand for every 100 slots held</span>
-    </p>
-    <canvas ref=${onCanvas} role="img" aria-label=${`Slots: ${told}`} onPointerMove=${onPoint} onPointerLeave=${onPoint}
-      onClick=${onChoose}></canvas>
-    <dl class="crowd">
-      ${[["run", replay.running.length], ["wait", replay.waiting.length], ["are done", replay.numFinished]].map(
-        ([name, number]) => html`<div><dt>${name}</dt><dd>${count(number)}</dd></div>`,
-      )}
-    </dl>
+      <dl class="crowd">
+        ${[["run", replay.running.length], ["wait", replay.waiting.length], ["done", replay.numFinished]].map(
+          ([name, number]) => html`<div><dt>${name}</dt><dd>${count(number)}</dd></div>`,
+        )}
+      </dl>
+    </div>
     <ul class="key" aria-label="Slots by what stands in them">
       ${rows.map(
-        ([state, kind, name]) => html`<li class=${`${kind}${counts[state] ? "" : " none"}`}>
-          <i aria-hidden="true"></i>${name}<span class="count">${count(counts[state])}</span>
+        ([state, kind]) => html`<li class=${`${kind}${counts[state] ? "" : " none"}`}>
+          <i aria-hidden="true"></i>${kind}<span class="count">${count(counts[state])}</span>
         </li>`,
       )}
     </ul>
+    <canvas ref=${onCanvas} role="img" aria-label=${`Slots: ${told}`} onPointerMove=${onPoint} onPointerLeave=${onPoint}
+      onClick=${onChoose}></canvas>
   </section>`;
 }
 

@@ -1,5 +1,7 @@
 // Draws the slots of a pool: tokens that one request brought first have one hue, what is empty is hatched.
 
+import { coloursOf } from "../colours.js";
+import { computed } from "../vendor/htm-preact.js";
 import { CACHED, EXTERNAL, FREE, INTERNAL, RESERVED, SHARED, USED } from "./slots.js";
 
 const NUM_HUES = 12;
@@ -12,26 +14,22 @@ const FAINT = 0.3;
 const HALF = 0.5;
 const DIMMED = 0.25;
 
-/** The colours of the page as it stands: light or dark. `read(name)`: a custom property as the browser resolves it. */
-export function readPalette(element) {
-  const probe = document.createElement("span");
-  element.append(probe);
-  const read = (name) => {
-    probe.style.color = `var(${name})`;
-    return getComputedStyle(probe).color;
+const HUES = Array.from({ length: NUM_HUES }, (_, hue) => `hue-${hue}`);
+const colours = coloursOf([...HUES, "sunken", "text", "reserved", "internal", "external"]);
+
+/** The colours of the page as it stands, light or dark, and what is hatched with them. */
+export const palette = computed(() => {
+  const { sunken: ground, text: mark, reserved, internal, external, ...hues } = colours.value;
+  return {
+    hues: HUES.map((name) => hues[name]),
+    ground,
+    mark,
+    [RESERVED]: hatch(reserved, ground, false),
+    [INTERNAL]: hatch(internal, ground, false, 3),
+    [EXTERNAL]: hatch(external, ground, true),
+    flat: { [RESERVED]: reserved, [INTERNAL]: internal, [EXTERNAL]: external },
   };
-  const palette = {
-    hues: Array.from({ length: NUM_HUES }, (_, hue) => read(`--hue-${hue}`)),
-    ground: read("--sunken"),
-    mark: read("--text"),
-    [RESERVED]: hatch(read("--reserved"), read("--sunken"), false),
-    [INTERNAL]: hatch(read("--internal"), read("--sunken"), false, 3),
-    [EXTERNAL]: hatch(read("--external"), read("--sunken"), true),
-    flat: { [RESERVED]: read("--reserved"), [INTERNAL]: read("--internal"), [EXTERNAL]: read("--external") },
-  };
-  probe.remove();
-  return palette;
-}
+});
 
 function hatch(colour, ground, isCrossed, step = 6) {
   const size = 12;

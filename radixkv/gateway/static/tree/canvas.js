@@ -1,8 +1,8 @@
-// The drawing: depth in tokens across, leaves down. What is too small to be told apart is drawn as one, so that a frame costs as
+// The drawing: depth in tokens across, on a square-root scale so that one long prompt leaves room for the rest; leaves down. What is too small to be told apart is drawn as one, so that a frame costs as
 // much as the canvas has rows, however many nodes there are.
 
-import { palette, watchPalette } from "./colours.js";
-import { TEXT_ROW_PX, outline, paintBranch, paintNamespace, paintNode } from "./paint.js";
+import { effect } from "../vendor/htm-preact.js";
+import { TEXT_ROW_PX, outline, palette, paintBranch, paintNamespace, paintNode } from "./paint.js";
 
 const AXIS_PX = 22;
 const PAD_PX = 8;
@@ -10,37 +10,43 @@ const ROW_PX = 24;
 const MAX_ROW_PX = 48;
 const MAX_TOKEN_PX = 80;
 const MIN_LABEL_PX = 34;
+const TICK_PX = 76;
 const ZOOM_STEP = 1.5;
 
 export class Drawing {
   /** How long the last frames took to draw, in milliseconds. */
   frames_ms = [];
-  found = null;
-  selected = null;
-  #view = { depth: 0, row: 0, token_px: 1, row_px: ROW_PX };
+  width = 1;
+  height = 1;
+  /** What lies at the left and upper edge, and how large a root of a token and a row are. */
+  #view = { root: 0, row: 0, root_px: 1, row_px: ROW_PX };
   #isFitted = true;
   #isDue = false;
   #pointers = new Map();
   #moved_px = 0;
 
   /**
-   * `onSelect(node)` when one is chosen by pointer or key; `onBare(nodes)` with those drawn without the text that they have room
-   * for.
+   * `selected`, `found`, `tick`: signals. `onSelect(node)` when one is chosen by pointer; `onBare(nodes)` with those drawn without
+   * the text that they have room for.
    */
-  constructor(canvas, tree, { onSelect, onBare }) {
-    this.canvas = canvas;
-    this.tree = tree;
-    this.onSelect = onSelect;
-    this.onBare = onBare;
+  constructor(canvas, tree, { selected, found, tick, onSelect, onBare }) {
+    Object.assign(this, { canvas, tree, selected, found, onSelect, onBare });
     this.context = canvas.getContext("2d");
     new ResizeObserver(() => this.#resize()).observe(canvas);
-    watchPalette(() => this.draw());
     canvas.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     canvas.addEventListener("pointerdown", (event) => this.#press(event));
     canvas.addEventListener("pointermove", (event) => this.#move(event));
     canvas.addEventListener("pointerup", (event) => this.#lift(event));
     canvas.addEventListener("pointercancel", (event) => this.#pointers.delete(event.pointerId));
     this.#resize();
+    effect(() => {
+      tree.turn.value;
+      this.#changed();
+    });
+    effect(() => {
+      [selected.value, found.value, tick.value, palette()];
+      this.draw();
+    });
   }
 
   /** Draw with the next frame. */
@@ -57,8 +63,8 @@ export class Drawing {
     });
   }
 
-  /** What is told has changed. */
-  changed() {
+  /** The tree has changed, or its place. */
+  #changed() {
     if (this.#isFitted) this.fit();
     else this.#bound();
     this.draw();
@@ -67,7 +73,7 @@ export class Drawing {
   /** Show all of the tree, and go on doing so as it grows. */
   fit() {
     this.#isFitted = true;
-    this.#view = { depth: 0, row: 0, ...this.#fittest() };
+    this.#view = { root: 0, row: 0, ...this.#fittest() };
     this.draw();
   }
 
@@ -75,11 +81,11 @@ export class Drawing {
   zoom(factor, x = this.width / 2, y = this.height / 2, { rows = true, depth = true } = {}) {
     const view = this.#view;
     const least = this.#fittest();
-    const [at, row] = [this.#depthAt(x), this.#rowAt(y)];
+    const [root, row] = [this.#rootAt(x), this.#rowAt(y)];
     this.#isFitted = false;
-    if (depth) view.token_px = Math.min(Math.max(view.token_px * factor, least.token_px), MAX_TOKEN_PX);
+    if (depth) view.root_px = Math.min(Math.max(view.root_px * factor, least.root_px), this.#most());
     if (rows) view.row_px = Math.min(Math.max(view.row_px * factor, least.row_px), MAX_ROW_PX);
-    view.depth = at - (x - PAD_PX) / view.token_px;
+    view.root = root - (x - PAD_PX) / view.root_px;
     view.row = row - (y - AXIS_PX) / view.row_px;
     this.#bound();
     this.draw();
@@ -94,29 +100,35 @@ export class Drawing {
     if (!isSmall && !isOutside && box.y >= AXIS_PX && box.y + Math.min(box.height, ROW_PX) <= this.height) return this.draw();
     this.#isFitted = false;
     if (view.row_px < TEXT_ROW_PX) view.row_px = ROW_PX;
-    if (box.width < MIN_LABEL_PX) view.token_px = Math.min(MAX_TOKEN_PX, Math.max(view.token_px, 160 / node.tokens));
+    if (box.width < MIN_LABEL_PX) view.root_px = Math.min(this.#most(), Math.max(view.root_px, 160 / rootsOf(node)));
     view.row = node.row - (this.height - AXIS_PX) / view.row_px / 2 + 1;
-    view.depth = node.position - (this.width * 0.3) / view.token_px;
+    view.root = Math.sqrt(node.position) - (this.width * 0.3) / view.root_px;
     this.#bound();
     return this.draw();
   }
 
   #fittest() {
     return {
-      token_px: (this.width - 2 * PAD_PX) / this.tree.maxDepth,
+      root_px: (this.width - 2 * PAD_PX) / Math.sqrt(this.tree.maxDepth),
       row_px: Math.min(ROW_PX, (this.height - AXIS_PX - PAD_PX) / Math.max(1, this.tree.numRows)),
     };
+  }
+
+  /** Where the deepest token is as wide as one need be. */
+  #most() {
+    const { maxDepth } = this.tree;
+    return MAX_TOKEN_PX / (Math.sqrt(maxDepth) - Math.sqrt(maxDepth - 1));
   }
 
   /** Keep some of the tree in view. */
   #bound() {
     const view = this.#view;
     const least = this.#fittest();
-    view.token_px = Math.max(view.token_px, least.token_px);
+    view.root_px = Math.max(view.root_px, least.root_px);
     view.row_px = Math.max(view.row_px, least.row_px);
-    const wide = (this.width - 2 * PAD_PX) / view.token_px;
+    const wide = (this.width - 2 * PAD_PX) / view.root_px;
     const high = (this.height - AXIS_PX) / view.row_px;
-    view.depth = Math.max(0, Math.min(view.depth, this.tree.maxDepth - wide));
+    view.root = Math.max(0, Math.min(view.root, Math.sqrt(this.tree.maxDepth) - wide));
     view.row = Math.max(0, Math.min(view.row, this.tree.numRows - high + 1));
   }
 
@@ -127,11 +139,21 @@ export class Drawing {
     this.canvas.width = Math.round(this.width * scale);
     this.canvas.height = Math.round(this.height * scale);
     this.context.setTransform(scale, 0, 0, scale, 0, 0);
-    this.changed();
+    this.#changed();
+  }
+
+  #rootAt(x) {
+    return this.#view.root + (x - PAD_PX) / this.#view.root_px;
   }
 
   #depthAt(x) {
-    return this.#view.depth + (x - PAD_PX) / this.#view.token_px;
+    const root = this.#rootAt(x);
+    return root < 0 ? -1 : root * root;
+  }
+
+  /** Where a depth in tokens lies across. */
+  xOf(depth) {
+    return PAD_PX + (Math.sqrt(depth) - this.#view.root) * this.#view.root_px;
   }
 
   #rowAt(y) {
@@ -139,12 +161,13 @@ export class Drawing {
   }
 
   #box(node) {
-    const { depth, row, token_px, row_px } = this.#view;
+    const { row, row_px } = this.#view;
     const gap = row_px > 6 ? 1 : 0;
+    const x = this.xOf(node.position);
     return {
-      x: PAD_PX + (node.position - depth) * token_px,
+      x,
       y: AXIS_PX + (node.row - row) * row_px,
-      width: Math.max(1.5, node.tokens * token_px - gap),
+      width: Math.max(1.5, this.xOf(node.position + node.tokens) - x - gap),
       height: Math.max(1, node.rows * row_px - gap),
     };
   }
@@ -164,7 +187,8 @@ export class Drawing {
       paintNamespace(context, space, { x: PAD_PX, y, height: this.#view.row_px });
       this.#paintAll(space.children, now_s, bare);
     }
-    if (this.selected) this.#paintSelected(this.selected);
+    const selected = this.selected.value;
+    if (selected && this.tree.nodes.has(selected.id)) this.#paintSelected(selected);
     this.#paintAxis();
     if (bare.length) this.onBare(bare);
   }
@@ -189,7 +213,7 @@ export class Drawing {
         const pixel = Math.floor(box.y);
         if (pixel === level.drawn_px && !node.goneAt_ms) continue;
         level.drawn_px = pixel;
-        box.width = (node.below.end - node.position) * this.#view.token_px;
+        box.width = this.xOf(node.below.end) - box.x;
         paintBranch(context, node, box, now_s);
         continue;
       }
@@ -199,9 +223,10 @@ export class Drawing {
   }
 
   #paintOne(node, box, now_s, bare) {
-    const isFound = this.found?.has(node.id) ?? false;
+    const found = this.found.value;
+    const isFound = found?.has(node.id) ?? false;
     const shown = inView(box, this.width, this.height);
-    paintNode(this.context, node, shown, now_s, { isFound, isDimmed: this.found !== null && !isFound });
+    paintNode(this.context, node, shown, now_s, { isFound, isDimmed: found !== null && !isFound });
     if (node.label === null && shown.height >= TEXT_ROW_PX && shown.width >= MIN_LABEL_PX) bare.push(node);
   }
 
@@ -219,12 +244,15 @@ export class Drawing {
     context.fillRect(0, AXIS_PX - 3, width, 1);
     context.font = "11px system-ui, sans-serif";
     context.fillStyle = soft;
-    const step = niceStep(90 / this.#view.token_px);
-    for (let depth = Math.ceil(this.#view.depth / step) * step; ; depth += step) {
-      const x = PAD_PX + (depth - this.#view.depth) * this.#view.token_px;
+    for (let x = Math.max(0, this.xOf(0)); x < width - 30; ) {
+      const step = niceStep(this.#depthAt(x + TICK_PX) - this.#depthAt(x));
+      const depth = Math.ceil(this.#depthAt(x) / step) * step;
+      x = this.xOf(depth);
       if (x > width - 30) break;
       context.fillRect(x, AXIS_PX - 7, 1, 5);
-      context.fillText(depth ? depth.toLocaleString("en") : "0 tokens", x + 4, (AXIS_PX - 3) / 2);
+      const words = depth ? depth.toLocaleString("en") : "0 tokens, square-root scale";
+      context.fillText(words, x + 4, (AXIS_PX - 3) / 2);
+      x += Math.max(TICK_PX, context.measureText(words).width + 12);
     }
   }
 
@@ -265,7 +293,7 @@ export class Drawing {
 
   #pan(x, y) {
     this.#isFitted = false;
-    this.#view.depth -= x / this.#view.token_px;
+    this.#view.root -= x / this.#view.root_px;
     this.#view.row -= y / this.#view.row_px;
     this.#bound();
     this.draw();
@@ -283,6 +311,11 @@ function inView({ x, y, width, height }, canvasWidth, canvasHeight) {
     width: Math.min(x + width, canvasWidth + 2) - left,
     height: Math.min(y + height, canvasHeight + 2) - top,
   };
+}
+
+/** How many roots of a token wide it is. */
+function rootsOf({ position, tokens }) {
+  return Math.sqrt(position + tokens) - Math.sqrt(position);
 }
 
 function distance(a, b) {

@@ -1,6 +1,6 @@
 // The pool over the last ten minutes: small charts, each with its meaning in words.
 
-import { html } from "../vendor/htm-preact.js";
+import { html, signal } from "../vendor/htm-preact.js";
 import { count, percent, span } from "./words.js";
 
 const NUM_KEPT = 600;
@@ -11,10 +11,12 @@ const HEIGHT = 36;
 /** Points as they come, oldest first. */
 export class Gauges {
   points = [];
+  turn = signal(0);
 
   add({ fields, points }) {
     for (const point of points) this.points.push(Object.fromEntries(fields.map((name, index) => [name, point[index]])));
     this.points.splice(0, this.points.length - NUM_KEPT);
+    this.turn.value += 1;
   }
 
   get latest() {
@@ -41,6 +43,7 @@ export class Gauges {
 
 /** All cards. */
 export function GaugeCards({ gauges }) {
+  gauges.turn.value;
   const { latest } = gauges;
   if (!latest) return html`<p class="soft cards-empty">Waiting for the first figures of the pool…</p>`;
   return html`<${PoolCard} latest=${latest} /><${HitCard} gauges=${gauges} /><${EvictionCard} gauges=${gauges} />
@@ -88,7 +91,7 @@ function HitCard({ gauges }) {
   return html`<section class="card" aria-labelledby="card-hits">
     <h2 id="card-hits">Hit rate</h2>
     <p class="figure numbers">${now} <span class="soft small">of prompt tokens, lately</span></p>
-    <${Chart} label=${label}><path class="line" d=${lineOf(shares)} />${dots(shares)}<//>
+    <${Chart} label=${label}><path class="line" d=${lineOf(shares)} /><//>
     <p class="small soft numbers">${total === null ? "nothing asked for yet" : `${percent(total)} since the pool began`}</p>
   </section>`;
 }
@@ -122,7 +125,7 @@ function SavedCard({ latest }) {
     <h2 id="card-saved">Saved</h2>
     <p class="figure numbers">${short(latest.num_hit_tokens)} <span class="soft small">tokens not computed</span></p>
     <p class="figure numbers">${saved_s === null ? "–" : span(saved_s)} <span class="soft small">of computing</span></p>
-    <details class="small soft"><summary title=${how.replaceAll(/\s+/g, " ")}>how it is reckoned</summary>${how}</details>
+    <details class="small soft"><summary title=${how.replaceAll(/\s+/g, " ")}>How this is computed</summary>${how}</details>
   </section>`;
 }
 
@@ -132,23 +135,10 @@ function Chart({ label, children }) {
   </svg>`;
 }
 
-/** A line through shares from 0 to 1, broken where there is none. */
+/** A line through shares from 0 to 1, joined where there is none between; one alone is a dash. */
 function lineOf(shares) {
-  let path = "";
-  shares.forEach((share, index) => {
-    if (share === null) return;
-    const isBegun = index && shares[index - 1] !== null;
-    path += `${isBegun ? "L" : "M"}${xOf(index, shares.length)} ${yOf(share)}`;
-  });
-  return path;
-}
-
-/** Shares that stand alone have no line. */
-function dots(shares) {
-  return shares.map((share, index) => {
-    const isAlone = share !== null && (shares[index - 1] ?? null) === null && (shares[index + 1] ?? null) === null;
-    return isAlone && html`<rect class="dot" x=${xOf(index, shares.length) - 1} y=${yOf(share) - 1.5} width="2" height="3" />`;
-  });
+  const points = shares.flatMap((share, index) => (share === null ? [] : [`${xOf(index, shares.length)} ${yOf(share)}`]));
+  return points.length === 1 ? `M${points[0]}h2` : points.length ? `M${points.join("L")}` : "";
 }
 
 function xOf(index, length) {

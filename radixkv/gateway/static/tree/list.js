@@ -1,6 +1,6 @@
 // The tree as a list: nested, opened level by level, for whoever does not read a drawing.
 
-import { count, oneLine, span, use } from "./words.js";
+import { LEFT, count, labelText, oneLine, span, use } from "./words.js";
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 
 const AT_ONCE = 50;
@@ -40,7 +40,8 @@ function Level({ nodes, ...shared }) {
 function Entry({ node, ...shared }) {
   const [isOpen, open] = useState(false);
   const { now_s, selected, onSelect } = shared;
-  const text = oneLine(node.label ?? "…").slice(0, 80);
+  const label = node.label ?? [["", "…"]];
+  const text = oneLine(labelText(label)).slice(0, 80);
   const isPinned = node.pinnedUntil_s > now_s;
   return html`<li class=${node.goneAt_ms ? "gone" : ""}>
     <div class="entry">
@@ -49,9 +50,10 @@ function Entry({ node, ...shared }) {
             aria-label=${`Branches of the node at ${node.position}: ${text}`}>${isOpen ? "▾" : "▸"}</button>`
         : html`<span class="twist" aria-hidden="true"></span>`}
       <button class="bare name" aria-pressed=${node === selected} onClick=${() => onSelect(node)}>
-        <span class="mono">${text}</span>
+        ${label.map(([role, said]) => html`${role && html`<i class=${`role ${role}`}>${role}</i>`}
+          <span class="mono">${oneLine(said).slice(0, 80)} </span>`)}
         <span class="soft small numbers">${node.isTail ? "tail, " : ""}${count(node.tokens, "token")}, ${use(node, now_s)}
-          ${isPinned ? `, pinned for ${span(node.pinnedUntil_s - now_s)}` : ""}${node.goneAt_ms ? ", evicted" : ""}</span>
+          ${isPinned ? `, pinned for ${span(node.pinnedUntil_s - now_s)}` : ""}${node.goneAt_ms ? `, ${LEFT[node.goneAs]}` : ""}</span>
       </button>
     </div>
     ${isOpen && html`<${Level} nodes=${node.children} ...${shared} />`}

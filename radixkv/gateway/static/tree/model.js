@@ -1,5 +1,8 @@
 // The radix tree as the server tells it: nodes by id, and the row on which each is drawn.
 
+import { signal } from "../vendor/htm-preact.js";
+import { wordsOf } from "./words.js";
+
 /** How long a node that has gone stays to be seen, in milliseconds. */
 export const FADE_MS = 1600;
 
@@ -16,7 +19,9 @@ export class Tree {
   order = [];
   numRows = 0;
   maxDepth = 1;
-  isListed = false;
+  isListed = signal(false);
+  /** Grows with every change. */
+  turn = signal(0);
   #arriving = null;
   #clock = { service_s: 0, page_ms: 0 };
 
@@ -25,7 +30,7 @@ export class Tree {
     return this.#clock.service_s + (performance.now() - this.#clock.page_ms) / 1000;
   }
 
-  /** Take over what an event `tree` tells; whether something is to be drawn anew. */
+  /** Take over what an event `tree` tells; what has left, or null where more is to come. */
   apply({ reset, done, now_s, nodes, gone }, keepsGhosts) {
     this.#clock = { service_s: now_s, page_ms: performance.now() };
     if (reset) this.#arriving = new Map();
@@ -36,25 +41,21 @@ export class Tree {
       node.namespace ||= target.get(node.parent)?.namespace ?? "";
       target.set(node.id, known ? renew(known, node) : fresh(node));
     }
-    if (!done) return false;
-    if (this.#arriving) [this.nodes, this.#arriving, this.isListed] = [this.#arriving, null, true];
-    this.leave(gone, keepsGhosts);
-    this.#arrange();
-    return true;
+    if (!done) return null;
+    if (this.#arriving) [this.nodes, this.#arriving, this.isListed.value] = [this.#arriving, null, true];
+    return this.leave(gone, keepsGhosts);
   }
 
-  /** Nodes have left the tree: they stay as ghosts for a moment, or go at once. How many there were. */
-  leave(ids, keepsGhosts) {
-    let count = 0;
-    for (const id of ids) {
-      const node = this.nodes.get(id);
-      if (!node || node.goneAt_ms) continue;
-      count += 1;
-      if (keepsGhosts) node.goneAt_ms = performance.now();
+  /** Nodes have left the tree, `[id, kind, blocks]` each: they stay as ghosts for a moment, or go at once. Those not known of before. */
+  leave(gone, keepsGhosts) {
+    const news = gone.filter(([id]) => !id || this.nodes.get(id)?.goneAt_ms === 0);
+    for (const [id, kind] of news) {
+      if (!id) continue; // its end alone has gone
+      if (keepsGhosts) Object.assign(this.nodes.get(id), { goneAt_ms: performance.now(), goneAs: kind });
       else this.nodes.delete(id);
     }
-    if (count && !keepsGhosts) this.#arrange();
-    return count;
+    this.#arrange();
+    return news;
   }
 
   /** Drop the ghosts that have faded; whether there were any. */
@@ -66,6 +67,15 @@ export class Tree {
     }
     if (hasSwept) this.#arrange();
     return hasSwept;
+  }
+
+  /** Take over labels by the ids of nodes. */
+  name(labels) {
+    for (const [id, label] of Object.entries(labels)) {
+      const node = this.nodes.get(Number(id));
+      if (node) Object.assign(node, { label, words: wordsOf(label) });
+    }
+    this.turn.value += 1;
   }
 
   get numGhosts() {
@@ -127,6 +137,7 @@ export class Tree {
       sum(space);
     }
     this.numRows = row;
+    this.turn.value += 1;
   }
 
   #place(space, firstRow) {
@@ -161,7 +172,7 @@ function sorted(nodes) {
 }
 
 function fresh(node) {
-  return { ...node, goneAt_ms: 0, children: [], label: null, pinSpan_s: 1, isClosed: false };
+  return { ...node, goneAt_ms: 0, goneAs: "", children: [], label: null, words: [], pinSpan_s: 1, isClosed: false };
 }
 
 /** The same object with what is told of it now, so that what refers to it goes on doing so. */

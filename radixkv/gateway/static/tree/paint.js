@@ -3,13 +3,22 @@
 //   in use      a bar at its left end, and how many sequences stand on it
 //   pinned      a ring that runs down, and the time that is left
 //   tail        stripes and a torn right end
+//   role        a chip before what it says
 //   shared      how many branches go on from it
-//   evicted     crossed out, fading
+//   left        crossed out, fading; in red where it gave way for room
 
-import { heat, palette } from "./colours.js";
+import { coloursOf } from "../colours.js";
 import { FADE_MS } from "./model.js";
-import { count, countdown, oneLine, span } from "./words.js";
+import { count, countdown, span } from "./words.js";
 
+const NUM_HEATS = 7;
+/** Past this a node is as cold as can be, in seconds. */
+const COLD_S = 1800;
+const colours = coloursOf([
+  "text", "text-soft", "line", "line-strong", "ground", "raised", "accent", "accent-ground", "pinned", "danger", "warn",
+  "on-role", "role-system", "role-user", "role-assistant", "role-other",
+  ...Array.from({ length: NUM_HEATS }, (_, heat) => `heat-${heat}`),
+]);
 const FONT = '12px ui-monospace, "SF Mono", "Cascadia Code", "DejaVu Sans Mono", monospace';
 const SMALL = "11px system-ui, sans-serif";
 const CHARACTER_PX = 7.3;
@@ -17,8 +26,21 @@ const LINE_PX = 15;
 const MAX_LINES = 8;
 /** Fewer characters than these are no line of a text. */
 const MIN_LINE = 4;
+/** In fewer characters a role is its first letter. */
+const NARROW = 20;
 /** From this height on a row bears text. */
 export const TEXT_ROW_PX = 15;
+
+/** Colours by their names in the style sheet. */
+export function palette() {
+  return colours.value;
+}
+
+/** The colour of what was used so many seconds ago. */
+function heat(age_s) {
+  const share = Math.log1p(Math.max(0, age_s) / 2) / Math.log1p(COLD_S / 2);
+  return palette()[`heat-${Math.min(NUM_HEATS - 1, Math.floor(share * NUM_HEATS))}`];
+}
 
 /** Draw a node into a box of the canvas: `{ x, y, width, height }`. */
 export function paintNode(context, node, box, now_s, { isFound, isDimmed }) {
@@ -29,7 +51,7 @@ export function paintNode(context, node, box, now_s, { isFound, isDimmed }) {
   if (box.height >= 6 && box.width >= 6) paintSigns(context, node, box, isPinned);
   if (isFound) outline(context, box, palette().warn, 2);
   if (box.height >= TEXT_ROW_PX && box.width >= 26) paintText(context, node, box, isPinned, now_s);
-  if (node.goneAt_ms) paintGone(context, box);
+  if (node.goneAt_ms) paintGone(context, box, node.goneAs === "pressure");
   if (alpha !== 1) context.globalAlpha = 1;
 }
 
@@ -103,43 +125,64 @@ function paintTail(context, { x, y, width, height }) {
 function paintText(context, node, box, isPinned, now_s) {
   const { text, pinned } = palette();
   const left = Math.max(box.x, 0) + 8;
-  const lines = linesOf(node, box, left);
-  const middle = box.y + box.height / 2 + 0.5 + ((lines.length - 1) * LINE_PX) / 2;
+  const most = Math.max(1, Math.min(MAX_LINES, Math.floor((box.height - 4) / LINE_PX)));
+  const wide = Math.floor((box.x + box.width - 6 - left) / CHARACTER_PX);
+  const lines = linesOf(node.words, wide, wide < MIN_LINE ? 1 : most);
+  const last = box.y + box.height / 2 + 0.5 + ((lines.length - 1) * LINE_PX) / 2;
   let right = box.x + box.width - 6;
   context.font = SMALL;
-  if (isPinned) right = paintPin(context, node, right, middle, now_s, pinned, box);
+  if (isPinned) right = paintPin(context, node, right, last, now_s, pinned, box);
   for (const sign of signsOf(node, now_s)) {
     const width_px = context.measureText(sign).width;
     if (right - width_px < box.x + 60) break;
     context.fillStyle = text;
-    context.fillText(sign, right - width_px, middle);
+    context.fillText(sign, right - width_px, last);
     right -= width_px + 8;
   }
   const room = Math.floor((right - left) / CHARACTER_PX);
-  if (node.label === null || room < 2) return;
+  if (room < 2) return;
   context.font = FONT;
-  context.fillStyle = text;
   lines.forEach((line, index) => {
-    const isLast = index === lines.length - 1;
-    context.fillText(isLast ? cut(line, room) : line, left, middle - (lines.length - 1 - index) * LINE_PX);
+    const below = lines.length - 1 - index;
+    paintLine(context, line, left, last - below * LINE_PX, below ? wide : room);
   });
 }
 
-/** The text of a node in as many lines as it needs and has room for; the last one may be too long. */
-function linesOf(node, box, left) {
-  const room = Math.floor((box.x + box.width - 6 - left) / CHARACTER_PX);
-  const text = oneLine(node.label ?? "").trimStart();
-  const most = Math.min(MAX_LINES, Math.floor((box.height - 4) / LINE_PX), Math.ceil(text.length / Math.max(1, room)));
-  if (most < 2 || room < MIN_LINE) return [text];
-  const lines = [];
-  let rest = text;
-  while (lines.length < most - 1 && rest.length > room) {
-    const space = rest.lastIndexOf(" ", room);
-    const end = space > room / 2 ? space : room;
-    lines.push(rest.slice(0, end));
-    rest = rest.slice(end).trimStart();
+/** Words in at most so many lines, each with the character at which it begins; the last word of the last line may be too long. */
+function linesOf(words, room, most) {
+  const lines = [[]];
+  let end = 0;
+  for (const { role, ...each } of words) {
+    const isFull = end && end + each.word.trimEnd().length > room;
+    if (isFull && lines.length < most) {
+      lines.push([]);
+      end = 0;
+    }
+    const whole = role && room < NARROW ? ` ${role[0].toUpperCase()} ` : each.word;
+    const word = end ? whole : whole.trimStart();
+    lines.at(-1).push({ role, word, at: end });
+    if (isFull && end) break;
+    end += word.length;
   }
-  return [...lines, rest];
+  return lines;
+}
+
+function paintLine(context, line, left, y, room) {
+  const colour = palette();
+  for (const { role, word, at } of line) {
+    const x = left + at * CHARACTER_PX;
+    const fits = at + word.trimEnd().length <= room;
+    if (role && fits) {
+      const blank = word.length - word.trimStart().length;
+      context.fillStyle = colour[`role-${role}`] ?? colour["role-other"];
+      context.beginPath();
+      context.roundRect(x + blank * CHARACTER_PX - 3, y - 7, word.trim().length * CHARACTER_PX + 4, 13, 4);
+      context.fill();
+    }
+    context.fillStyle = colour[role && fits ? "on-role" : "text"];
+    context.fillText(fits ? word : at ? "…" : cut(word, room), x, y);
+    if (!fits) return;
+  }
 }
 
 function signsOf(node, now_s) {
@@ -171,8 +214,8 @@ function paintPin(context, node, right, middle, now_s, colour, box) {
   return right - width_px - 8;
 }
 
-function paintGone(context, { x, y, width, height }) {
-  context.strokeStyle = palette().danger;
+function paintGone(context, { x, y, width, height }, isAlarm) {
+  context.strokeStyle = palette()[isAlarm ? "danger" : "text-soft"];
   context.lineWidth = 1.5;
   context.beginPath();
   context.moveTo(x, y + height / 2);

@@ -1,7 +1,7 @@
 // One node from near: its text and all above it, its blocks, who stands on it, and what can be done to it.
 
 import { call } from "../page.js";
-import { count, countdown, span, use } from "./words.js";
+import { LEFT, capital, count, countdown, span, use } from "./words.js";
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 
 const CACHE = "/v1/radixkv/cache";
@@ -36,7 +36,7 @@ export function Panel({ tree, node, now_s, onClose, onSelect, say }) {
       <h2 id="panel-title" tabindex="-1">${node.isTail ? "Tail" : "Node"} at ${node.position.toLocaleString("en")}</h2>
       <button class="bare" onClick=${onClose} aria-label="Close the panel">✕</button>
     </div>
-    ${isGone && html`<p class="notice danger">It is cached no more.</p>`}
+    ${isGone && html`<p class="notice">${capital(LEFT[node.goneAs] ?? "gone")}: it is cached no more.</p>`}
     <${Path} tree=${tree} node=${node} onSelect=${onSelect} />
     <${Facts} node=${node} now_s=${now_s} details=${details} />
     <div class="actions" hidden=${isGone}>
@@ -45,7 +45,17 @@ export function Panel({ tree, node, now_s, onClose, onSelect, say }) {
     </div>
     ${isAsking && html`<${Confirm} node=${node} onNo=${() => ask(false)} onYes=${evict} />`}
     <${Pins} pins=${details?.pins ?? []} readAt_ms=${details?.readAt_ms} onUnpin=${unpin} isGone=${isGone} />
+    <${Conversations} conversations=${details?.conversations ?? []} />
     <${Texts} details=${details} />`;
+}
+
+/** Those whose branches run through the node. */
+function Conversations({ conversations }) {
+  if (!conversations.length) return null;
+  return html`<h3 id="in-chat">In the chat</h3>
+    <ul class="in-chat" aria-labelledby="in-chat">
+      ${conversations.map(({ id, title, message }) => html`<li><a href=${`/#${id}/${message}`}>${title}</a></li>`)}
+    </ul>`;
 }
 
 function Nothing() {
@@ -73,8 +83,11 @@ function useDetails(node, say) {
     let isOver = false;
     const timer = setTimeout(async () => {
       try {
-        const told = await call("GET", `${CACHE}/nodes/${node.id}`);
-        if (!isOver) set({ ...told, readAt_ms: performance.now() });
+        const told = { ...(await call("GET", `${CACHE}/nodes/${node.id}`)), readAt_ms: performance.now(), conversations: [] };
+        if (isOver) return;
+        set(told);
+        const { conversations } = await call("GET", `${CACHE}/nodes/${node.id}/conversations`);
+        if (!isOver) set({ ...told, conversations });
       } catch (error) {
         if (!isOver && error.status !== 404) say(error.message, true);
       }

@@ -64,8 +64,10 @@ export function Legend() {
       <li><i class="sign in-use"></i>in use; ● and how many sequences stand on it, ○ where they stand below</li>
       <li><i class="sign pinned"></i>pinned; the ring runs down with the time left</li>
       <li><i class="sign tail"></i>tail: a block that is still being filled</li>
+      <li><span class="sign"><i class="role user">user</i></span>who speaks; what a template puts around it is left out</li>
       <li><b class="sign mono">×3</b>shared: branches that go on from it</li>
-      <li><i class="sign gone"></i>evicted just now</li>
+      <li><i class="sign gone"></i>left just now: its sequence ended, or a call evicted it</li>
+      <li><i class="sign gone for-room"></i>evicted just now because room was needed</li>
     </ul>
   </details>`;
 }

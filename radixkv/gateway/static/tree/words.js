@@ -5,6 +5,11 @@ export function count(number, noun, plural = `${noun}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? noun : plural}`;
 }
 
+/** With a capital letter, as a sentence begins. */
+export function capital(text) {
+  return text && text[0].toUpperCase() + text.slice(1);
+}
+
 /** A time in its largest unit: `12 s`, `4 min`, `3 h`. */
 export function span(seconds) {
   const s = Math.max(0, seconds);
@@ -33,6 +38,28 @@ export function oneLine(text) {
   return text.replaceAll("\n", "⏎").replaceAll(/[\t\r\v\f]/g, " ");
 }
 
+/** A label, roles and what they say, as text. */
+export function labelText(label) {
+  return label.map(([role, text]) => (role ? `${role}: ${text}` : text)).join(" ");
+}
+
+const segmenter = new Intl.Segmenter(undefined, { granularity: "word" });
+
+/** A label as words, between which a line may be broken; a blank stands before its word, other signs behind theirs. */
+export function wordsOf(label) {
+  const words = [];
+  for (const [role, text] of label) {
+    if (role) words.push({ role, word: ` ${role} ` });
+    for (const { segment, isWordLike } of segmenter.segment(oneLine(text))) {
+      const last = words.at(-1);
+      const isJoined = last && !last.role && (isWordLike ? !last.word.trim() : segment.trim());
+      if (isJoined) last.word += segment;
+      else words.push({ role: "", word: segment });
+    }
+  }
+  return words;
+}
+
 /** When it was used, or who uses it. */
 export function use(node, now_s) {
   if (node.sequences) return `${count(node.sequences, "sequence")} on it`;
@@ -40,13 +67,16 @@ export function use(node, now_s) {
   return `used ${span(now_s - node.lastAccess_s)} ago`;
 }
 
+/** How a node has left the tree, by the kind of its leaving. */
+export const LEFT = { ended: "ended", evicted: "evicted", pressure: "evicted for room" };
+
 /** What a node is, for who does not see it. */
 export function describe(node, now_s) {
-  const words = [node.isTail ? "Tail" : "Node", node.label ? `“${oneLine(node.label)}”` : ""];
+  const words = [node.isTail ? "Tail" : "Node", node.label?.length ? `“${oneLine(labelText(node.label))}”` : ""];
   words.push(`${count(node.tokens, "token")} at ${node.position.toLocaleString("en")}`, count(node.blocks, "block"));
   words.push(use(node, now_s));
   if (node.pinnedUntil_s > now_s) words.push(`pinned for ${span(node.pinnedUntil_s - now_s)}`);
   if (node.children.length) words.push(count(node.children.length, "branch", "branches"));
-  if (node.goneAt_ms) words.push("evicted");
+  if (node.goneAt_ms) words.push(LEFT[node.goneAs]);
   return `${words.filter(Boolean).join(", ")}.`;
 }

@@ -1,0 +1,131 @@
+"""`/v1/radixkv/cache/`: from a conversation's branch to its place in the tree, and back. Of a tenant's own conversations alone.
+
+POST .../place                        the node in which a branch ends, as far as it is cached
+GET  .../nodes/{id}/conversations     those whose branches run through a node
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import derived_namespace, owner_of
+from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
+from radixkv.gateway.auth import CurrentTenant, Tenant
+from radixkv.gateway.bodies import JsonRoute
+from radixkv.gateway.cache_view.nodes import ViewNode
+from radixkv.gateway.cache_view.routes import find_node, observer_of
+from radixkv.gateway.cache_view.turns import Turn
+from radixkv.gateway.conversations.keeping import Conversations
+from radixkv.gateway.conversations.messages import Conversation, Message
+from radixkv.gateway.fields import ClosedModel, Name
+from radixkv.gateway.sse import until_disconnected
+from radixkv.gateway.turns import chat_model, read_prompt
+
+__all__ = ["router"]
+
+MAX_CONVERSATIONS = 5
+"""Told of one node, the latest updated first."""
+
+MAX_READ = 8
+"""Branches that are read as the model reads them, to know whether they run through a node."""
+
+MAX_SEARCHED_CHARACTERS = 200
+
+router = APIRouter(prefix="/v1/radixkv/cache", include_in_schema=False, route_class=JsonRoute)
+
+_Id = Annotated[Name, Field(min_length=1)]
+
+
+class Branch(ClosedModel):
+    """A conversation, and the message with which the branch ends."""
+
+    conversation: _Id
+    message: _Id
+
+
+class _Place(NamedTuple):
+    tokens: bytes
+    namespace: str
+
+
+@router.post("/place")
+async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """The node in which a branch ends, or up to which it is cached; null: nothing of it is."""
+    observer = observer_of(request)
+    path = await _conversations(request).store.path(tenant.namespace, body.conversation, body.message)
+    tokens, namespace = await _place_of(request, tenant, path)
+    node, num_bytes = await observer.run(lambda: observer.state.find(namespace, tokens))
+    return {
+        "id": None if node is None else node.view_id,
+        "num_tokens": num_tokens(tokens),
+        "num_cached_tokens": num_bytes // TOKEN_BYTES,
+    }
+
+
+@router.get("/nodes/{view_id}/conversations")
+async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """The caller's conversations whose branches run through a node, each with the message that it holds."""
+    observer = observer_of(request)
+    node = find_node(observer, view_id, tenant)
+    if owner_of(node.info.namespace) != tenant.namespace:
+        return {"conversations": []}  # an operator sees the nodes of others, not their conversations
+    history = observer.state.history(view_id)
+    said = [turn for turn in await request.app.state.node_texts.turns(history) if turn.text]
+    if not said:
+        return {"conversations": []}
+    found: dict[str, dict[str, str]] = {}
+    for conversation, message in await until_disconnected(request, _that_say(said[-1], request, tenant)):
+        if conversation.id in found or len(found) == MAX_CONVERSATIONS:
+            continue
+        path = await _conversations(request).store.path(tenant.namespace, conversation.id, message.id)
+        if await _runs_through(request, tenant, path, history, node):
+            about = {"id": conversation.id, "title": conversation.title, "message": message.id}
+            found[conversation.id] = about
+    return {"conversations": list(found.values())}
+
+
+async def _that_say(turn: Turn, request: Request, tenant: Tenant) -> list[tuple[Conversation, Message]]:
+    """Messages that say at least what a turn does, the latest updated conversations' first; a template leaves blanks out."""
+    kept, text = _conversations(request), turn.text[-MAX_SEARCHED_CHARACTERS:]
+    async with request.app.state.one_by_one.place(tenant.namespace):
+        conversations, _ = await kept.page(tenant.namespace, MAX_READ, None, text)
+    found = []
+    for conversation in conversations:
+        _, messages = await kept.view(tenant.namespace, conversation.id)
+        found += [(conversation, each) for each in messages if turn.role in ("", each.role) and turn.text in each.text]
+    return found[:MAX_READ]
+
+
+def _conversations(request: Request) -> Conversations:
+    kept: Conversations = request.app.state.conversations
+    return kept
+
+
+async def _runs_through(
+    request: Request, tenant: Tenant, path: Sequence[Message], history: bytes, node: ViewNode
+) -> bool:
+    """Whether a branch has the first token of an edge, and all above it."""
+    try:
+        tokens, namespace = await _place_of(request, tenant, path)
+    except InvalidArgumentError:  # the model's template takes it no more
+        return False
+    shared = common_prefix_bytes(tokens, 0, history, len(history))
+    return namespace == node.info.namespace and shared > node.info.position * TOKEN_BYTES
+
+
+async def _place_of(request: Request, tenant: Tenant, path: Sequence[Message]) -> _Place:
+    """A branch as it is put to the model, replies as they were generated as far as that is remembered."""
+    state = request.app.state
+    model = await chat_model(request, None)
+    if path[-1].role == "assistant" and not path[-1].text.strip():
+        path = path[:-1]  # it is about to be written
+    goes_on = path[-1].role == "assistant"
+    turns = state.conversations.turns_of(path)
+    transcript = await state.transcripts.read(tenant.namespace, turns, goes_on=goes_on)
+    tokens = await read_prompt(state.backend, transcript, ())
+    return _Place(tokens, derived_namespace(tenant.namespace, adapter=model.adapter))

@@ -1,0 +1,76 @@
+"""Why nodes have left the tree: their sequences ended, a call evicted them, or the pool needed the room.
+
+A listing says only that a node is gone. The service remembers why whole blocks are cached no more. Of tails it remembers
+nothing: they are told apart by how many blocks it has evicted meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from radixkv.client import RemoteReader
+from radixkv.core.explanation import EvictionReason
+from radixkv.gateway.cache_view.nodes import Departure, Kind
+
+__all__ = ["with_kinds"]
+
+MAX_EXPLAINED = 64
+"""Departures of one listing that the service is asked about; the others are of the same kind as the last of these."""
+
+_KINDS: dict[EvictionReason, Kind] = {
+    "pressure": "pressure",
+    "quota": "pressure",
+    "evict": "evicted",
+    "clear": "ended",
+    "release": "ended",
+}
+
+
+def with_kinds(
+    reader: RemoteReader,
+    departures: Sequence[Departure],
+    history: Callable[[int], bytes],
+    num_evicted_before: int | None = None,
+) -> list[Departure]:
+    """The same with the kind of each. Asks the service.
+
+    Args:
+        reader: of the pool.
+        departures: parents before children.
+        history: the packed tokens up to the end of a node, as it was before.
+        num_evicted_before: `num_evicted_blocks` at a time when all of them were there; None: only whole blocks have left.
+    """
+    if num_evicted_before is None:
+        return _with(departures, [kind or "ended" for kind in _explained(reader, departures, history)])
+    stats = reader.stats()
+    num_evicted = stats.num_evicted_blocks - num_evicted_before
+    if num_evicted <= 0:
+        return list(departures)
+    kinds = _explained(reader, departures, history)
+    num_evicted -= sum(one.num_blocks for one, kind in zip(departures, kinds, strict=True) if kind in _EVICTIONS)
+    under_pressure = "pressure" in kinds or ("evicted" not in kinds and not stats.num_free_blocks)
+    guess: Kind = "pressure" if under_pressure else "evicted"
+    for place, departure in enumerate(departures):
+        if kinds[place] is None and departure.num_blocks <= num_evicted:
+            kinds[place] = guess
+            num_evicted -= departure.num_blocks
+    return _with(departures, [kind or "ended" for kind in kinds])
+
+
+_EVICTIONS = ("evicted", "pressure")
+
+
+def _with(departures: Iterable[Departure], kinds: Iterable[Kind]) -> list[Departure]:
+    return [departure._replace(kind=kind) for departure, kind in zip(departures, kinds, strict=True)]
+
+
+def _explained(
+    reader: RemoteReader, departures: Sequence[Departure], history: Callable[[int], bytes]
+) -> list[Kind | None]:
+    """As the service remembers each; None where it does not."""
+    kinds: list[Kind | None] = []
+    for departure in departures[:MAX_EXPLAINED]:
+        told = reader.explain(history(departure.node.view_id), namespace=departure.node.info.namespace)
+        is_elsewhere = told.cause == "cached"  # its sequence went on: another node holds the tokens now
+        kinds.append(_KINDS[told.evicted.reason] if told.evicted else "ended" if is_elsewhere else None)
+    return kinds + kinds[-1:] * (len(departures) - len(kinds))
