@@ -3,15 +3,17 @@
 Every choice of every question is a request of its own, its likelihood behind the prefix and the question what is wanted:
 
     radixkv         lm_eval's `local-completions`: whole token ids, echo, logprobs 1, max_tokens 1, over HTTP
-    llama.cpp       its server tells no log probability of a prompt (echo is refused): one request for each token of a choice,
-                    which a bias forces it to generate; what stands before is in its cache
+    llama.cpp       its server tells no log probability of a prompt (echo is refused): a grammar of token ids leaves it
+                    nothing but the choice to generate, and it tells of each token how likely it was without the grammar
     transformers    lm_eval's `hf`: whole sequences in padded batches, in this process, no cache across requests
 
 First a few questions are scored in fp32, and compared with transformers in fp32. Then the systems take turns, a slice of the
 questions each, with the default model as each serves it best: radixkv by default, llama.cpp from 8 bits, transformers in bf16.
+The slower ones answer a share of each slice, and rates are compared. Each server is asked some other questions before, so that
+it has the shots in its cache, in all its slots.
 
     python -m bench.scoring --peer fetch         1,000 questions, llama.cpp fetched if it is not there: some ten minutes
-    python -m bench.scoring --questions 200      fewer
+    python -m bench.scoring --questions 100      fewer
     python -m bench.scoring --quick              a few, without llama.cpp: a minute
 """
 
@@ -29,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,11 +48,16 @@ __all__ = ["main"]
 
 OURS, LLAMA, TRANSFORMERS = "radixkv", "llama.cpp", "transformers"
 NUM_QUESTIONS, NUM_SHOTS, NUM_CHOICES = 1000, 12, 4
-NUM_SLICES = 5
+NUM_SLICES, LEAST_SLICE = 5, 20
+"""Slices, and the fewest questions of one that is worth a turn."""
+
 CONCURRENCY = 8
 NUM_COMPARED = 6
-TRANSFORMERS_SHARE = 50
-"""Of so many questions transformers answers one: it computes the prefix for each choice anew."""
+NUM_WARMING = 2 * CONCURRENCY // NUM_CHOICES
+"""Questions that a server is asked before: so many that each of its slots has answered."""
+
+SHARES = {OURS: 1, LLAMA: 10, TRANSFORMERS: 50}
+"""Of so many questions of a slice a system answers one; transformers computes the prefix again for each choice."""
 
 BATCH = 8
 MOST_APART = 1e-3
@@ -172,7 +180,7 @@ def llama(files: LlamaFiles) -> Iterator[Ask]:
             if not address:
                 raise RuntimeError(f"llama.cpp's server ended with exit code {process.wait()}")
             with httpx.Client(base_url=address, timeout=None) as client:
-                yield lambda choice: _by_forcing(client, choice)
+                yield lambda choice: _by_grammar(client, choice)
         finally:
             process.stdin.close()
             try:
@@ -181,27 +189,24 @@ def llama(files: LlamaFiles) -> Iterator[Ask]:
                 process.kill()
 
 
-def _by_forcing(client: httpx.Client, choice: Choice) -> Score:
-    logprob, num_computed = 0.0, 0
-    for index, token_id in enumerate(choice.continuation):
-        body = {
-            "prompt": choice.context + choice.continuation[:index],
-            "n_predict": 1,
-            "n_probs": 1,
-            "logit_bias": [[token_id, 1000.0]],
-            "temperature": 0.0,
-            "cache_prompt": True,
-            "return_tokens": True,
-        }
-        response = client.post("/completion", json=body)
-        response.raise_for_status()
-        answer = response.json()
-        [told] = answer["completion_probabilities"]
-        if told["id"] != token_id:
-            raise RuntimeError(f"llama.cpp generated token {told['id']} where {token_id} was forced")
-        logprob += told["logprob"]
-        num_computed += answer["timings"]["prompt_n"]
-    return Score(logprob, num_computed)
+def _by_grammar(client: httpx.Client, choice: Choice) -> Score:
+    body = {
+        "prompt": choice.context,
+        "n_predict": len(choice.continuation),
+        "n_probs": 1,
+        "grammar": f"root ::= {' '.join(f'<[{token_id}]>' for token_id in choice.continuation)}",
+        "temperature": 0.0,
+        "cache_prompt": True,
+        "return_tokens": True,
+    }
+    response = client.post("/completion", json=body)
+    response.raise_for_status()
+    answer = response.json()
+    told = answer["completion_probabilities"]
+    if [token["id"] for token in told] != choice.continuation:
+        raise RuntimeError(f"llama.cpp generated {told} where the grammar allowed {choice.continuation}")
+    num_computed = answer["timings"]["prompt_n"] + len(told) - 1
+    return Score(sum(token["logprob"] for token in told), num_computed)
 
 
 class Plain:
@@ -289,9 +294,10 @@ def _best(scores: Sequence[Score]) -> int:
 def measure(
     model: str, questions: Sequence[Sequence[Choice]], files: LlamaFiles | None, num_slices: int
 ) -> dict[str, Run]:
-    """The systems in turn, slice by slice; what they share, the prefix, is computed in the first."""
+    """The systems in turn, slice by slice; the last `NUM_WARMING` questions only bring the shots into the servers' caches."""
     plain = Plain(model, "bfloat16")
-    size = -(-len(questions) // num_slices)
+    asked, warming = len(questions) - NUM_WARMING, range(len(questions) - NUM_WARMING, len(questions))
+    size = -(-asked // num_slices)
     with ExitStack() as stack, ThreadPoolExecutor(CONCURRENCY) as threads:
         asks = {OURS: stack.enter_context(radixkv(model))}
         if files is not None:
@@ -306,13 +312,14 @@ def measure(
         def in_process(numbers: Sequence[int]) -> list[list[Score]]:
             return [plain.score(questions[number]) for number in numbers]
 
-        for start in range(0, len(questions), size):
-            numbers = range(start, min(start + size, len(questions)))
-            for name in asks:
-                runs[name].take(numbers, lambda numbers, name=name: over_http(name, numbers))  # type: ignore[misc]  # bound now
+        answers = {name: partial(over_http, name) for name in asks} | {TRANSFORMERS: in_process}
+        for name in asks:
+            over_http(name, warming)
+        for start in range(0, asked, size):
+            numbers = range(start, min(start + size, asked))
+            for name, answer in answers.items():
+                runs[name].take(numbers[: -(-len(numbers) // SHARES[name])], answer)
                 progress.advance()
-            runs[TRANSFORMERS].take(numbers[: -(-len(numbers) // TRANSFORMERS_SHARE)], in_process)
-            progress.advance()
     return runs
 
 
@@ -322,7 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from radixkv.worker.default_model import resolve_model
 
     model = resolve_model(None, progress=True)
-    count, num_slices = (4, 1) if options.quick else (options.questions, NUM_SLICES)
+    count = 4 if options.quick else options.questions
+    num_slices = max(1, min(NUM_SLICES, count // LEAST_SLICE))
     files, why_missing = None, "left out by --quick"
     if not options.quick:
         try:
@@ -330,18 +338,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except PeerMissingError as error:
             why_missing = str(error)
             print(f"without {LLAMA}: {error}", file=sys.stderr)
-    shots, questions = make_questions(model, count, options.seed)
-    apart = compare(model, questions[: 2 if options.quick else NUM_COMPARED])
+    shots, questions = make_questions(model, count + NUM_WARMING, options.seed)
+    apart = compare(model, questions[: max(2, min(NUM_COMPARED, count // 10))])
     runs = measure(model, questions, files, num_slices)
     num_own = sum(
         len(question[0].context) - len(shots) + sum(len(choice.continuation) for choice in question)
-        for question in questions
+        for question in questions[:count]
     )
     bars = [
         Bar("log-likelihoods apart from transformers' in fp32", apart, MOST_APART),
         Bar(
-            "prompt tokens computed, by those of the questions and choices, one for each request and the shots",
-            runs[OURS].num_computed / (num_own + NUM_CHOICES * len(questions) + len(shots)),
+            "prompt tokens computed, by those of the questions and choices and one for each request",
+            runs[OURS].num_computed / (num_own + NUM_CHOICES * count),
             1.0,
         ),
     ]
@@ -358,9 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, run in runs.items()
     ]
     columns = ("system", "questions", "questions a second", "tokens computed for one", "best as by transformers")
-    title = f"{len(questions):,} questions, {NUM_CHOICES} choices each, behind {len(shots):,} tokens of shots"
+    title = f"{count:,} questions, {NUM_CHOICES} choices each, behind {len(shots):,} tokens of shots"
     figures = {
-        "questions": len(questions),
+        "questions": count,
         "shots_tokens": len(shots),
         "own_tokens": num_own,
         "apart": apart,

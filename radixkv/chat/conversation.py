@@ -39,17 +39,19 @@ class Turn:
     Attributes:
         role: ``"user"`` or ``"assistant"``; ``"start"`` for the root; ``"system"`` for a prompt below it.
         text: what was written or generated.
+        thinking: of a reply: what the model thought before.
         history: packed token ids of the conversation up to this turn's end; of a user's turn, up to where the reply
             begins (empty until the reply's stream has told, and of a reply that is known as text alone).
         usage: of a reply: what it cost.
         branch: of a reply: the number of the branch that ends here; None where it goes on, or another kind of turn.
     """
 
-    __slots__ = ("branch", "children", "history", "parent", "role", "text", "usage")
+    __slots__ = ("branch", "children", "history", "parent", "role", "text", "thinking", "usage")
 
-    def __init__(self, role: str, text: str, parent: Turn | None, history: bytes = b"") -> None:
+    def __init__(self, role: str, text: str, parent: Turn | None, history: bytes = b"", thinking: str = "") -> None:
         self.role = role
         self.text = text
+        self.thinking = thinking
         self.parent = parent
         self.history = history
         self.usage: Usage | None = None
@@ -57,6 +59,12 @@ class Turn:
         self.children: list[Turn] = []
         if parent is not None:
             parent.children.append(self)
+
+    @property
+    def message(self) -> Message:
+        """As the chat template takes it."""
+        thoughts = {"reasoning_content": self.thinking} if self.thinking else {}
+        return {"role": self.role, "content": self.text, **thoughts}
 
     def path(self) -> list[Turn]:
         """The turns from the first message to this one, without the start."""
@@ -83,10 +91,12 @@ class Conversation:
         """A user's message behind the current turn. Its reply comes with `reply`."""
         return Turn("user", text, self.current)
 
-    def reply(self, message: Turn, prompt: bytes, token_ids: list[int], text: str, usage: Usage | None) -> Turn:
+    def reply(
+        self, message: Turn, prompt: bytes, token_ids: list[int], text: str, usage: Usage | None, thinking: str = ""
+    ) -> Turn:
         """A reply as it was sampled; the user stands on it from now on."""
         message.history = prompt
-        turn = Turn("assistant", text, message, prompt + pack_tokens(token_ids))
+        turn = Turn("assistant", text, message, prompt + pack_tokens(token_ids), thinking)
         turn.usage = usage
         self.end_branch(turn)
         self.current = turn
@@ -124,7 +134,7 @@ class Conversation:
         path = message.path()
         known = [index for index, turn in enumerate(path) if turn.role == "assistant" and turn.history]
         history, rest = (path[known[-1]].history, path[known[-1] + 1 :]) if known else (b"", path)
-        messages: list[Message] = [{"role": turn.role, "content": turn.text} for turn in rest]
+        messages: list[Message] = [turn.message for turn in rest]
         if not known and self.system_prompt is not None and path[0].role != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         return history, messages
@@ -229,7 +239,7 @@ class Conversation:
 
 
 def _short(turn: Turn) -> str:
-    text = " ".join(turn.text.split())
+    text = " ".join(turn.text.split()) or ("(ended within its thoughts)" if turn.thinking else "")
     if len(text) > _SHOWN_CHARACTERS:
         text = text[: _SHOWN_CHARACTERS - 1] + "…"
     return f"{_SIGNS[turn.role]} {text}"

@@ -121,7 +121,8 @@ class KeptChat:
             parent = turns[message["parent"]]
             if message["role"] not in FOLLOWS[parent.role]:
                 raise ChatError("messages of one role follow each other there; only the chat page can show that")
-            turn = turns[message["id"]] = Turn(message["role"], message["text"], parent)
+            thinking = (message["details"] or {}).get("thinking") or ""
+            turn = turns[message["id"]] = Turn(message["role"], message["text"], parent, thinking=thinking)
             self._ids[turn] = message["id"]
             self._stored.add(turn)
             if turn.role == "assistant":
@@ -142,7 +143,7 @@ class KeptChat:
             assert turn.parent is not None, "a turn follows something"
             body = {"id": message_id, "parent": self._ids.get(turn.parent), "role": turn.role, "text": turn.text}
             if turn.role == "assistant":
-                body["model"] = self._model_name
+                body |= {"model": self._model_name, "thinking": turn.thinking or None}
             self._chats.call("POST", f"{self._path}/messages", body)
             self._stored.add(turn)
 

@@ -133,6 +133,7 @@ def _to_json(conversation: Conversation, model_name: str) -> dict[str, Any]:
             {
                 "role": turn.role,
                 "text": turn.text,
+                "thinking": turn.thinking,
                 "parent": numbers.get(id(turn.parent)),
                 "history": base64.b64encode(turn.history).decode("ascii"),
                 "branch": turn.branch,
@@ -154,14 +155,17 @@ def _from_json(told: dict[str, Any], model_name: str) -> Conversation:
     for each in told["turns"]:
         parent = conversation.start if each["parent"] is None else turns[each["parent"]]
         is_reply = each["role"] == "assistant"
-        if each["role"] not in FOLLOWS[parent.role] or not isinstance(each["text"], str):
+        thinking = each.get("thinking", "")  # older files have none
+        if each["role"] not in FOLLOWS[parent.role] or not (
+            isinstance(each["text"], str) and isinstance(thinking, str)
+        ):
             raise ValueError("turns do not alternate")
         history = base64.b64decode(each["history"], validate=True)
         try:
             unpack_tokens(history)
         except InvalidArgumentError as error:
             raise ValueError from error
-        turn = Turn(each["role"], each["text"], parent, history)
+        turn = Turn(each["role"], each["text"], parent, history, thinking)
         turn.branch = each["branch"] if is_reply and each["branch"] is not None else None
         turns.append(turn)
     conversation.num_branches = int(told["num_branches"])

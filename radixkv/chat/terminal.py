@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TextIO
 
 from radixkv.chat.conversation import ChatError, Conversation, Turn
+from radixkv.chat.drafts import Draft, ReplyView, can_dim, folded, opens_thoughts
 from radixkv.chat.kept import KeptChat, KeptChats, KeptTitle
 from radixkv.chat.saving import SavedChat, chats_folder, saved_names
 from radixkv.core.errors import RadixKVError
@@ -151,11 +152,14 @@ class Terminal:
         """Answer a message anew with the beginning of its reply, whose tokens are the same."""
         reply, begun = self._conversation.begun(message, text)
         token_ids = unpack_tokens(self._reply_ids(message, reply))
-        end = bisect_left(
-            range(len(token_ids)), len(begun), key=lambda n: len(self._generator.detokenize(token_ids[:n]))
-        )
-        kept = token_ids[:end]
-        self._answer(message, 1, _Draft(kept, self._generator.detokenize(kept)))
+
+        def draft(number: int) -> Draft:
+            begun = Draft(self._generator.model().thinking, has_opened=opens_thoughts(self._generator, message.history))
+            begun.take(token_ids[:number], self._generator.detokenize(token_ids[:number]))
+            return begun
+
+        end = bisect_left(range(len(token_ids)), len(begun), key=lambda number: len(draft(number).text))
+        self._answer(message, 1, draft(end))
         return True
 
     def _reply_ids(self, message: Turn, reply: Turn) -> bytes:
@@ -163,7 +167,7 @@ class Terminal:
         if message.history and reply.history:
             return reply.history[len(message.history) :]
         history, before = self._conversation.messages_for(message)
-        after: list[Message] = [{"role": "assistant", "content": reply.text}, {"role": "user", "content": message.text}]
+        after: list[Message] = [reply.message, {"role": "user", "content": message.text}]
         prompt, whole = (
             self._generator.tokenize(Prompt(messages=messages), history, self._options.namespace)
             for messages in (before, [*before, *after])
@@ -232,7 +236,7 @@ class Terminal:
 
     def _show(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
         for turn in self._conversation.current.path():
-            self._print(f"{_SPEAKERS[turn.role]}> {turn.text}")
+            self._print(f"{folded(turn.thinking)}{_SPEAKERS[turn.role]}> {turn.text}")
         return True
 
     def _help(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
@@ -244,11 +248,11 @@ class Terminal:
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, message: Turn, num_drafts: int, begun: _Draft | None = None) -> None:
+    def _answer(self, message: Turn, num_drafts: int, begun: Draft | None = None) -> None:
         """Generate and print `num_drafts` replies to a message, or one that is `begun`; on Ctrl-C what has come is kept."""
         try:
             params = self._params(message, num_drafts)
-            drafts = [_Draft() for _ in range(num_drafts)]
+            drafts = [Draft(self._generator.model().thinking) for _ in range(num_drafts)]
             if begun is not None:
                 drafts, told = [begun], message.history + pack_tokens(begun.token_ids)
                 params = GenerateParams(token_ids=told, sampling=params.sampling, namespace=params.namespace)
@@ -261,7 +265,10 @@ class Terminal:
             self._conversation.withdraw(message)
             return
         prompt = message.history or prompt
-        replies = [self._conversation.reply(message, prompt, draft.token_ids, draft.text, usage) for draft in kept]
+        replies = [
+            self._conversation.reply(message, prompt, draft.token_ids, draft.text, usage, draft.thinking)
+            for draft in kept
+        ]
         self._conversation.current = replies[0]
         if usage is not None:
             self._print(_cost_line(usage))
@@ -274,41 +281,59 @@ class Terminal:
         history, messages = self._conversation.messages_for(message)
         return GenerateParams(history=history, messages=messages, sampling=sampling, namespace=self._options.namespace)
 
-    def _stream(self, params: GenerateParams, drafts: list[_Draft]) -> tuple[bytes, Usage | None]:
+    def _stream(self, params: GenerateParams, drafts: list[Draft]) -> tuple[bytes, Usage | None]:
         """Run a generation into the drafts; the prompt's ids and the cost.
 
         A single draft is shown as it comes, several are shown one by one as each is done.
         """
-        shows = len(drafts) == 1
+        view = ReplyView(self._write, can_dim(self._output)) if len(drafts) == 1 else None
         prompt, usage = b"", None
         stream = self._generator.generate(params)
         try:
             for event in stream:
                 if isinstance(event, Started):
                     prompt = event.prompt
-                    self._write(
-                        f"bot> {drafts[0].text}"
-                        if shows
-                        else f"({len(drafts)} drafts; each is shown when it is done)\n"
-                    )
+                    self._begin(drafts, prompt, view)
                 elif isinstance(event, Delta):
-                    drafts[event.branch].take(event)
-                    if shows:
-                        self._write(event.text)
-                elif isinstance(event, BranchFinished) and not shows:
-                    self._print(f"bot {event.branch + 1}> {drafts[event.branch].text}")
-                    drafts[event.branch].is_done = True
+                    told = drafts[event.branch].take(event.token_ids, event.text)
+                    if view is not None:
+                        view.show(*told)
+                elif isinstance(event, BranchFinished) and view is None:
+                    self._show_draft(event.branch, drafts[event.branch])
                 elif isinstance(event, Completed):
                     usage = event.usage
         except KeyboardInterrupt:
             stream.close()
-            self._write(" (stopped)")
-        if shows or usage is None:
-            self._print("")
-        for number, draft in enumerate(drafts, 1):
-            if not shows and draft.token_ids and not draft.is_done:
-                self._print(f"bot {number}> {draft.text} (stopped)")
+        self._end(drafts, view, is_stopped=usage is None)
         return prompt, usage
+
+    def _begin(self, drafts: list[Draft], prompt: bytes, view: ReplyView | None) -> None:
+        has_opened = opens_thoughts(self._generator, prompt)
+        for draft in drafts:
+            if has_opened and not draft.token_ids:
+                draft.open()
+        if view is None:
+            self._write(f"({len(drafts)} drafts; each is shown when it is done)\n")
+        else:
+            view.show(drafts[0].thinking, drafts[0].text)
+            view.expect(drafts[0])
+
+    def _end(self, drafts: list[Draft], view: ReplyView | None, *, is_stopped: bool) -> None:
+        """Show what was not shown yet."""
+        if view is not None:
+            view.show(*drafts[0].end())
+            self._print(" (stopped)" if is_stopped else "")
+            return
+        if is_stopped:
+            self._print(" (stopped)")
+        for number, draft in enumerate(drafts):
+            if draft.token_ids and not draft.is_done:
+                self._show_draft(number, draft, " (stopped)")
+
+    def _show_draft(self, number: int, draft: Draft, note: str = "") -> None:
+        draft.end()
+        draft.is_done = True
+        self._print(f"{folded(draft.thinking)}bot {number + 1}> {draft.text}{note}")
 
     def _print(self, text: str) -> None:
         self._write(text + "\n")
@@ -316,21 +341,6 @@ class Terminal:
     def _write(self, text: str) -> None:
         self._output.write(text)
         self._output.flush()
-
-
-class _Draft:
-    """A reply as it comes in."""
-
-    __slots__ = ("is_done", "text", "token_ids")
-
-    def __init__(self, token_ids: Sequence[int] = (), text: str = "") -> None:
-        self.token_ids = list(token_ids)
-        self.text = text
-        self.is_done = False
-
-    def take(self, delta: Delta) -> None:
-        self.token_ids.extend(delta.token_ids)
-        self.text += delta.text
 
 
 def _number(argument: str, name: str, low: int, high: int | None, default: int | None = None) -> int:

@@ -45,12 +45,12 @@ from radixkv.gateway.database import Database
 from radixkv.gateway.fair_semaphore import own_work
 from radixkv.gateway.memo import Memo, MemoLimits, Remembered
 from radixkv.gateway.splicing import Spliced, splice, splice_whole
-from radixkv.gateway.thinking import splitter_of
 from radixkv.gateway.transcript import Reader, Transcript
 from radixkv.gateway.transcript_keys import canonical, digest, message_bytes, root_key
 from radixkv.worker.request import ModelInfo, Prompt
 from radixkv.worker.text import Message
 from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks
+from radixkv.worker.thought_splitter import splitter_of
 
 __all__ = ["Reader", "Transcript", "Transcripts", "ends_in_mark"]
 
@@ -479,7 +479,7 @@ class Transcripts:
 async def ends_in_mark(reader: Reader, prompt: bytes, marks: ThinkingMarks) -> bool:
     """Whether a prompt of packed ids has opened the thoughts of its reply, by marks that a message does not name."""
     tail = await reader.detokenize(prompt[-NUM_TAIL_TOKENS * TOKEN_BYTES :])
-    return not marks.is_harmony and tail.rstrip().endswith(marks.opens)
+    return marks.has_opened(tail)
 
 
 def _joined(begun: Message, reply: Message) -> Message:

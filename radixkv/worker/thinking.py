@@ -62,6 +62,10 @@ class ThinkingMarks(NamedTuple):
         """What a prompt ends with behind which the reply begins with thoughts."""
         return HARMONY_START if self.is_harmony else self.opens
 
+    def has_opened(self, tail: str) -> bool:
+        """Whether a prompt with this end has opened the thoughts of its reply, by marks that a message does not name."""
+        return not self.is_harmony and tail.rstrip().endswith(self.opens)
+
     @property
     def begins_answer(self) -> str:
         """What stands between the thoughts and the answer."""

@@ -233,7 +233,8 @@ async def add_message(conversation_id: str, body: NewMessage, request: Request, 
     """
     kept = _kept(request)
     written = {"edited": True} if body.model is None else {"model": body.model}
-    details = written if body.role == "assistant" else None
+    thought = {"thinking": body.thinking} if body.thinking else {}
+    details = written | thought if body.role == "assistant" else None
     message_id, parent = body.id or new_id("msg"), body.parent
     if parent is not None and body.position is not None:
         parent = await cut_reply(request, tenant, conversation_id, parent, body.position, message_id)

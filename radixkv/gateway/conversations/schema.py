@@ -110,6 +110,7 @@ class NewMessage(ApiModel):
         None,
         description="The model that wrote an assistant's message; without it the message counts as edited by hand.",
     )
+    thinking: str | None = Field(None, description="What the model thought before it wrote an assistant's message.")
     replies: ReplyOptions | None = Field(None, description="Replies to it to be begun; it must be a user's.")
 
     @model_validator(mode="after")
@@ -120,6 +121,8 @@ class NewMessage(ApiModel):
             raise ValueError("a system message begins a conversation; it has no parent")
         if self.role != "assistant" and self.model is not None:
             raise ValueError("model names what wrote an assistant's message")
+        if self.role != "assistant" and self.thinking:
+            raise ValueError("thinking goes with an assistant's message")
         if self.position is not None and (self.parent is None or self.role != "user" or self.position == 0):
             raise ValueError("position goes with a parent and a user's message, and is at least 1")
         if self.replies is not None and self.replies.continue_:
