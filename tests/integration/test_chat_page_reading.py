@@ -147,7 +147,9 @@ def test_what_is_no_formula_stands_there_as_it_was_written(site: Site, page: Pag
     said = read(site, page, rf"$x$ then {source}")
     expect(said.locator("math")).to_have_count(1)
     expect(said).to_contain_text(source)
-    said = read(site, page, r"$\href{javascript:alert(1)}{x}$ $\label{composer-text} y \ref{z}$ $\rule{9999em}{9999em}$")
+    said = read(
+        site, page, r"$\href{javascript:alert(1)}{x}$ $\label{composer-text} y \ref{z}$ $\rule{9999em}{9999em}$"
+    )
     expect(said.locator("math")).to_have_count(2)
     assert said.locator("math [id], math [href]").count() == 0
     assert said.evaluate("said => said.scrollHeight") < 1000
@@ -164,7 +166,9 @@ def test_math_is_loaded_for_the_first_formula_only(site: Site, page: Page) -> No
 def test_without_what_shows_formulas_their_sources_stand_there(site: Site, page: Page) -> None:
     page.route("**/temml.js", lambda route: route.fulfill(body="", content_type="text/javascript"))
     said = read(site, page, "Source $x^2$ stays")
-    page.wait_for_function("() => performance.getEntriesByType('resource').some(({ name }) => name.endsWith('temml.js'))")
+    page.wait_for_function(
+        "() => performance.getEntriesByType('resource').some(({ name }) => name.endsWith('temml.js'))"
+    )
     expect(said).to_have_text("Source $x^2$ stays")
     expect(said.locator("math")).to_have_count(0)
 
@@ -185,7 +189,11 @@ def test_a_formula_is_text_while_it_is_written(site: Site, page: Page) -> None:
 
 def test_text_from_right_to_left(site: Site, page: Page) -> None:
     arabic = "مرحبا بالعالم"
-    said = read(site, page, f"- {arabic}\n\n> {arabic}\n\n| {arabic} | b |\n|---|---|\n| ا | ب |\n\n$x$ `y` {arabic}\n\n- left")
+    said = read(
+        site,
+        page,
+        f"- {arabic}\n\n> {arabic}\n\n| {arabic} | b |\n|---|---|\n| {arabic} | {arabic} |\n\n$x$ `y` {arabic}\n\n- left",
+    )
     directions = said.locator("ul, blockquote, table, :scope > div > p").evaluate_all(
         "parts => parts.map(part => getComputedStyle(part).direction)"
     )
@@ -194,10 +202,15 @@ def test_text_from_right_to_left(site: Site, page: Page) -> None:
     assert bar == "3px"
     cells = said.locator("th").evaluate_all("cells => cells.map(cell => cell.getBoundingClientRect().x)")
     assert cells[0] > cells[1]
-    assert read(site, page, f"{arabic}\n\n```\nx = 1\n```").locator("pre").evaluate("pre => getComputedStyle(pre).direction") == "ltr"
+    assert (
+        read(site, page, f"{arabic}\n\n```\nx = 1\n```")
+        .locator("pre")
+        .evaluate("pre => getComputedStyle(pre).direction")
+        == "ltr"
+    )
 
 
-def test_code_is_copied_wrapped_and_saved(site: Site, page: Page, tmp_path: Path) -> None:
+def test_code_is_copied_wrapped_and_saved(site: Site, page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     source = "x = 1\n" + "y = 'long' " * 40 + "\n"
     said = read(site, page, f"```python\n{source}```\n\n```\nplain\n```")
@@ -238,7 +251,8 @@ def test_folds_open_and_hold_nothing_that_runs(site: Site, page: Page) -> None:
     evil = "<details open ontoggle=x>\n<img src=x onerror=x>\n</details>"
     text = (
         "<think>\nLet me see.\n\n```\n</think>\n```\n</think>\n\nThe answer.\n\n"
-        "<details><summary>A <b>title</b></summary>\n\n- a\n\n<details>\n<summary>Inner</summary>Deep</details>\n\nend</details>\n\n"
+        "<details><summary>A <b>title</b></summary>\n\n- a\n\n"
+        "<details>\n<summary>Inner</summary>Deep</details>\n\nend</details>\n\n"
         f"After.\n\n{evil}"
     )
     said = read(site, page, text)
@@ -281,14 +295,16 @@ def test_what_is_open_stays_open_while_the_text_grows(site: Site, page: Page) ->
     say(page, "Fold it")
     growing = page.locator("article .markdown").last
     growing.get_by_text("Steps").click()
-    growing.get_by_text("First").evaluate("step => { getSelection().selectAllChildren(step); window.formula = step.querySelector('math'); }")
+    growing.get_by_text("First").evaluate(
+        "step => { getSelection().selectAllChildren(step); window.formula = step.querySelector('math'); }"
+    )
     site.runner.gate.open()
     expect(growing.get_by_text("and the rest of it")).to_be_visible()
     assert page.evaluate("getSelection().toString()").startswith("First")
     assert page.evaluate("window.formula.isConnected")
 
 
-def test_the_words_that_two_texts_differ_in(site: Site, page: Page) -> None:
+def test_the_words_that_two_texts_differ_in(page: Page) -> None:
     marked = page.evaluate(
         """async (texts) => {
           const { difference } = await import("/static/chat/text/difference.js");
@@ -311,15 +327,35 @@ def test_a_branch_on_paper(site: Site, browser: Browser) -> None:
         assert text.locator("p").first.evaluate(colours) == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]
         clipped = """parts => parts.filter((part) => {
           const { overflowX, overflowY } = getComputedStyle(part);
-          return (overflowX !== "visible" && part.scrollWidth > part.clientWidth) || (overflowY !== "visible" && part.scrollHeight > part.clientHeight);
+          const isWide = overflowX !== "visible" && part.scrollWidth > part.clientWidth;
+          return isWide || (overflowY !== "visible" && part.scrollHeight > part.clientHeight);
         }).map((part) => part.outerHTML.slice(0, 80))"""
         assert page.locator("main, main *:not(math *):visible").evaluate_all(clipped) == []
         assert page.pdf().count(b"/Type /Page\n") > 3
 
 
+def test_a_branch_as_one_file_reads_as_it_does_here(site: Site, browser: Browser, tmp_path: Path) -> None:
+    with open_page(browser, site.url) as page:
+        read(site, page, "<script>window.hacked = 1</script>", EVERYTHING)
+        page.get_by_label("More").click()
+        with page.expect_download() as saving:
+            page.get_by_role("button", name="Save this branch as HTML").click()
+        assert saving.value.suggested_filename == "Q.html"
+        saving.value.save_as(tmp_path / "branch.html")
+    with open_page(browser, f"file://{tmp_path / 'branch.html'}", viewport=SIZES[0]) as page:
+        expect(page.get_by_text("UTC")).to_have_count(4)
+        expect(page.locator("math")).to_have_count(3)
+        expect(page.locator(".hljs-comment")).to_have_count(1)
+        expect(page.locator("button, script, textarea")).to_have_count(0)
+        assert page.evaluate("[window.hacked, document.documentElement.scrollWidth]") == [None, 360]
+        assert not Axe().run(page).response["violations"]
+        assert page.evaluate("performance.getEntriesByType('resource').length") == 0
+
+
 def test_the_first_load_stays_small(site: Site, browser: Browser) -> None:
     with open_page(browser, site.url) as page:
         converse(site, page, ("A question", "An answer."))
-        sizes = page.evaluate("performance.getEntriesByType('resource').filter(({ name }) => name.includes('/static/')).map(({ encodedBodySize }) => encodedBodySize)")
+        loaded = "performance.getEntriesByType('resource').filter(({ name }) => name.includes('/static/'))"
+        sizes = page.evaluate(f"{loaded}.map(({{ encodedBodySize }}) => encodedBodySize)")
         assert len(sizes) > 20
         assert sum(sizes) < 350_000

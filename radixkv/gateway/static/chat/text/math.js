@@ -80,12 +80,11 @@ export function isSameFormula(element, next) {
   return element.className === next.className && sources.get(element) === next.textContent;
 }
 
-/** Show the formulas below an element. */
-export function showFormulas(element) {
+/** Show the formulas below an element: at once, or when what shows them is there; without it the sources stay. */
+export async function showFormulas(element) {
   const found = element.querySelectorAll(".math");
-  if (!found.length) return;
+  if (found.length && !globalThis.temml) await load().catch(() => {});
   if (globalThis.temml) for (const each of found) showFormula(each);
-  else load().then(() => showFormulas(element), () => {}); // the sources stay
 }
 
 function showFormula(element) {
