@@ -13,64 +13,6 @@ from playwright.sync_api import Browser, Page, expect
 
 from radixkv.gateway.config import GatewayConfig
 
-_SAME_BLOCKS = """async (text) => {
-  const { Blocks } = await import("/static/chat/markdown.js");
-  const growing = new Blocks();
-  for (let end = 1; end < text.length; end += 3) growing.of(text.slice(0, end));
-  return [growing.of(text).join(""), new Blocks().of(text).join("")];
-}"""
-_READ_LAST = """async () => {
-  const { Blocks } = await import("/static/chat/markdown.js");
-  const part = (index) => `Paragraph ${index} ${"with **some** words ".repeat(5)}\\n\\n`;
-  let text = Array.from({ length: 2000 }, (_, index) => part(index)).join("");
-  const growing = new Blocks();
-  growing.of(text);
-  for (let index = 0; index < 5; index++) growing.of((text += part(index)));
-  return [growing.numSettled, text.length];
-}"""
-_MARKDOWN = """A paragraph
-that goes on
-===
-
-- a list
-
-  with a paragraph
-- and more
-
-1. one
-2. two
-
-#heading that is none
-# one that is
-
-| a | b |
-|---|--:|
-| 1 | 2 |
-
-> quoted
-and lazy
-
-```python
-x = 1
-
-y = 2
-```
-
-    indented
-
-    code
-
----
-
-An end with [a link][far] and **bold** text.
-
-Another
-
-and another
-
-and the last one.
-"""
-
 
 @pytest.fixture
 def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
@@ -206,19 +148,6 @@ def test_what_is_written_while_a_message_is_sent_stays(site: Site, page: Page) -
     expect(shown(page).last).to_contain_text("Second answer.")
     expect(shown(page).nth(2).locator(".plain")).to_have_text("Second question")
     expect(page.get_by_label("Message", exact=True)).to_have_value(" and a third")
-
-
-@pytest.mark.parametrize("end", ["", "\n[far]: https://example.org/\n\nOne more.\n"], ids=["plain", "with an address"])
-def test_markdown_that_grows_reads_as_it_does_whole(page: Page, end: str) -> None:
-    grown, whole = page.evaluate(_SAME_BLOCKS, _MARKDOWN + end)
-    assert grown == whole
-    assert "<h1>" in whole
-    assert ("example.org" in whole) == bool(end)
-
-
-def test_of_a_long_text_that_grows_only_the_end_is_read_again(page: Page) -> None:
-    num_settled, length = page.evaluate(_READ_LAST)
-    assert 0.99 * length < num_settled < length
 
 
 def test_a_branch_is_regenerated_while_another_is_being_written(site: Site, page: Page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Iterator
 from typing import Any
@@ -137,7 +138,11 @@ def test_an_export_comes_back_as_it_was(talk: Talk) -> None:
     assert shape(talk.messages(again[0]["id"])) == shape(messages)
 
 
-def test_a_branch_is_written_as_markdown(stack: Stack, talk: Talk) -> None:
+def timeless(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "TIME", text)
+
+
+def test_a_branch_is_written_as_markdown_and_html(stack: Stack, talk: Talk) -> None:
     conversation_id = talk.begin(messages=[{"role": "system", "text": "Be brief."}], title="日本 rivers")
     (system,) = talk.messages(conversation_id)
     stack.dictate("The Loire.")
@@ -147,10 +152,16 @@ def test_a_branch_is_written_as_markdown(stack: Stack, talk: Talk) -> None:
     head = talk.http.get(f"/{conversation_id}/export", params={"format": "markdown"})
     assert head.headers["content-type"] == "text/markdown; charset=utf-8"
     assert 'filename="rivers.md"' in head.headers["content-disposition"]
-    start = "# 日本 rivers\n\n## System\n\nBe brief.\n\n## User\n\nA river?\n\n## Assistant\n\n"
-    assert head.text == f"{start}The Po.\n"
+    start = "# 日本 rivers\n\n## System\n\n*TIME*\n\nBe brief.\n\n## User\n\n*TIME*\n\nA river?\n\n## Assistant\n\n"
+    assert timeless(head.text) == f"{start}*TIME · edited*\n\nThe Po.\n"
     other = talk.http.get(f"/{conversation_id}/export", params={"format": "markdown", "leaf": reply["id"]})
-    assert other.text == f"{start}The Loire.\n"
+    assert timeless(other.text).startswith(f"{start}*TIME · gibberish")
+    assert other.text.endswith("*\n\nThe Loire.\n")
+    page = talk.http.get(f"/{conversation_id}/export", params={"format": "html", "leaf": reply["id"]})
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"] == "sandbox"
+    assert 'filename="rivers.html"' in page.headers["content-disposition"]
+    assert "The Loire." in page.text
     talk.refused(404, "GET", f"/{conversation_id}/export", leaf="msg_none")
 
 

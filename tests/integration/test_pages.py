@@ -64,6 +64,6 @@ def test_our_files_name_no_other_host_but_to_link_to_it() -> None:
 
 def test_libraries_are_those_that_the_table_names() -> None:
     table = (STATIC / "vendor" / "README.md").read_text()
-    named = dict(re.findall(r"^\| (\S+\.js) .* ([0-9a-f]{64}) \|$", table, re.MULTILINE))
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").glob("*.js")}
+    named = dict(re.findall(r"^\| (\S+\.(?:js|css)) .* ([0-9a-f]{64}) \|$", table, re.MULTILINE))
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").glob("*.*s")}
     assert named == found

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
+from radixkv.gateway.conversations.exports import export_html, export_json, export_markdown, file_headers
 from radixkv.gateway.conversations.imports import RefusedError, read_conversations
 from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.planting import Imported
@@ -300,11 +300,36 @@ def test_times_that_are_none_count_as_now() -> None:
 # -- as files
 
 
+SETTINGS = {"model": "m_1", "temperature": 0.7, "top_p": None, "stop": ["<a>"], "seed": 0}
+
+
+def branch_of_three() -> list[Message]:
+    messages = messages_of(
+        [(None, "system", "S"), (0, "user", "U & <b>"), (1, "assistant", "A"), (1, "assistant", "B")]
+    )
+    messages[3].details = {"model": "m_1", "settings": SETTINGS, "edited": True}
+    messages[3].status = "stopped"
+    return messages
+
+
 def test_a_branch_is_told_as_markdown() -> None:
-    messages = messages_of([(None, "system", "S"), (0, "user", "U"), (1, "assistant", "A"), (1, "assistant", "B")])
-    text = export_markdown(conversation_of("T"), messages, "msg_3")
-    assert text == "# T\n\n## System\n\nS\n\n## User\n\nU\n\n## Assistant\n\nB\n"
+    text = export_markdown(conversation_of("T"), branch_of_three(), "msg_3")
+    time = "*1970-01-01 00:00 UTC*"
+    about = r'*1970-01-01 00:00 UTC · m\_1 · temperature 0.7, stop \["\<a\>"\], seed 0 · edited · stopped*'
+    assert text == f"# T\n\n## System\n\n{time}\n\nS\n\n## User\n\n{time}\n\nU & <b>\n\n## Assistant\n\n{about}\n\nB\n"
     assert export_markdown(conversation_of("T"), [], None) == "# T\n"
+
+
+def test_a_branch_is_told_as_a_page_that_holds_nothing_of_the_author() -> None:
+    text = export_html(conversation_of("<script>{title}"), branch_of_three(), "msg_3")
+    assert '<h1 dir="auto">&lt;script&gt;{title}</h1>' in text
+    assert (
+        "1970-01-01 00:00 UTC · m_1 · temperature 0.7, stop [&quot;&lt;a&gt;&quot;], seed 0 · edited · stopped" in text
+    )
+    assert "U &amp; &lt;b&gt;" in text
+    assert "<script" not in text
+    assert "default-src 'none'" in text
+    assert text.count("<article") == 3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ POST   .../conversations/import                    from files of other programs,
 GET    .../conversations/{id}                      also its events as they come: .../events
 PATCH  .../conversations/{id}                      its title
 DELETE .../conversations/{id}
-GET    .../conversations/{id}/export               JSON, or one branch as Markdown
+GET    .../conversations/{id}/export               JSON, or one branch as Markdown or HTML
 POST   .../conversations/{id}/messages             a turn; an edit is a sibling of what it edits
 POST   .../conversations/{id}/messages/{id}/replies
 POST   .../conversations/{id}/messages/{id}/stop
@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.conversations.begun import cut_reply
-from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
+from radixkv.gateway.conversations.exports import export_html, export_json, export_markdown, file_headers
 from radixkv.gateway.conversations.imports import Imported, RefusedError, read_conversations
 from radixkv.gateway.conversations.keeping import Conversations, told
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
@@ -200,25 +200,29 @@ async def follow_conversation(conversation_id: str, request: Request, tenant: Cu
     "/{conversation_id}/export",
     response_model=None,
     response_class=Response,
-    responses={200: {"content": {"application/json": {}, "text/markdown": {}}, "description": "A file"}},
+    responses={
+        200: {"content": {"application/json": {}, "text/markdown": {}, "text/html": {}}, "description": "A file"}
+    },
 )
 async def export_conversation(
     conversation_id: str,
     request: Request,
     tenant: CurrentTenant,
-    format: Literal["json", "markdown"] = "json",  # the contract's word
+    format: Literal["json", "markdown", "html"] = "json",  # the contract's word
     leaf: Annotated[
         str | None, Query(max_length=512, description="The branch's last message; the head unless told.")
     ] = None,
 ) -> Response:
-    """A file of the conversation: the whole tree as JSON, or one branch of it as Markdown."""
+    """A file of the conversation: the whole tree as JSON, or one branch of it as Markdown or HTML."""
     conversation, messages = await _kept(request).view(tenant.namespace, conversation_id)
     if leaf is not None and all(message.id != leaf for message in messages):
         raise no_message(leaf, "leaf")
     if format == "json":
         content, media_type = export_json(conversation, messages), "application/json"
-    else:
+    elif format == "markdown":
         content, media_type = export_markdown(conversation, messages, leaf or conversation.head), "text/markdown"
+    else:
+        content, media_type = export_html(conversation, messages, leaf or conversation.head), "text/html"
     return Response(content, media_type=media_type, headers=file_headers(conversation.title, format))
 
 

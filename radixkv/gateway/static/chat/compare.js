@@ -44,7 +44,7 @@ function Column({ number, own, onKeep, onStop }) {
             ? html`<div class="said"><${Markdown} text=${message.text} />
                 ${message.status === "failed" && html`<p class="notice danger">${message.error ?? "This reply broke off."}</p>`}
                 <p class="soft small numbers">${message.status === "running" ? "writing" : costs(message.details).join(" · ")}</p></div>`
-            : html`<div class="plain own">${excerpt(message.text, 2000)}</div>`,
+            : html`<div class="plain own" dir="auto">${excerpt(message.text, 2000)}</div>`,
         )}
         ${!own.length && html`<p class="soft">Nothing of its own: the others go on from its end.</p>`}
       </div>

@@ -52,6 +52,7 @@ export class Head extends Component {
             <div class="menu-items">
               <button class="bare" onClick=${() => this.choose(does.rename)}>Rename</button>
               <button class="bare" onClick=${() => this.choose(() => does.save("markdown"))}>Save this branch as Markdown</button>
+              <button class="bare" onClick=${() => this.choose(() => does.save("html"))}>Save this branch as HTML</button>
               <button class="bare" onClick=${() => this.choose(() => does.save("json"))}>Save all as JSON</button>
               <a class="button bare" href=${`/tree${location.hash}`}>Show in the tree</a>
               <button class="bare danger" onClick=${() => this.choose(does.remove)}>Delete</button>

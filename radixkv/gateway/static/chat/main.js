@@ -8,12 +8,14 @@ import * as api from "./api.js";
 import { copyText } from "./clipboard.js";
 import { Compare } from "./compare.js";
 import { Composer, readSettings } from "./composer.js";
+import { saveText } from "./download.js";
 import { Conversation, characters, newId } from "./conversation.js";
 import { keepFocus } from "./focus.js";
 import { Head } from "./head.js";
 import { Message } from "./message.js";
 import { Minimap } from "./minimap.js";
 import { paced } from "./pace.js";
+import { dressed } from "./text/dressed.js";
 import { showHeader } from "../page.js";
 import { Sidebar } from "./sidebar.js";
 import { Start } from "./start.js";
@@ -293,11 +295,8 @@ class Chat extends Component {
   async save(format) {
     const { conversation, tip } = this.state;
     const text = await api.exported(this.id, format, tip);
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text]));
-    link.download = `${conversation.info.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation"}.${format === "json" ? "json" : "md"}`;
-    link.click();
-    URL.revokeObjectURL(link.href);
+    const name = conversation.info.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation";
+    saveText(format === "html" ? await dressed(text) : text, `${name}.${format === "markdown" ? "md" : format}`);
   }
 
   stopAll() {

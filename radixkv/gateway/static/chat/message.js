@@ -79,11 +79,11 @@ export class Message extends Component {
 /** What the model thought before it replied, folded. */
 function Thinking({ details }) {
   if (!details?.thinking) return null;
-  return html`<details class="thinking"><summary class="soft small">Thinking</summary><div class="plain soft small">${details.thinking}</div></details>`;
+  return html`<details class="thinking"><summary class="soft small">Thinking</summary><div class="plain soft small" dir="auto">${details.thinking}</div></details>`;
 }
 
 function Content({ role, text }) {
-  return role === "assistant" ? html`<${Markdown} text=${text} />` : html`<div class="plain">${text}</div>`;
+  return role === "assistant" ? html`<${Markdown} text=${text} />` : html`<div class="plain" dir="auto">${text}</div>`;
 }
 
 function Versions({ message, place, count, turn }) {

@@ -1,0 +1,10 @@
+// What is saved as a file.
+
+/** Have the browser save a text as a file of that name. */
+export function saveText(text, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text]));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
