@@ -274,12 +274,6 @@ def test_a_unix_socket_in_use_is_an_error_and_its_owner_serves_on(tmp_path: Path
     assert list(tmp_path.iterdir()) == [], "a stopped service leaves no socket behind"
 
 
-def test_a_configuration_out_of_bounds_is_refused_by_name() -> None:
-    for settings in ({"addresses": ()}, {"lease_ttl_s": 0}, {"max_pools": 0}, {"drain_s": -1}):
-        with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
-            ServiceConfig(**settings)
-
-
 def test_a_stopping_service_ends_streams_as_unavailable(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s"
     with ServiceThread(ServiceConfig(addresses=(address,))) as thread, grpc.insecure_channel(address) as channel:

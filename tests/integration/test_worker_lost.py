@@ -14,9 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hash_model import HashRunner
 
-from radixkv import InvalidArgumentError, PrefixCache, UnavailableError, pack_tokens
+from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
@@ -308,11 +307,6 @@ def test_the_seed_of_a_request_that_names_none_is_kept() -> None:
     assert lasting.params.sampling.seed is not None
     assert lasting.again(1.5).sampling.seed == lasting.params.sampling.seed
     assert lasting.again(1.5).timeout_s == 1.5
-
-
-def test_the_wait_has_a_bound() -> None:
-    with pytest.raises(InvalidArgumentError, match="worker_wait_s"):
-        GatewayConfig(worker_wait_s=-1)
 
 
 # -- a worker that drains
