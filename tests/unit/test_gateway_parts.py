@@ -137,9 +137,25 @@ def test_a_key_that_is_no_text_of_this_world_is_nobodys(tmp_path: Path) -> None:
 
 
 def test_without_a_file_everybody_is_the_default_tenant() -> None:
-    ring = KeyRing(None)
-    assert ring.find(None) == ring.find("anything")
-    assert ring.find(None) is not None
+    ring = KeyRing(None, TenantLimits(max_concurrent=7))
+    everybody = ring.find(None)
+    assert everybody is not None
+    assert everybody.limits == TenantLimits(max_concurrent=7)
+    assert everybody == ring.find("anything") == ring.find_certificate(["anybody"]) == ring.named(everybody.name)
+    assert ring.named("somebody") is None
+
+
+def test_work_goes_on_for_a_tenant_by_its_name_and_a_certificate_leads_to_one(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f'[[tenant]]\nname = "a"\nkeys = ["{digest("one")}"]\n'
+        f'[[tenant]]\nname = "b"\nkeys = ["{digest("two")}"]\ncertificates = ["b.example"]\n'
+    )
+    ring = KeyRing(path)
+    assert ring.named("a") == ring.find("one")
+    assert ring.named("b") == ring.find("two") == ring.find_certificate(["unknown", "b.example"])
+    assert ring.named("c") is None
+    assert ring.find_certificate(["a", "one"]) is None
 
 
 @pytest.mark.parametrize(
