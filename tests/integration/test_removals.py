@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tree_stack import store
 
-from radixkv import PoolShape, connect
+from radixkv import PoolShape, connect, pack_tokens
 from radixkv.client import RemoteReader
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.cache_view import removals
@@ -89,7 +89,9 @@ def test_what_is_dropped_is_told_over_restarts_of_the_service_and_no_reader_is_l
         assert all(map(is_closed, watch.readers))
 
 
-def test_who_closes_ends_at_once_though_the_pool_lives_and_is_told_nothing_more(tmp_path: Path) -> None:
+def test_the_blocks_that_leave_are_told_in_their_order_and_who_closes_ends_at_once_though_the_pool_lives(
+    tmp_path: Path,
+) -> None:
     config = ServiceConfig(addresses=(f"unix:{tmp_path}/service",))
     with ServiceThread(config), connect(config.addresses[0], SHAPE) as holder:
         watch = Watch(config.addresses[0])
@@ -99,6 +101,20 @@ def test_who_closes_ends_at_once_though_the_pool_lives_and_is_told_nothing_more(
             holder.evict(2)
 
         watch.heard_of(drop)
+        store(holder, [9] * 4)
+        holder.evict_branch([9] * 4)
+        while len(watch.told.get(timeout=10)) > 1:  # of the drops before
+            pass
+        first, second = [1, 2, 3, 4], [5, 6, 7, 8]
+        store(holder, first)
+        store(holder, second)
+        blocks = {node.tokens: list(node.block_ids) for node in holder.dump()}
+        holder.evict_branch(second)
+        holder.evict_branch(first)
+        assert [watch.told.get(timeout=10) for _ in range(2)] == [
+            blocks[pack_tokens(second)],
+            blocks[pack_tokens(first)],
+        ]
         watch.removals.close()
         watch.thread.join(10)
         assert not watch.thread.is_alive()

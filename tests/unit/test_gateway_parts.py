@@ -151,11 +151,20 @@ def test_work_goes_on_for_a_tenant_by_its_name_and_a_certificate_leads_to_one(tm
         f'[[tenant]]\nname = "a"\nkeys = ["{digest("one")}"]\n'
         f'[[tenant]]\nname = "b"\nkeys = ["{digest("two")}"]\ncertificates = ["b.example"]\n'
     )
-    ring = KeyRing(path)
+    clock = Clock()
+    ring = KeyRing(path, clock=clock)
     assert ring.named("a") == ring.find("one")
     assert ring.named("b") == ring.find("two") == ring.find_certificate(["unknown", "b.example"])
     assert ring.named("c") is None
     assert ring.find_certificate(["a", "one"]) is None
+    path.write_text(f'[[tenant]]\nname = "b"\nkeys = ["{digest("two")}"]\ncertificates = ["c.example"]\n')
+    os.utime(path, (0, 0))
+    clock.now_s += 1
+    assert ring.named("a") is None
+    path.write_text(f'[[tenant]]\nname = "d"\nkeys = ["{digest("two")}"]\ncertificates = ["d.example"]\n')
+    os.utime(path, (1, 1))
+    clock.now_s += 1
+    assert ring.find_certificate(["d.example"]) == ring.find("two")
 
 
 @pytest.mark.parametrize(
