@@ -107,12 +107,12 @@ class GatewayConfig:
             raise InvalidArgumentError("max_waiting", self.max_waiting, "at least 0")
         if self.service is not None:
             parse_address(self.service)
-        if self.drain_s < 0:
-            raise InvalidArgumentError("drain_s", self.drain_s, "at least 0")
-        if self.worker_wait_s < 0:
-            raise InvalidArgumentError("worker_wait_s", self.worker_wait_s, "at least 0")
-        if not self.response_ttl_s > 0:
-            raise InvalidArgumentError("response_ttl_s", self.response_ttl_s, "above 0")
+        for name in ("drain_s", "worker_wait_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidArgumentError(name, getattr(self, name), "at least 0")
+        for name in ("unread_s", "response_ttl_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgumentError(name, getattr(self, name), "above 0")
 
     @property
     def security(self) -> Security:

@@ -17,6 +17,7 @@ from openai import OpenAI
 from openai.types import Batch
 
 from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.jobs import running
 from radixkv.gateway.server import GatewayServer
 
 CHAT = "/v1/chat/completions"
@@ -108,6 +109,18 @@ def test_a_batch_answers_as_the_endpoint_does(client: OpenAI) -> None:
         posted = client.chat.completions.create(model="gibberish", **body_of(text))
         assert response["status_code"] == 200
         assert response["body"]["choices"] == posted.model_dump(mode="json", exclude_unset=True)["choices"]
+
+
+def test_a_batch_of_more_requests_than_are_fetched_at_once_makes_each_once(
+    held: Stack, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "FETCHED", 3)
+    num_before, names = len(held.engine.prompts), [str(number) for number in range(20)]
+    batch = create(client, *(line(name, body_of(f"{name}?")) for name in names))
+    wait_until(lambda: len(held.engine.prompts) > num_before)
+    held.runner.gate.open()
+    assert set(results(client, ended(client, batch).output_file_id)) == set(names)
+    assert len(held.engine.prompts) - num_before == len(names)
 
 
 @pytest.mark.parametrize(

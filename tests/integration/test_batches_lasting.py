@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -92,6 +93,23 @@ def test_a_batch_whose_lines_were_half_read_is_read_again(default_model: str, tm
             runner.gate.open()
             client.batches.cancel(batch.id)
             ended(client, batch)
+
+
+def test_a_gateway_that_stops_ends_what_runs_of_its_batches_and_the_next_one_makes_it(
+    default_model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = GatewayConfig(listen="127.0.0.1:0", drain_s=0.0, state_file=tmp_path / "state.sqlite")
+    with gibberish_engine(default_model, max_model_len=256) as (engine, runner, _):
+        runner.gate.close()
+        with gateway(engine, config) as server, client_of(server) as client:
+            batch = create(client, *(line(str(number), body_of(f"{number}?")) for number in range(3)))
+            wait_until(lambda: len(engine.prompts) == 3)
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+        runner.gate.open()
+        wait_until(lambda: engine.stats().engine.num_generations == 0)
+        assert engine.stats().engine.num_cancelled == 3
+        with gateway(engine, config) as server, client_of(server) as client:
+            assert set(results(client, ended(client, batch).output_file_id)) == {"0", "1", "2"}
 
 
 def test_an_upload_that_was_cut_off_is_gone(default_model: str, tmp_path: Path) -> None:

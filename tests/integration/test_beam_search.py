@@ -12,7 +12,7 @@ import torch
 from answers import Answers, collect
 from tiny_models import VOCAB_SIZE, reference_logits, reference_model, save_model
 
-from radixkv import InvalidArgumentError, PrefixCache
+from radixkv import PrefixCache
 from radixkv.core.api import CacheStats
 from radixkv.core.tokens import unpack_tokens
 from radixkv.worker.engine import Engine
@@ -21,7 +21,7 @@ from radixkv.worker.kv_pool import KVPool
 from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.model import ModelRunner
 from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import EarlyStopping, Grammar, SamplingParams
+from radixkv.worker.sampling import EarlyStopping, SamplingParams
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.stream import Delta, FinishReason, Started
 from radixkv.worker.text import ChatText
@@ -333,24 +333,6 @@ def test_beams_come_over_grpc_as_they_are(llama: str) -> None:
             there = collect(client.generate(params))
     _assert_equal(there, _expected(reference_model(llama), _prompt(1), sampling))
     assert [one.tokens for one in there.branches] == [one.tokens for one in here.branches]
-
-
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ({"n": 3}, "n"),
-        ({"best_of": 2}, "best_of"),
-        ({"temperature": 0.7}, "temperature"),
-        ({"top_p": 0.9}, "top_p"),
-        ({"top_k": 5}, "top_k"),
-        ({"min_p": 0.1}, "min_p"),
-        ({"grammar": Grammar("json_object")}, "grammar"),
-    ],
-)
-def test_what_a_search_does_not_do_is_refused_and_not_ignored(options: dict[str, Any], argument: str) -> None:
-    with pytest.raises(InvalidArgumentError) as refusal:
-        SamplingParams(num_beams=2, **options)
-    assert refusal.value.argument == argument
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 4, "n": 2}, {"n": 3}, {"n": 2, "best_of": 3}])

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_service import TTL_S, Clock
@@ -16,6 +17,7 @@ from radixkv import (
     AcquireOp,
     ExtendOp,
     InsertOp,
+    InvalidArgumentError,
     LeaseError,
     PoolShape,
     ReleaseOp,
@@ -178,6 +180,13 @@ def test_a_frozen_service_fails_the_holder_in_bounded_time(tmp_path: Path) -> No
         with pytest.raises(UnavailableError):
             holder.submit([ExtendOp(1, 101)]).result(timeout=20)
         service.kill()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("shape", [(), (PoolShape(64),)], ids=["a reader", "a holder"])
+def test_a_time_to_wait_that_is_none_is_refused_by_name(timeout_s: float, shape: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="timeout_s"):
+        connect(f"unix:{tmp_path}/nobody", *shape, timeout_s=timeout_s)
 
 
 def test_no_service_at_all_is_an_error_in_bounded_time(tmp_path: Path) -> None:

@@ -330,6 +330,16 @@ def test_stats_count_what_was_asked_found_computed_and_drawn(engine: Engine) -> 
     assert cache.num_blocks == NUM_BLOCKS
 
 
+def test_what_has_come_to_its_end_is_counted_to_the_token(engine: Engine) -> None:
+    for _ in range(2):
+        assert len(_tokens(_start(engine, [1] * 20, _greedy(3)))) == 3
+    stats = engine.stats().engine
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens) == (40, 19, 6)
+    assert stats.num_computed_tokens == 20 + 2 + 1 + 2
+    assert (stats.num_lines, stats.num_moved_lines, stats.num_preemptions, stats.num_remembered) == (0, 0, 0, 2)
+    assert stats.waited.p99_s >= stats.waited.p50_s > 0
+
+
 def test_tokenize_reads_token_ids_behind_a_history(engine: Engine) -> None:
     assert engine.tokenize(Prompt(token_ids=[3]), [1, 2]) == engine.tokenize(Prompt(token_ids=[1, 2, 3]))
     with pytest.raises(InvalidArgumentError):

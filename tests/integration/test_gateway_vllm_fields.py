@@ -142,6 +142,7 @@ BAD: list[tuple[str, Any]] = [
     ("bad_words", ["x"] * 257),
     ("allowed_token_ids", []),
     ("allowed_token_ids", [49152]),
+    ("stop_token_ids", [1, 49152]),
     ("truncate_prompt_tokens", 0),
     ("truncate_prompt_tokens", -2),
     ("truncate_prompt_tokens", 4096),

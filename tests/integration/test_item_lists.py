@@ -174,3 +174,17 @@ def test_bounds_are_held_and_what_is_beyond_them_changes_nothing(monkeypatch: py
             await lists.create("a", {})
 
     asyncio.run(check())
+
+
+def test_what_was_in_a_deleted_list_is_in_the_file_no_more(tmp_path: Path) -> None:
+    item = {"id": "msg_1", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "secret"}]}
+
+    async def check() -> None:
+        with Database(tmp_path / "state.sqlite") as database:
+            lists = ItemLists(database)
+            made, other = [await lists.create("a", {}, [item]) for _ in range(2)]
+            await lists.delete("a", made.id)
+            left = database.submit(lambda connection: connection.execute("SELECT list FROM items").fetchall()).result()
+            assert [row["list"] for row in left] == [other.id]
+
+    asyncio.run(check())

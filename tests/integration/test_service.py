@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -273,12 +274,6 @@ def test_a_unix_socket_in_use_is_an_error_and_its_owner_serves_on(tmp_path: Path
     assert list(tmp_path.iterdir()) == [], "a stopped service leaves no socket behind"
 
 
-def test_a_configuration_out_of_bounds_is_refused_by_name() -> None:
-    for settings in ({"addresses": ()}, {"lease_ttl_s": 0}, {"max_pools": 0}, {"drain_s": -1}):
-        with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
-            ServiceConfig(**settings)
-
-
 def test_a_stopping_service_ends_streams_as_unavailable(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s"
     with ServiceThread(ServiceConfig(addresses=(address,))) as thread, grpc.insecure_channel(address) as channel:
@@ -295,6 +290,28 @@ def test_a_stopping_service_ends_streams_as_unavailable(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 list(call)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_who_watches_the_health_of_a_stopping_service_is_told_before_its_calls_end(
+    service: ServiceThread, channel: grpc.Channel
+) -> None:
+    watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+    stopping = threading.Thread(target=service.stop)
+    stopping.start()
+    assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    stopping.join()
+
+
+def test_an_error_that_ends_a_service_which_had_begun_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda failure: told.append(failure.exc_type))
+    with ServiceThread(ServiceConfig(addresses=(f"unix:{tmp_path}/service",))):
+        (tmp_path / "service").unlink()
+        (tmp_path / "service").mkdir()  # what it would leave behind is no socket of its own
+    assert told == [IsADirectoryError]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -136,7 +136,9 @@ def test_a_generation_that_nobody_reads_ends_and_its_stream_says_why(monkeypatch
         wait_until(lambda: not engine.stats().engine.num_generations)
         with pytest.raises(LimitError, match="not read"):
             list(stream)
-        assert engine.stats().engine.num_generated_tokens < 3000
+        stats = engine.stats().engine
+        assert stats.num_generated_tokens < 3000
+        assert (stats.num_failed, stats.num_finished, stats.num_cancelled) == (1, 0, 0)
         assert engine.call(lambda holder: holder.stats()).num_sequences == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hash_model import HashRunner
 
-from radixkv import InvalidArgumentError, PrefixCache, UnavailableError, pack_tokens
+from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.engine import Engine
 from radixkv.worker.generation_client import GenerationClient
@@ -205,6 +204,65 @@ def test_a_stream_that_is_closed_while_it_waits_for_a_worker_waits_no_longer(tmp
     asyncio.run(use())
 
 
+def test_a_stream_that_was_closed_before_its_worker_was_lost_is_not_begun_at_the_next(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
+
+    async def use() -> None:
+        first = Life(address)
+        first.runner.gate.close_after(2)
+        with GenerationClient(address, retries=False) as client:
+            backend = Backend(client, patience_s=30)
+            stream = await backend.generate(request())
+            while first.runner.gate.is_open:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(first.end)
+            begun: list[GenerateParams] = []
+            client.generate = begun.append  # type: ignore[method-assign,assignment]  # nothing may call it
+            stream.close()
+            with suppress(UnavailableError):
+                await asyncio.wait_for(to_its_end(stream), 10)
+            assert not begun
+            backend.close()
+
+    asyncio.run(use())
+
+
+def test_a_stream_that_is_closed_just_as_the_next_worker_takes_it_leaves_nothing_running_there(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
+
+    async def use(stack: ExitStack) -> None:
+        first = Life(address)
+        first.runner.gate.close_after(2)
+        with GenerationClient(address, retries=False) as client:
+            backend = Backend(client, patience_s=30)
+            stream = await backend.generate(request(max_tokens=200))
+            generate, loop = client.generate, asyncio.get_running_loop()
+
+            async def close() -> None:
+                stream.close()
+
+            def taken_and_closed(params: GenerateParams) -> GenerationStream:
+                taken = generate(params)
+                asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+                return taken
+
+            while first.runner.gate.is_open:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(first.end)
+            client.generate = taken_and_closed  # type: ignore[method-assign]  # it answers as before
+            second = stack.enter_context(live(address))
+            second.runner.gate.close()
+            await asyncio.wait_for(to_its_end(stream), 10)
+            second.runner.gate.open()
+            while second.engine.stats().engine.num_generations:
+                await asyncio.sleep(0.01)
+            assert second.engine.stats().engine.num_cancelled == 1
+            backend.close()
+
+    with ExitStack() as stack:
+        asyncio.run(use(stack))
+
+
 async def to_its_end(stream: EventStream) -> None:
     async for _ in stream:
         pass
@@ -249,11 +307,6 @@ def test_the_seed_of_a_request_that_names_none_is_kept() -> None:
     assert lasting.params.sampling.seed is not None
     assert lasting.again(1.5).sampling.seed == lasting.params.sampling.seed
     assert lasting.again(1.5).timeout_s == 1.5
-
-
-def test_the_wait_has_a_bound() -> None:
-    with pytest.raises(InvalidArgumentError, match="worker_wait_s"):
-        GatewayConfig(worker_wait_s=-1)
 
 
 # -- a worker that drains

@@ -275,4 +275,29 @@ PLANTED_BUGS = (
             "test_a_pin_that_a_restarted_service_refuses_does_not_come_back_with_the_next",
         ),
     ),
+    PlantedBug(
+        "a batch's requests are fetched again while they run",
+        "gateway/jobs/running.py",
+        "                work.last = found[-1]\n",
+        "                pass\n",
+        ("integration/test_batches.py::test_a_batch_of_more_requests_than_are_fetched_at_once_makes_each_once",),
+    ),
+    PlantedBug(
+        "a deleted list leaves its items in the file",
+        "gateway/item_lists.py",
+        'connection.execute("DELETE FROM items WHERE list = ?", (list_id,))',
+        "pass",
+        ("integration/test_item_lists.py::test_what_was_in_a_deleted_list_is_in_the_file_no_more",),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a stopping service goes on saying that it serves",
+        "service/server.py",
+        "        self._health.refuse()\n",
+        "",
+        (
+            "integration/test_service.py::"
+            "test_who_watches_the_health_of_a_stopping_service_is_told_before_its_calls_end",
+        ),
+    ),
 )

@@ -253,3 +253,14 @@ def test_points_are_kept_for_ten_minutes_and_each_is_told_once() -> None:
     assert [point.num_blocks for point in gauges.since(gauges.num_read - 2)] == [KEPT_S + 10, KEPT_S + 15]
     assert gauges.since(0)[0].num_blocks == 15
     assert gauges.since(gauges.num_read) == []
+
+
+def test_a_viewer_is_told_every_point_from_the_first_on_and_each_once(shown: Shown) -> None:
+    viewer, late = shown.viewer(), shown.viewer()
+    for count in (1, 2):
+        shown.observer.gauges.add(float(count), stats(num_blocks=count), None)
+        (points,) = told(viewer, "points")
+        assert [point.num_blocks for point in points["points"]] == [count]
+        assert told(viewer, "points") == []
+    (points,) = told(late, "points")
+    assert [point.num_blocks for point in points["points"]] == [1, 2]

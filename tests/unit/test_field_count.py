@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -48,6 +49,35 @@ def test_the_count_is_that_of_the_message(what: dict[str, int], most: int) -> No
         patch.setattr(field_count, "MAX_FIELDS", most)
         patch.setattr(field_count, "_LEAST_BYTES", 0)
         assert has_few_fields(request(**what, text="hello"), DESCRIPTOR) == (num_fields(**what) <= most)
+
+
+def varint(value: int) -> bytes:
+    spelled = bytearray()
+    while value > 127:
+        spelled.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*spelled, value])
+
+
+def field(number: int, wire_type: int, value: int) -> bytes:
+    """A field of any kind, as the parser reads it."""
+    tag, eight = varint(number << 3 | wire_type), value.to_bytes(8, "little")
+    told = {0: varint(value), 1: eight, 2: varint(value % 200) + b"\x09" * (value % 200), 5: eight[:4]}
+    return tag + told[wire_type]
+
+
+@given(
+    st.lists(st.builds(field, st.integers(100, 2**29 - 1), st.sampled_from([0, 1, 2, 5]), st.integers(0, 2**64 - 1))),
+    st.integers(1, 10),
+)
+def test_fields_of_every_kind_count_once_and_none_is_cut_off(fields: list[bytes], most: int) -> None:
+    body, ends = b"".join(fields), set(itertools.accumulate(map(len, fields), initial=0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(field_count, "_LEAST_BYTES", 0)
+        patch.setattr(field_count, "MAX_FIELDS", most)
+        assert has_few_fields(body, DESCRIPTOR) == (len(fields) <= most)
+        patch.setattr(field_count, "MAX_FIELDS", len(fields) + 1)
+        assert {end for end in range(len(body) + 1) if has_few_fields(body[:end], DESCRIPTOR)} == ends
 
 
 @pytest.mark.parametrize("what", ["num_messages", "num_stops", "num_biases", "num_pins"])

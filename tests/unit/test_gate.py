@@ -7,7 +7,16 @@ import asyncio
 import pytest
 
 from radixkv.gateway import gate
-from radixkv.gateway.gate import ONE_STRANGERS, STRANGERS_AT_ONCE, Cost, Gate, StrangersLane
+from radixkv.gateway.gate import (
+    MAX_FOLLOWERS,
+    MAX_READS,
+    ONE_STRANGERS,
+    SHARE,
+    STRANGERS_AT_ONCE,
+    Cost,
+    Gate,
+    StrangersLane,
+)
 
 
 def test_readers_who_take_nothing_leave_their_places_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +82,41 @@ def test_idle_time_is_no_part_of_the_pace() -> None:
     refusal = gate.refusal("red", Cost.WORK)
     assert refusal is not None
     assert refusal.headers["Retry-After"] == "2"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_looks_and_streams_have_places_of_their_own_and_a_tenant_its_share_of_them(is_shared: bool) -> None:
+    gate = Gate(1, 0, is_shared=is_shared, clock=lambda: 0.0)
+    gate.enter("red", Cost.WORK)
+    for cost, size in ((Cost.READ, MAX_READS), (Cost.FOLLOW, MAX_FOLLOWERS)):
+        num_entered = 0
+        while gate.refusal("red", cost) is None:
+            gate.enter("red", cost)
+            num_entered += 1
+        assert num_entered == (size // SHARE if is_shared else size)
+        refusal = gate.refusal("red", cost)
+        assert refusal is not None
+        assert refusal.status == (429 if is_shared else 503)
+        assert (gate.refusal("blue", cost) is None) == is_shared
+        gate.leave("red", cost)
+        assert gate.refusal("red", cost) is None
+
+
+def test_a_gate_that_is_closing_refuses_all_and_is_empty_once_the_last_has_left() -> None:
+    async def story() -> None:
+        gate = Gate(2, 2)
+        assert gate.draining() is None
+        assert await gate.wait_empty(0.01)
+        gate.enter("red", Cost.WORK)
+        gate.enter("red", Cost.FOLLOW)
+        gate.is_draining = True
+        for cost in Cost:
+            refusal = gate.refusal("blue", cost)
+            assert refusal is not None
+            assert (refusal.status, refusal.code) == (503, "draining")
+        gate.leave("red", Cost.WORK)
+        assert not await gate.wait_empty(0.01)
+        gate.leave("red", Cost.FOLLOW)
+        assert await gate.wait_empty(0.01)
+
+    asyncio.run(story())

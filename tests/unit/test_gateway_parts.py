@@ -24,7 +24,7 @@ from radixkv.core.errors import (
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.auth import KeyRing, Tenant
 from radixkv.gateway.completions import CompletionRequest
-from radixkv.gateway.config import GatewayConfig, TenantLimits
+from radixkv.gateway.config import TenantLimits
 from radixkv.gateway.errors import RATE_LIMIT_HEADERS, ApiError, error_body
 from radixkv.gateway.messages import ChatMessage, template_messages
 from radixkv.gateway.options import GenerationOptions, check_plain
@@ -137,9 +137,34 @@ def test_a_key_that_is_no_text_of_this_world_is_nobodys(tmp_path: Path) -> None:
 
 
 def test_without_a_file_everybody_is_the_default_tenant() -> None:
-    ring = KeyRing(None)
-    assert ring.find(None) == ring.find("anything")
-    assert ring.find(None) is not None
+    ring = KeyRing(None, TenantLimits(max_concurrent=7))
+    everybody = ring.find(None)
+    assert everybody is not None
+    assert everybody.limits == TenantLimits(max_concurrent=7)
+    assert everybody == ring.find("anything") == ring.find_certificate(["anybody"]) == ring.named(everybody.name)
+    assert ring.named("somebody") is None
+
+
+def test_work_goes_on_for_a_tenant_by_its_name_and_a_certificate_leads_to_one(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f'[[tenant]]\nname = "a"\nkeys = ["{digest("one")}"]\n'
+        f'[[tenant]]\nname = "b"\nkeys = ["{digest("two")}"]\ncertificates = ["b.example"]\n'
+    )
+    clock = Clock()
+    ring = KeyRing(path, clock=clock)
+    assert ring.named("a") == ring.find("one")
+    assert ring.named("b") == ring.find("two") == ring.find_certificate(["unknown", "b.example"])
+    assert ring.named("c") is None
+    assert ring.find_certificate(["a", "one"]) is None
+    path.write_text(f'[[tenant]]\nname = "b"\nkeys = ["{digest("two")}"]\ncertificates = ["c.example"]\n')
+    os.utime(path, (0, 0))
+    clock.now_s += 1
+    assert ring.named("a") is None
+    path.write_text(f'[[tenant]]\nname = "d"\nkeys = ["{digest("two")}"]\ncertificates = ["d.example"]\n')
+    os.utime(path, (1, 1))
+    clock.now_s += 1
+    assert ring.find_certificate(["d.example"]) == ring.find("two")
 
 
 @pytest.mark.parametrize(
@@ -299,19 +324,3 @@ def test_the_place_of_what_is_no_token_id_is_told(wrong: Any) -> None:
         with pytest.raises(ValidationError) as refusal:
             CompletionRequest(model="m", prompt=prompt)
         assert place in [tuple(part for part in e["loc"] if isinstance(part, int)) for e in refusal.value.errors()]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"max_body_bytes": 0},
-        {"drain_s": -1},
-        {"max_requests": 0},
-        {"max_waiting": -1},
-        {"response_ttl_s": 0},
-        {"max_tokens": 0},
-    ],
-)
-def test_a_configuration_out_of_bounds_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError):
-        GatewayConfig(**fields)

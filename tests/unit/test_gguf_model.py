@@ -64,6 +64,12 @@ def test_a_file_gives_the_logits_of_the_model_that_it_was_written_from(family: s
     _assert_same(_resolve(tmp_path / "tiny.gguf", tmp_path / "cache"), model)
 
 
+def test_layers_see_no_more_of_a_history_than_the_file_says(tmp_path: Path) -> None:
+    model = tiny_model("phi3", sliding_window=8)
+    write_gguf(model, "phi3", tmp_path / "tiny.gguf")
+    _assert_same(_resolve(tmp_path / "tiny.gguf", tmp_path / "cache"), model)
+
+
 def test_quantised_weights_are_those_that_the_file_stands_for(tmp_path: Path) -> None:
     model = tiny_model("llama")
     write_gguf(model, "llama", tmp_path / "exact.gguf")

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -75,3 +76,32 @@ allow_open_files()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, 512)
 """
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_one_address_has_so_many_connections_wait_and_takes_no_place_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "MAX_WAITING", 2)
+
+    async def serve(sock: socket.socket) -> None:
+        made: list[str] = []
+
+        class Noted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.append(transport.get_extra_info("peername")[0])
+
+        with ExitStack() as stack:
+            greedy = [stack.enter_context(socket.create_connection(sock.getsockname())) for _ in range(5)]
+            stack.enter_context(socket.create_connection(sock.getsockname(), source_address=("127.0.0.2", 0)))
+            taking = Listener(sock, Noted, None)
+            while len(made) < 3:
+                await asyncio.sleep(0)
+            assert made == ["127.0.0.1", "127.0.0.2", "127.0.0.1"], "in turns"
+            for connection in greedy[2:]:
+                connection.settimeout(10)
+                assert connection.recv(1) == b"", "one too many is closed"
+            taking.close()
+            await taking.wait_closed()
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        asyncio.run(serve(sock))

@@ -111,6 +111,16 @@ def test_a_later_process_holds_no_more_than_its_own_bounds_and_the_latest(databa
     assert held(Memo(database, MemoLimits(), lambda: 60.0), "a 1", "a 2", "a 3", "a 4", "b 1") == "341", "for good"
 
 
+def test_in_a_later_process_what_was_gone_on_from_last_is_used_last_with_all_before_it(database: Database) -> None:
+    memo = Memo(database, MemoLimits(), lambda: 50.0)
+    first = put(memo, "a 1", 10)
+    put(memo, "a 2", 10)
+    put(memo, "a 3", 10, first)
+    database.submit(lambda _: None).result()
+    bounded = Memo(database, MemoLimits(max_entries=2), lambda: 60.0)
+    assert held(bounded, "a 1", "a 2", "a 3") == "13"
+
+
 def test_an_entry_is_held_until_its_time_is_over(database: Database) -> None:
     now_s = 1000.0
     memo = Memo(database, MemoLimits(ttl_s=100.0), lambda: now_s)

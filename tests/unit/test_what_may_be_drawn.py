@@ -14,7 +14,7 @@ from radixkv.worker.bad_words import BadWords, spellings
 from radixkv.worker.device_draws import launch_draws
 from radixkv.worker.reply import Reply, ReplyRules
 from radixkv.worker.sampler import Sampler, SamplerRow
-from radixkv.worker.sampling import Grammar, SampledToken, SamplingParams
+from radixkv.worker.sampling import SampledToken, SamplingParams
 
 VOCAB_SIZE = 24
 NUM_DRAWS = 3000
@@ -117,21 +117,9 @@ def test_what_alone_may_be_drawn_is_drawn_though_it_completes_a_word() -> None:
     [
         ("bad_words", {"allowed_token_ids": (7,)}, [[7]]),
         ("allowed_token_ids", {"allowed_token_ids": (VOCAB_SIZE,)}, []),
-        ("allowed_token_ids", {"allowed_token_ids": ()}, []),
-        ("allowed_token_ids", {"allowed_token_ids": (-1,)}, []),
-        ("allowed_token_ids", {"allowed_token_ids": (1,), "grammar": Grammar("json_object")}, []),
-        ("allowed_token_ids", {"allowed_token_ids": (1,), "num_beams": 2}, []),
-        ("repetition_penalty", {"repetition_penalty": 0.0}, []),
-        ("repetition_penalty", {"repetition_penalty": float("nan")}, []),
-        ("repetition_penalty", {"repetition_penalty": 101.0}, []),
-        ("bad_words", {"bad_words": (" ",)}, []),
-        ("bad_words", {"bad_words": ("x" * 257,)}, []),
-        ("bad_words", {"bad_words": ("x",) * 257}, []),
     ],
 )
-def test_what_leaves_nothing_or_is_out_of_its_bound_is_refused(
-    argument: str, fields: Any, words: list[list[int]]
-) -> None:
+def test_what_leaves_nothing_to_draw_is_refused(argument: str, fields: Any, words: list[list[int]]) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         reply_with([], words, **fields)
     assert refused.value.argument == argument

@@ -54,9 +54,6 @@ class Removals:
             return self._reader
 
     def _follow(self, reader: RemoteReader) -> None:
-        is_synced = False
         for event in reader.follow_events():
-            if event.kind in ("reset", "synced"):
-                is_synced = event.kind == "synced"
-            elif event.kind == "removed" and is_synced and not self._is_closed.is_set():
+            if event.kind == "removed" and not self._is_closed.is_set():
                 self._tell(event.block_ids)
