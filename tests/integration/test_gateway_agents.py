@@ -97,6 +97,20 @@ def test_what_a_client_puts_first_for_somebody_else_costs_no_conversation_its_pr
     assert "billing" not in stack.engine.shown()
 
 
+def test_an_agent_in_another_folder_finds_its_tools(stack: Stack, http: httpx.Client) -> None:
+    tools = [
+        {"name": f"tool_{n}", "description": f"Does {n} things. " * 40, "input_schema": {"type": "object"}}
+        for n in range(8)
+    ]
+    usages = []
+    for folder in ("/home/red/orders", "/home/red/weather"):
+        body = messages(system=f"You work in {folder}. {RULES}", tools=tools)
+        usages.append(sent(http, "messages", **body).json()["usage"])
+    num_shared = len(stack.text.encode(json.dumps(tools), special=False))
+    assert usages[0]["cache_read_input_tokens"] < 200
+    assert usages[1]["cache_read_input_tokens"] > 0.8 * num_shared
+
+
 def test_a_history_that_another_model_began_goes_on(stack: Stack, http: httpx.Client) -> None:
     thought = [
         {"type": "thinking", "thinking": "Hmm.", "signature": "s"},

@@ -248,7 +248,8 @@ def test_a_template_without_tools_is_told_of_them_in_the_system_prompt() -> None
         "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}],
     }
     told = with_tool_prompt([{"role": "system", "content": "Be brief."}, called], [function])
-    assert told[0]["content"].startswith("Be brief.\n\nYou can call functions.")
+    assert told[0]["content"].startswith("You can call functions.")
+    assert told[0]["content"].endswith("\n\nBe brief.")
     assert '{"name": "weather"}' in told[0]["content"]
     assert parse([told[1]["content"]])[1] == [("weather", {"city": "Rome"})]
     assert with_tool_prompt([{"role": "user", "content": "hi"}], [function])[0]["role"] == "system"

@@ -1,0 +1,1 @@
+"""Conversations of coding agents, recorded once and replayed."""
