@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from radixkv.gateway import database_schema
 from radixkv.gateway.conversations import rows
@@ -306,14 +308,67 @@ def test_a_search_goes_on_where_its_slice_ended(
             made = await store.create("a", messages=[message(text) for text in texts])
             if number % 2:
                 wanted.insert(0, made.id)
-        assert [each.id for each in await search(database, "a", "needle", 10)] == wanted
+        assert [each.conversation.id for each in await search(database, "a", "needle", 10)] == wanted
         first = await search(database, "a", "needle", 2)
-        assert [each.id for each in first] == wanted[:2]
-        rest = await search(database, "a", "needle", 10, first[-1].updated_s)
-        assert [each.id for each in rest] == wanted[2:]
+        assert [each.conversation.id for each in first] == wanted[:2]
+        rest = await search(database, "a", "needle", 10, first[-1].conversation.updated_s)
+        assert [each.conversation.id for each in rest] == wanted[2:]
         assert await search(database, "b", "needle", 10) == []
 
     run(story())
+
+
+@pytest.mark.parametrize("slice_s", [0.0, 60.0])
+def test_a_search_tells_the_newest_messages_and_where_they_have_it(
+    store: ConversationStore, database: Database, monkeypatch: pytest.MonkeyPatch, slice_s: float
+) -> None:
+    monkeypatch.setattr(search_module, "SLICE_S", slice_s)
+
+    async def story() -> None:
+        texts = [f"number {number}: a needle" for number in range(search_module.MAX_HITS + 3)]
+        messages = [message(text) for text in texts]
+        await store.create("a", messages=[*messages, message("none")])
+        (found,) = await search(database, "a", "NEEDLE", 10)
+        assert [hit.message for hit in found.hits] == [each.id for each in messages[:2:-1]]
+        assert found.has_more_hits
+        await store.create("a", "a needle in the title")
+        latest = (await search(database, "a", "needle", 10))[0]
+        assert (latest.hits, latest.has_more_hits) == ([], False)
+
+    run(story())
+
+
+@given(st.text(max_size=400), st.text(min_size=1, max_size=4), st.integers(0, 400))
+def test_what_a_hit_marks_is_what_was_searched_for(rest: str, needle: str, place: int) -> None:
+    text = (rest[:place] + needle + rest[place:]).encode(errors="ignore").decode()
+    folded = needle.encode(errors="ignore").decode().casefold()
+    assume(folded)
+    row: Any = {"id": "m", "role": "user", "created_s": 1.0, "text": text}
+    hit = search_module._hit(row, folded)
+    assert hit is not None
+    assert folded in text[hit.position :].casefold()
+    flat = "".join(" " if character.isspace() else character for character in needle).casefold()
+    for begin, end in hit.marks:
+        marked = hit.excerpt[begin:end].casefold()
+        assert marked.replace("…", "") in text.casefold() or flat in marked or folded in marked
+        assert 0 <= begin < end <= len(hit.excerpt)
+    assert len(hit.excerpt) <= 242
+
+
+@pytest.mark.parametrize(
+    ("text", "needle", "excerpt", "marks"),
+    [
+        ("Straße und STRASSE", "strasse", "Straße und STRASSE", [(0, 6), (11, 18)]),
+        ("one\ntwo\nthree", "two", "one two three", [(4, 7)]),
+        ("one\ntwo", "one\ntwo", "one two", [(0, 7)]),
+        (f"{'x' * 100} needle {'y' * 300}", "needle", f"…{'x' * 59} needle {'y' * 173}…", [(61, 67)]),
+    ],
+)
+def test_an_excerpt_shows_the_text_around_a_hit(text: str, needle: str, excerpt: str, marks: Any) -> None:
+    row: Any = {"id": "m", "role": "user", "created_s": 1.0, "text": text}
+    hit = search_module._hit(row, needle.casefold())
+    assert hit is not None
+    assert (hit.excerpt, list(hit.marks)) == (excerpt, marks)
 
 
 # -- across processes

@@ -12,7 +12,7 @@ from radixkv.gateway.conversations.live import Follower, Live, Lives
 from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.refusals import conflict
 from radixkv.gateway.conversations.running import Runs
-from radixkv.gateway.conversations.search import search
+from radixkv.gateway.conversations.search import Found, search
 from radixkv.gateway.conversations.store import ConversationStore
 from radixkv.gateway.database import Database
 from radixkv.gateway.sse import sse
@@ -56,13 +56,17 @@ class Conversations:
         self._database = database
 
     async def page(
-        self, namespace: str, limit: int, before_s: float | None = None, text: str = ""
+        self, namespace: str, limit: int, before_s: float | None = None
     ) -> tuple[list[Conversation], bool]:
-        """The latest updated ones, those that hold a text where one is given; and whether there are more."""
-        if text:
-            found = await search(self._database, namespace, text, limit + 1, before_s)
-        else:
-            found = await self.store.page(namespace, limit + 1, before_s)
+        """The latest updated ones; and whether there are more."""
+        page = await self.store.page(namespace, limit + 1, before_s)
+        return page[:limit], len(page) > limit
+
+    async def search(
+        self, namespace: str, text: str, limit: int, before_s: float | None = None
+    ) -> tuple[list[Found], bool]:
+        """The latest updated ones that hold a text, with the messages that do; and whether there are more."""
+        found = await search(self._database, namespace, text, limit + 1, before_s)
         return found[:limit], len(found) > limit
 
     async def view(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:

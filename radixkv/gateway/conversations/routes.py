@@ -45,6 +45,7 @@ from radixkv.gateway.conversations.schema import (
     RemovedMessages,
     ReplyOptions,
 )
+from radixkv.gateway.conversations.search import Found
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.sse import EventStreamResponse, until_disconnected
 
@@ -79,23 +80,26 @@ async def list_conversations(
         str, Query(max_length=MAX_SEARCH_CHARACTERS, description="Those whose titles or messages hold this text.")
     ] = "",
 ) -> Response:
-    """The conversations that are kept, the latest updated first."""
+    """The conversations that are kept, the latest updated first.
+
+    With `search` each comes with `hits`: its newest messages that hold the text, on whatever branch, at most 8.
+    """
     found, has_more = await _page(request, tenant.namespace, limit, before, search)
     return JSONResponse({"conversations": [each.body() for each in found], "has_more": has_more})
 
 
 async def _page(
     request: Request, namespace: str, limit: int, before: float | None, text: str
-) -> tuple[list[Conversation], bool]:
+) -> tuple[Sequence[Conversation | Found], bool]:
     """A page of them; of a namespace one search at a time, which ends when nobody waits for it any more."""
     if not text:
         return await _kept(request).page(namespace, limit, before)
 
-    async def search() -> tuple[list[Conversation], bool]:
+    async def search() -> tuple[list[Found], bool]:
         async with request.app.state.one_by_one.place(namespace):
             if (stopping := request.app.state.gate.draining()) is not None:
                 raise stopping  # what still waits for its turn is not begun any more
-            return await _kept(request).page(namespace, limit, before, text)
+            return await _kept(request).search(namespace, text, limit, before)
 
     return await until_disconnected(request, search())
 

@@ -187,10 +187,28 @@ class ConversationObject(BaseModel):
     num_messages: int
 
 
+class SearchHit(BaseModel):
+    """A message that holds what is searched for, first at `position`. `marks`: where the excerpt has it, [begin, end]."""
+
+    message: str
+    role: Role
+    created: float
+    position: int
+    excerpt: str
+    marks: list[list[int]]
+
+
+class FoundConversation(ConversationObject):
+    """A conversation; of a search with its newest messages that hold the text, none where its title alone does."""
+
+    hits: list[SearchHit] | None = None
+    has_more_hits: bool | None = None
+
+
 class ConversationPage(BaseModel):
     """Some of them, the latest updated first."""
 
-    conversations: list[ConversationObject]
+    conversations: list[FoundConversation]
     has_more: bool
 
 
