@@ -15,7 +15,7 @@ from radixkv.gateway.conversations.exports import export_json, export_markdown, 
 from radixkv.gateway.conversations.imports import RefusedError, read_conversations
 from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.planting import Imported
-from radixkv.gateway.conversations.store import MAX_MESSAGES
+from radixkv.gateway.conversations.writing import MAX_MESSAGES
 from radixkv.gateway.errors import ApiError
 
 NOW_S = 1234.5

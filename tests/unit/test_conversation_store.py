@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from radixkv.gateway import database_schema
 from radixkv.gateway.conversations import rows
 from radixkv.gateway.conversations import search as search_module
-from radixkv.gateway.conversations import store as store_module
+from radixkv.gateway.conversations import writing as writing_module
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Message, new_id, title_of
 from radixkv.gateway.conversations.search import search
 from radixkv.gateway.conversations.store import ConversationStore, Growth
@@ -189,7 +189,7 @@ def test_no_two_updates_are_told_with_one_time(store: ConversationStore) -> None
 def test_what_is_used_is_counted_and_bounded(
     store: ConversationStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "MAX_MESSAGES", 5)
+    monkeypatch.setattr(writing_module, "MAX_MESSAGES", 5)
 
     async def story() -> None:
         made = await store.create("a", messages=[message("é" * 10) for _ in range(5)])
@@ -237,7 +237,7 @@ def test_a_reply_that_grows_is_counted_as_it_is_saved(store: ConversationStore, 
 def test_a_conversation_has_a_bound_of_bytes_of_its_own(
     store: ConversationStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "MAX_CONVERSATION_BYTES", 1000)
+    monkeypatch.setattr(writing_module, "MAX_CONVERSATION_BYTES", 1000)
 
     async def story() -> None:
         made = await store.create("a", messages=[message("x" * 600)])

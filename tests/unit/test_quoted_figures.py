@@ -17,7 +17,7 @@ from radixkv.cli.program import COMMANDS
 from radixkv.core import json_text, validation
 from radixkv.gateway import connections, fields
 from radixkv.gateway.conversations.live import MAX_WAITING_BYTES
-from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
+from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.exchange import MAX_LEFT_OUT
 from radixkv.gateway.item_lists import MAX_ITEMS, MAX_LIST_BYTES
 from radixkv.gateway.middleware import SMALL_BODY_BYTES

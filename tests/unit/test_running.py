@@ -15,7 +15,8 @@ from radixkv.gateway.conversations.live import Follower, Lives
 from radixkv.gateway.conversations.messages import Message, new_id
 from radixkv.gateway.conversations.rows import CUT_SHORT
 from radixkv.gateway.conversations.running import Branch, Origin, Run, Runs
-from radixkv.gateway.conversations.store import Change, ConversationStore, Growth
+from radixkv.gateway.conversations.store import ConversationStore, Growth
+from radixkv.gateway.conversations.writing import Change
 from radixkv.gateway.database import Database
 from radixkv.gateway.models import ServedModel
 from radixkv.worker.request import ModelInfo

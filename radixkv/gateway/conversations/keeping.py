@@ -55,9 +55,7 @@ class Conversations:
         self._system_prompt = system_prompt
         self._database = database
 
-    async def page(
-        self, namespace: str, limit: int, before_s: float | None = None
-    ) -> tuple[list[Conversation], bool]:
+    async def page(self, namespace: str, limit: int, before_s: float | None = None) -> tuple[list[Conversation], bool]:
         """The latest updated ones; and whether there are more."""
         page = await self.store.page(namespace, limit + 1, before_s)
         return page[:limit], len(page) > limit

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from radixkv.core.errors import LimitError
 from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.rows import CUT_SHORT
-from radixkv.gateway.conversations.store import Change
+from radixkv.gateway.conversations.writing import Change
 from radixkv.gateway.sse import sse
 from radixkv.gateway.transcripts import Transcript
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
-from radixkv.gateway.conversations.store import MAX_MESSAGES
+from radixkv.gateway.conversations.writing import MAX_MESSAGES
 
 __all__ = ["Imported", "Node", "RefusedError", "plant", "read_text", "read_time"]
 

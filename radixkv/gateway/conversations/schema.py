@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
-from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
+from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.fields import FAIL_FAST, Each, Name, Whole
 from radixkv.gateway.options import ApiModel
 

@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.conversations.messages import Conversation, Message, new_id, title_of
-from radixkv.gateway.conversations.refusals import conflict, full
+from radixkv.gateway.conversations.messages import Conversation, Message, new_id
+from radixkv.gateway.conversations.refusals import conflict
 from radixkv.gateway.conversations.rows import (
     BELOW,
     FINISH,
     INSERT_CONVERSATION,
-    INSERT_MESSAGE,
     all_messages,
     dump_details,
     fail_unfinished,
@@ -26,33 +24,16 @@ from radixkv.gateway.conversations.rows import (
     find_message,
     find_messages,
     last_message,
-    new_row,
     next_update,
     path_to,
     read_conversation,
     read_message,
     size_of,
 )
+from radixkv.gateway.conversations.writing import Change, Writer
 from radixkv.gateway.database import Database
 
-__all__ = ["MAX_MESSAGES", "Change", "ConversationStore", "Growth"]
-
-MAX_MESSAGES = 10_000
-"""Of one conversation."""
-
-MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
-"""Of one conversation: whoever opens it is sent all of it."""
-
-
-class Change(NamedTuple):
-    """What a change has made of a conversation.
-
-    conversation: as it is now. messages: new, changed or removed ones. is_repeat: nothing was changed, it was there before.
-    """
-
-    conversation: Conversation
-    messages: list[Message]
-    is_repeat: bool = False
+__all__ = ["ConversationStore", "Growth"]
 
 
 class Growth(NamedTuple):
@@ -85,13 +66,8 @@ class ConversationStore:
         max_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        for name, value in (("max_conversations", max_conversations), ("max_bytes", max_bytes)):
-            if not value > 0:
-                raise InvalidArgumentError(name, value, "above 0")
         self._database = database
-        self._max_conversations = max_conversations
-        self._max_bytes = max_bytes
-        self._clock = clock
+        self._writer = Writer(max_conversations, max_bytes, clock)
         database.submit(fail_unfinished).result()
 
     # -- whole conversations
@@ -112,21 +88,15 @@ class ConversationStore:
         Raises:
             ApiError: 409: the namespace is full.
         """
-        now_s = self._clock()
+        now_s = self._writer.clock()
         conversation_id = new_id("conv")
         begun_s = now_s if created_s is None else created_s
 
         def insert(connection: sqlite3.Connection) -> Conversation:
             updated_s = next_update(connection, namespace, now_s)
             connection.execute(INSERT_CONVERSATION, (conversation_id, namespace, title, begun_s, updated_s))
-            (count,) = connection.execute(
-                "SELECT num_conversations FROM conversation_usage WHERE namespace = ?", (namespace,)
-            ).fetchone()
-            if count > self._max_conversations:
-                raise full(
-                    f"{self._max_conversations:,} conversations are kept already; delete some that you need no more"
-                )
-            change = self._insert(connection, find(connection, namespace, conversation_id), messages, 0)
+            self._writer.check_number(connection, namespace)
+            change = self._writer.insert(connection, find(connection, namespace, conversation_id), messages, 0)
             if head is not None:
                 connection.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, conversation_id))
             return change.conversation._replace(head=head or change.conversation.head)
@@ -156,7 +126,7 @@ class ConversationStore:
         def update(connection: sqlite3.Connection) -> Conversation:
             row = find(connection, namespace, conversation_id)
             connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, conversation_id))
-            return self._touch(connection, row, max(row["version"], told) + 1, row["head"])
+            return self._writer.touch(connection, row, max(row["version"], told) + 1, row["head"])
 
         return await self._database.run(update, namespace)
 
@@ -187,7 +157,7 @@ class ConversationStore:
             if not there:
                 if message.parent is not None:
                     find_message(connection, conversation_id, message.parent, "parent")
-                return self._insert(connection, row, [message], told)
+                return self._writer.insert(connection, row, [message], told)
             same = there[0]
             if (same.parent, same.role, same.text) != (message.parent, message.role, message.text):
                 raise conflict(f"another message has the id {message.id!r}; give every message one of its own", "id")
@@ -207,7 +177,7 @@ class ConversationStore:
             find_message(connection, conversation_id, replies[0].parent or "")
             for taken in find_messages(connection, conversation_id, [reply.id for reply in replies]):
                 raise conflict(f"another message has the id {taken.id!r}; give every reply one of its own", "ids")
-            return self._insert(connection, row, replies, told)
+            return self._writer.insert(connection, row, replies, told)
 
         return await self._database.run(insert, namespace)
 
@@ -248,7 +218,7 @@ class ConversationStore:
                 if connection.execute(FINISH, (*values, conversation_id, reply.id)).rowcount:
                     reply.seq = version
                     ended.append(reply)
-            return Change(self._touch(connection, row, version, ended[-1].id), ended) if ended else None
+            return Change(self._writer.touch(connection, row, version, ended[-1].id), ended) if ended else None
 
         return await self._database.run(update)
 
@@ -309,51 +279,7 @@ class ConversationStore:
             head = row["head"]
             if head is None or head in {each.id for each in removed}:
                 head = above[-1].id if above else last_message(connection, conversation_id)
-            conversation = self._touch(connection, row, max(row["version"], told) + 1, head)
+            conversation = self._writer.touch(connection, row, max(row["version"], told) + 1, head)
             return Change(conversation, removed), above
 
         return await self._database.run(delete, namespace)
-
-    # -- within a job
-
-    def _insert(
-        self, connection: sqlite3.Connection, row: sqlite3.Row, messages: Sequence[Message], told: int
-    ) -> Change:
-        version, title = max(row["version"], told), row["title"]
-        for message in messages:
-            version += 1
-            message.seq = version
-            connection.execute(INSERT_MESSAGE, new_row(row["id"], message))
-            if title is None and message.role == "user":
-                title = title_of(message.text)
-        if title != row["title"]:
-            connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, row["id"]))
-        self._check_bounds(connection, row["id"], row["namespace"])
-        head = messages[-1].id if messages else row["head"]
-        return Change(self._touch(connection, row, version, head), list(messages))
-
-    def _check_bounds(self, connection: sqlite3.Connection, conversation_id: str, namespace: str) -> None:
-        row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-        if row["num_messages"] > MAX_MESSAGES:
-            raise full(
-                f"a conversation has at most {MAX_MESSAGES:,} messages; delete branches of it, or begin another one"
-            )
-        if row["size_bytes"] > MAX_CONVERSATION_BYTES:
-            bound = f"a conversation has at most {MAX_CONVERSATION_BYTES:,} bytes"
-            raise full(f"{bound}; delete branches of it, or begin another one")
-        (size,) = connection.execute(
-            "SELECT size_bytes FROM conversation_usage WHERE namespace = ?", (namespace,)
-        ).fetchone()
-        if size > self._max_bytes:
-            raise full(
-                f"your conversations have at most {self._max_bytes:,} bytes in all; delete some that you need no more"
-            )
-
-    def _touch(self, connection: sqlite3.Connection, row: sqlite3.Row, version: int, head: str | None) -> Conversation:
-        """It has changed."""
-        updated_s = next_update(connection, row["namespace"], self._clock())
-        values = (version, head, updated_s, row["id"])
-        connection.execute("UPDATE conversations SET version = ?, head = ?, updated_s = ? WHERE id = ?", values)
-        return read_conversation(
-            connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
-        )
