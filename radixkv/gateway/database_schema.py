@@ -220,7 +220,10 @@ CREATE TABLE items (
 );
 CREATE INDEX items_in_order ON items (list, number);
 """
-STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS)
+_SETTINGS = """
+ALTER TABLE conversations ADD COLUMN settings TEXT;  -- of replies whose request says nothing else, JSON
+"""
+STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS)
 """What each version has added to the one before; a file of an earlier version is brought up to the latest."""
 
 SCHEMA_VERSION = len(STEPS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import sqlite3
 from collections.abc import Coroutine, Iterator
@@ -172,7 +173,7 @@ def test_after_a_removal_one_stands_above_what_is_gone_though_another_branch_is_
 def test_no_two_updates_are_told_with_one_time(store: ConversationStore) -> None:
     async def story() -> None:
         made = [await store.create("a") for _ in range(12)]
-        await store.rename("a", made[3].id, "x", 0)
+        await store.change("a", made[3].id, {"title": "x"}, 0)
         seen: list[str] = []
         before_s = None
         while page := await store.page("a", 5, before_s):
@@ -276,7 +277,7 @@ def test_nothing_is_there_for_another_namespace(store: ConversationStore) -> Non
         made = await store.create("a", messages=[one])
         for call in (
             store.open("b", made.id),
-            store.rename("b", made.id, "x", 0),
+            store.change("b", made.id, {"title": "x"}, 0),
             store.delete("b", made.id),
             store.add("b", made.id, message("x"), 0),
             store.begin("b", made.id, [message("", one.id, "assistant")], 0),
@@ -371,7 +372,72 @@ def test_an_excerpt_shows_the_text_around_a_hit(text: str, needle: str, excerpt:
     assert (hit.excerpt, list(hit.marks)) == (excerpt, marks)
 
 
+# -- what is kept of a whole conversation
+
+
+def test_what_is_kept_of_a_conversation_counts_and_is_bounded(store: ConversationStore, database: Database) -> None:
+    async def story() -> None:
+        made = await store.create("a", settings='{"seed": 1}')
+        assert usage(database) == (1, 11)
+        changed = await store.change("a", made.id, {"settings": '{"stop": ["é"]}'}, 9)
+        assert (changed.settings, changed.version, changed.updated_s) == ({"stop": ["é"]}, 10, made.updated_s)
+        assert usage(database) == (1, len('{"stop": ["é"]}'.encode()))
+        with pytest.raises(ApiError, match="bytes in all"):
+            await store.change("a", made.id, {"settings": f'{{"stop": ["{"x" * 100_000}"]}}'}, 0)
+        assert (await store.about("a", made.id)) == changed
+        renamed = await store.change("a", made.id, {"title": "T"}, 0)
+        assert renamed.updated_s > made.updated_s
+        assert (await store.change("a", made.id, {"settings": None}, 0)).settings is None
+        assert usage(database) == (1, 0)
+        with pytest.raises(ApiError, match="not found"):
+            await store.change("b", made.id, {"title": "T"}, 0)
+        stops = {"settings": {"stop": ["x" * 40]}}
+        await store.add("a", made.id, Message(new_id("msg"), None, "assistant", "1234", 5.0, details=stops), 0)
+        assert usage(database) == (1, rows.ROW_BYTES + 44)
+        await store.delete("a", made.id)
+        assert usage(database) == (0, 0)
+
+    run(story())
+
+
 # -- across processes
+
+
+RELEASED = "9c31ff"
+"""Digest of the steps that files in use were made by."""
+
+
+def test_a_file_of_a_released_version_opens_with_all_it_holds(tmp_path: Path) -> None:
+    steps = database_schema.STEPS[:4]
+    assert hashlib.sha256("".join(steps).encode()).hexdigest()[:6] == RELEASED, "what a file was made by never changes"
+    path = tmp_path / "state.sqlite"
+    before = sqlite3.connect(path)
+    before.executescript(f"{''.join(steps)} PRAGMA user_version = 4;")
+    before.execute(
+        "INSERT INTO conversations (id, namespace, title, created_s, updated_s, version, head) "
+        "VALUES ('conv_1', 'a', 'Old', 1.0, 2.0, 7, 'm2')"
+    )
+    message_row = (
+        "INSERT INTO messages (conversation, id, parent, role, text, status, created_s, seq, details, size_bytes) "
+        "VALUES ('conv_1', ?, ?, ?, ?, 'complete', 3.0, 7, ?, 260)"
+    )
+    before.execute(message_row, ("m1", None, "user", "asks", None))
+    before.execute(message_row, ("m2", "m1", "assistant", "says", '{"model": "m"}'))
+    before.commit()
+    before.close()
+
+    async def story(store: ConversationStore) -> None:
+        conversation, messages = await store.open("a", "conv_1")
+        assert (conversation.title, conversation.head, conversation.num_messages) == ("Old", "m2", 2)
+        assert [(each.id, each.parent, each.text) for each in messages] == [("m1", None, "asks"), ("m2", "m1", "says")]
+        assert messages[1].details == {"model": "m"}
+        assert conversation.settings is None
+        await store.change("a", "conv_1", {"settings": '{"seed": 3}'}, 0)
+        await store.add("a", "conv_1", message("more", "m2"), 0)
+
+    with Database(path) as database:
+        run(story(ConversationStore(database)))
+        assert usage(database) == (1, 2 * 260 + rows.ROW_BYTES + 4 + len('{"seed": 3}'))
 
 
 def test_a_file_of_the_version_before_keeps_what_it_holds(tmp_path: Path) -> None:

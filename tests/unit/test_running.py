@@ -209,7 +209,7 @@ def test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_un
         [left] = await desk.stored()
         assert (left.status, left.error) == ("failed", CUT_SHORT), "so it is told to who comes later"
         async with desk.lives.changing(desk.live.conversation_id):
-            await desk.store.rename("a", desk.live.conversation_id, "still here", desk.live.version)
+            await desk.store.change("a", desk.live.conversation_id, {"title": "still here"}, desk.live.version)
 
     run(story)
 

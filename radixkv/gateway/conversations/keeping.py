@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from radixkv.core.errors import RadixKVError
@@ -83,10 +83,10 @@ class Conversations:
             snapshot = sse(told(conversation, messages), "snapshot")
             return self.lives.join(live, namespace, snapshot)
 
-    async def rename(self, namespace: str, conversation_id: str, title: str) -> Conversation:
-        """Give it a title."""
+    async def change(self, namespace: str, conversation_id: str, values: Mapping[str, str | None]) -> Conversation:
+        """As `ConversationStore.change`."""
         async with self.lives.changing(conversation_id) as live:
-            conversation = await self.store.rename(namespace, conversation_id, title, live.version)
+            conversation = await self.store.change(namespace, conversation_id, values, live.version)
             live.version = conversation.version
             live.tell("conversation", conversation.body())
             return conversation

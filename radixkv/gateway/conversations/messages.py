@@ -43,6 +43,12 @@ class Message:
         """What the model thought before it wrote a reply."""
         return str((self.details or {}).get("thinking") or "")
 
+    @property
+    def counted_text(self) -> str:
+        """All of it that counts against the bounds: whatever a caller or the model may have made long."""
+        stops = ((self.details or {}).get("settings") or {}).get("stop") or ()
+        return "".join((self.text, self.thinking, *stops))
+
     def body(self) -> dict[str, Any]:
         """As the API tells it."""
         return {
@@ -62,7 +68,7 @@ class Conversation(NamedTuple):
     """What is told of a whole conversation.
 
     updated_s: no two of one namespace have the same. version: grows with every change. head: the message that was added or
-    finished last.
+    finished last. settings: for replies whose request says nothing else.
     """
 
     id: str
@@ -72,6 +78,7 @@ class Conversation(NamedTuple):
     version: int
     head: str | None
     num_messages: int
+    settings: dict[str, Any] | None = None
 
     def body(self) -> dict[str, Any]:
         """As the API tells it."""
@@ -83,6 +90,7 @@ class Conversation(NamedTuple):
             "version": self.version,
             "head": self.head,
             "num_messages": self.num_messages,
+            "settings": self.settings,
         }
 
 

@@ -4,7 +4,7 @@ GET    .../conversations                           the latest updated first; sea
 POST   .../conversations
 POST   .../conversations/import                    from files of other programs, or of ours
 GET    .../conversations/{id}                      also its events as they come: .../events
-PATCH  .../conversations/{id}                      its title
+PATCH  .../conversations/{id}                      its title, its settings
 DELETE .../conversations/{id}
 GET    .../conversations/{id}/export               JSON, or one branch as Markdown
 POST   .../conversations/{id}/messages             a turn; an edit is a sibling of what it edits
@@ -33,6 +33,7 @@ from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, 
 from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
 from radixkv.gateway.conversations.replying import Asked, begin_replies
 from radixkv.gateway.conversations.schema import (
+    ConversationChange,
     ConversationObject,
     ConversationPage,
     ConversationTree,
@@ -41,7 +42,6 @@ from radixkv.gateway.conversations.schema import (
     MessageObject,
     NewConversation,
     NewMessage,
-    NewTitle,
     RemovedMessages,
     ReplyOptions,
 )
@@ -110,7 +110,8 @@ async def create_conversation(body: NewConversation, request: Request, tenant: C
     kept = _kept(request)
     messages = await off_loop(request, partial(_first_messages, body, kept.clock()))
     title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
-    conversation = await kept.store.create(tenant.namespace, title, messages)
+    settings = None if body.settings is None else body.settings.dump()
+    conversation = await kept.store.create(tenant.namespace, title, messages, settings=settings)
     return JSONResponse(conversation.body())
 
 
@@ -168,12 +169,18 @@ async def retrieve_conversation(conversation_id: str, request: Request, tenant: 
 
 
 @router.patch("/{conversation_id}", response_model=None, responses=_answer(ConversationObject))
-async def rename_conversation(
-    conversation_id: str, body: NewTitle, request: Request, tenant: CurrentTenant
+async def change_conversation(
+    conversation_id: str, body: ConversationChange, request: Request, tenant: CurrentTenant
 ) -> Response:
-    """Give a conversation a title."""
-    title = body.title.strip() or DEFAULT_TITLE
-    return JSONResponse((await _kept(request).rename(tenant.namespace, conversation_id, title)).body())
+    """Give a conversation a title, or settings for its replies."""
+    values: dict[str, str | None] = {}
+    if body.title is not None:
+        values["title"] = body.title.strip() or DEFAULT_TITLE
+    if "settings" in body.model_fields_set:
+        values["settings"] = None if body.settings is None else body.settings.dump()
+    if not values:
+        raise not_possible("one of title and settings must be given", "body")
+    return JSONResponse((await _kept(request).change(tenant.namespace, conversation_id, values)).body())
 
 
 @router.delete("/{conversation_id}", response_model=None, status_code=204)

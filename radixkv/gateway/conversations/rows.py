@@ -42,7 +42,8 @@ _UNSEEN = 1_000_000
 """Versions that a process which was killed may have told and not stored: it stored what grew every second."""
 
 INSERT_CONVERSATION = """
-INSERT INTO conversations (id, namespace, title, created_s, updated_s) VALUES (?, ?, ?, ?, ?)
+INSERT INTO conversations (id, namespace, title, created_s, updated_s, settings, size_bytes)
+VALUES (:id, :namespace, :title, :created_s, :updated_s, :settings, :size_bytes)
 """
 INSERT_MESSAGE = """
 INSERT INTO messages (conversation, id, parent, role, text, status, error, created_s, seq, details, size_bytes)
@@ -77,6 +78,7 @@ def read_conversation(row: sqlite3.Row) -> Conversation:
         row["version"],
         row["head"],
         row["num_messages"],
+        json.loads(row["settings"]) if row["settings"] else None,
     )
 
 
@@ -108,7 +110,7 @@ def new_row(conversation_id: str, message: Message) -> dict[str, Any]:
         "created_s": message.created_s,
         "seq": message.seq,
         "details": dump_details(message.details),
-        "size_bytes": size_of(message.text + message.thinking),
+        "size_bytes": size_of(message.counted_text),
     }
 
 

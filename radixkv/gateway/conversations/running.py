@@ -239,7 +239,7 @@ class Run:
         message.text += growth.text
         told = {"id": message.id, "text": growth.text}
         if growth.thinking:
-            message.details = {"thinking": branch.reply.thinking}
+            message.details = {**self._origin.about, "thinking": branch.reply.thinking}
             told["thinking"] = growth.thinking
         message.seq = self.live.next_version()
         self.live.tell("delta", told | {"seq": message.seq})

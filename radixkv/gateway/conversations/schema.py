@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
+from radixkv.gateway.conversations.settings import Settings
 from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.fields import FAIL_FAST, Each, Name, Whole
 from radixkv.gateway.options import ApiModel
 
 __all__ = [
+    "ConversationChange",
     "ConversationObject",
     "ConversationPage",
     "ConversationTree",
@@ -21,7 +23,6 @@ __all__ = [
     "MessageObject",
     "NewConversation",
     "NewMessage",
-    "NewTitle",
     "RemovedMessages",
     "ReplyOptions",
 ]
@@ -52,22 +53,20 @@ class NewConversation(ApiModel):
 
     title: Title | None = None
     messages: Annotated[list[Annotated[FirstMessage, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST] | None = None
+    settings: Settings | None = Field(None, description="For replies whose request says nothing else.")
 
 
-class NewTitle(ApiModel):
-    """What a conversation is to be called."""
+class ConversationChange(ApiModel):
+    """What is to be different; what is left out stays."""
 
-    title: Title
+    title: Title | None = None
+    settings: Settings | None = Field(None, description="All of them; null, or an empty object, for none.")
 
 
-class ReplyOptions(ApiModel):
+class ReplyOptions(Settings):
     """How many replies, and how they are drawn."""
 
     n: Annotated[Whole, Field(ge=1, le=MAX_DRAFTS)] = Field(1, description="So many drafts, siblings of each other.")
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
     ids: Annotated[list[MessageId], Field(max_length=MAX_DRAFTS), FAIL_FAST] | None = Field(
         None, description="The replies' ids, `n` of them, so that a repeat of the request begins nothing again."
     )
@@ -134,6 +133,22 @@ class NewMessage(ApiModel):
 # -- answers
 
 
+class ReplySettings(BaseModel):
+    """How a reply was drawn: what its request said, else its conversation, else the model; and the seed."""
+
+    model: str
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    stop: list[str]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    max_tokens: int
+
+
 class MessageDetails(BaseModel):
     """How a message came about.
 
@@ -141,10 +156,11 @@ class MessageDetails(BaseModel):
     in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
     once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
     generated. `continues`: the reply whose first `position` characters it begins with. `edited`: by hand. `imported`: from a
-    file.
+    file. `settings`: how it was drawn.
     """
 
     model: str | None = None
+    settings: ReplySettings | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated_tokens: int | None = None
@@ -185,6 +201,9 @@ class ConversationObject(BaseModel):
     version: int
     head: str | None
     num_messages: int
+    settings: dict[str, Any] | None = Field(
+        description="As they were given, for replies whose request says nothing else."
+    )
 
 
 class SearchHit(BaseModel):

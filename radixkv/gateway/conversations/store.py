@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.gateway.conversations.messages import Conversation, Message, new_id
@@ -80,10 +80,11 @@ class ConversationStore:
         *,
         created_s: float | None = None,
         head: str | None = None,
+        settings: str | None = None,
     ) -> Conversation:
         """Store a new one with messages, parents before what stands below them; with none of the latter's parents missing.
 
-        Without a title it is called as its first user's message says. `head`: the last message, unless told.
+        Without a title it is called as its first user's message says. `head`: the last message, unless told. `settings`: JSON.
 
         Raises:
             ApiError: 409: the namespace is full.
@@ -94,7 +95,16 @@ class ConversationStore:
 
         def insert(connection: sqlite3.Connection) -> Conversation:
             updated_s = next_update(connection, namespace, now_s)
-            connection.execute(INSERT_CONVERSATION, (conversation_id, namespace, title, begun_s, updated_s))
+            new = {
+                "id": conversation_id,
+                "namespace": namespace,
+                "title": title,
+                "created_s": begun_s,
+                "updated_s": updated_s,
+                "settings": settings,
+                "size_bytes": len((settings or "").encode()),
+            }
+            connection.execute(INSERT_CONVERSATION, new)
             self._writer.check_number(connection, namespace)
             change = self._writer.insert(connection, find(connection, namespace, conversation_id), messages, 0)
             if head is not None:
@@ -120,13 +130,24 @@ class ConversationStore:
 
         return await self._database.read(read, namespace)
 
-    async def rename(self, namespace: str, conversation_id: str, title: str, told: int) -> Conversation:
-        """Give it a title."""
+    async def about(self, namespace: str, conversation_id: str) -> Conversation:
+        """One without its messages."""
+        return await self._database.read(
+            lambda connection: read_conversation(find(connection, namespace, conversation_id)), namespace
+        )
+
+    async def change(
+        self, namespace: str, conversation_id: str, values: Mapping[str, str | None], told: int
+    ) -> Conversation:
+        """Give it a title, or settings (JSON), by the names of columns. The former counts as an update.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
 
         def update(connection: sqlite3.Connection) -> Conversation:
             row = find(connection, namespace, conversation_id)
-            connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, conversation_id))
-            return self._writer.touch(connection, row, max(row["version"], told) + 1, row["head"])
+            return self._writer.change(connection, row, values, max(row["version"], told) + 1)
 
         return await self._database.run(update, namespace)
 
@@ -213,7 +234,7 @@ class ConversationStore:
                     reply.error,
                     dump_details(reply.details),
                     version,
-                    size_of(reply.text + reply.thinking),
+                    size_of(reply.counted_text),
                 )
                 if connection.execute(FINISH, (*values, conversation_id, reply.id)).rowcount:
                     reply.seq = version

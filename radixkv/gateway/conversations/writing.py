@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError
@@ -18,6 +18,10 @@ MAX_MESSAGES = 10_000
 
 MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
 """Of one conversation: whoever opens it is sent all of it."""
+
+
+_COUNTED = ("settings",)
+"""Columns of a conversation that count against the bounds of bytes."""
 
 
 class Change(NamedTuple):
@@ -98,6 +102,27 @@ class Writer:
         updated_s = next_update(connection, row["namespace"], self.clock())
         values = (version, head, updated_s, row["id"])
         connection.execute("UPDATE conversations SET version = ?, head = ?, updated_s = ? WHERE id = ?", values)
+        return read_conversation(
+            connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
+        )
+
+    def change(
+        self, connection: sqlite3.Connection, row: sqlite3.Row, values: Mapping[str, str | None], version: int
+    ) -> Conversation:
+        """Set columns of the conversation of a row. A title counts as an update, what else is kept of it does not.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
+        kept = {**{name: row[name] for name in _COUNTED}, **values}
+        size = sum(len((kept[name] or "").encode()) - len((row[name] or "").encode()) for name in _COUNTED)
+        told = {**values, "version": version, "size_bytes": row["size_bytes"] + size}
+        if "title" in values:
+            told["updated_s"] = next_update(connection, row["namespace"], self.clock())
+        columns = ", ".join(f"{name} = :{name}" for name in told)  # names of ours
+        connection.execute(f"UPDATE conversations SET {columns} WHERE id = :id", {**told, "id": row["id"]})
+        if size > 0:
+            self.check_bounds(connection, row["id"], row["namespace"])
         return read_conversation(
             connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
         )
