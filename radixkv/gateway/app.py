@@ -38,6 +38,7 @@ from radixkv.gateway.cache_view.texts import NodeTexts
 from radixkv.gateway.calls import Calls
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.connections import Connections
+from radixkv.gateway.conversations import message_routes as kept_messages
 from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.errors import RATE_LIMIT_HEADERS
 from radixkv.gateway.exchange import GENERATION_ID
@@ -111,6 +112,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(job_routes.router)
     app.include_router(message_batch_routes.router)
     app.include_router(conversations.router)
+    app.include_router(kept_messages.router)
     app.include_router(cache_routes.router)
     app.include_router(prompt_routes.router)
     app.include_router(replay.router)

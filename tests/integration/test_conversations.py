@@ -405,6 +405,7 @@ def test_a_tenant_sees_nothing_of_another(talk: Talk, other: Talk) -> None:
     calls = [
         ("GET", "", None),
         ("PATCH", "", {"title": "Mine"}),
+        ("PATCH", "", {"settings": {"seed": 1}}),
         ("DELETE", "", None),
         ("GET", "/events", None),
         ("GET", "/export", None),
@@ -414,6 +415,9 @@ def test_a_tenant_sees_nothing_of_another(talk: Talk, other: Talk) -> None:
         ("POST", f"{below}/replies", {"ids": [reply["id"]]}),
         ("POST", f"{below}/stop", None),
         ("DELETE", below, None),
+        ("POST", "/branches", {"leaf": asked, "system": "x"}),
+        ("POST", "/branches", {"leaf": asked, "system": "x", "dry_run": True}),
+        ("POST", "/costs", {"messages": [asked]}),
     ]
     for method, path, body in calls:
         theirs = other.refused(404, method, f"/{conversation_id}{path}", body)

@@ -88,6 +88,8 @@ OPERATIONS = (
     ("POST", "/v1/radixkv/conversations/{conversation_id}/messages/{message_id}/replies"),
     ("POST", "/v1/radixkv/conversations/{conversation_id}/messages/{message_id}/stop"),
     ("DELETE", "/v1/radixkv/conversations/{conversation_id}/messages/{message_id}"),
+    ("POST", "/v1/radixkv/conversations/{conversation_id}/branches"),
+    ("POST", "/v1/radixkv/conversations/{conversation_id}/costs"),
 )
 
 

@@ -17,6 +17,10 @@ from radixkv.cli.program import COMMANDS
 from radixkv.core import json_text, validation
 from radixkv.gateway import connections, fields
 from radixkv.gateway.conversations.live import MAX_WAITING_BYTES
+from radixkv.gateway.conversations.pricing import MAX_READ_CHARACTERS
+from radixkv.gateway.conversations.schema import MAX_ASKED
+from radixkv.gateway.conversations.search import MAX_HITS
+from radixkv.gateway.conversations.settings import MAX_STOP_TEXT_CHARACTERS, MAX_STOP_TEXTS
 from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.exchange import MAX_LEFT_OUT
 from radixkv.gateway.item_lists import MAX_ITEMS, MAX_LIST_BYTES
@@ -165,6 +169,10 @@ BOUNDS = {
     ],
     "radixkv/gateway/README.md": [
         f"one conversation up to {MAX_MESSAGES:,} messages and {MAX_CONVERSATION_BYTES >> 20} MiB",
+        f"its {MAX_HITS} newest messages",
+        f"{MAX_STOP_TEXTS} texts of {MAX_STOP_TEXT_CHARACTERS} characters",
+        f"`costs` takes {MAX_ASKED} messages",
+        f"beyond {MAX_READ_CHARACTERS:,} characters in all",
         f"One has at most {MAX_ITEMS:,} items and {MAX_LIST_BYTES >> 20} MiB",
         f"One that lets {MAX_WAITING_BYTES >> 20} MiB wait is ended",
         f"at most {MAX_LEFT_OUT} names",

@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fastapi import Request
+
 from radixkv.core.errors import RadixKVError
+from radixkv.gateway.conversations.branching import Wanted, copy_branch
 from radixkv.gateway.conversations.live import Follower, Live, Lives
 from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.refusals import conflict
@@ -19,7 +22,7 @@ from radixkv.gateway.sse import sse
 from radixkv.gateway.transcripts import Transcripts
 from radixkv.worker.text import Message as Turn
 
-__all__ = ["Conversations"]
+__all__ = ["Conversations", "kept_by", "told", "turn_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -117,6 +120,25 @@ class Conversations:
                 live.tell_change(change)
             return change.messages[0], change.is_repeat
 
+    async def branch(self, namespace: str, conversation_id: str, leaf: str, wanted: Wanted) -> list[Message]:
+        """Copy the branch that ends at a message, with what is to be different; the new messages, or those there are.
+
+        Raises:
+            ApiError: as `copy_branch`, and as for messages that are added. 409: a reply of it is still being written.
+        """
+        async with self.lives.changing(conversation_id) as live:
+            path = await self.store.path(namespace, conversation_id, leaf)
+            for message in path:
+                if message.id in live.growing:
+                    raise conflict(
+                        f"message {message.id!r} is still being written; stop it, or wait for its end", "leaf"
+                    )
+            _, copies = copy_branch(path, wanted, self.clock())
+            change = await self.store.add_path(namespace, conversation_id, copies, live.version)
+            if not change.is_repeat:
+                live.tell_change(change)
+            return change.messages
+
     async def remove(self, namespace: str, conversation_id: str, message_id: str) -> list[str]:
         """Remove a message and all below it, and what is remembered of them; replies under way there are stopped."""
         async with self.lives.changing(conversation_id) as live:
@@ -166,6 +188,12 @@ class Conversations:
                 await self.transcripts.forget_below(namespace, told, below)
         except RadixKVError as error:  # they are forgotten when their time is over
             _LOG.warning("the token ids of %d deleted messages are still remembered: %s", len(removed), error)
+
+
+def kept_by(request: Request) -> Conversations:
+    """Those of the application that is asked."""
+    kept: Conversations = request.app.state.conversations
+    return kept
 
 
 def told(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:

@@ -7,10 +7,8 @@ GET    .../conversations/{id}                      also its events as they come:
 PATCH  .../conversations/{id}                      its title, its settings
 DELETE .../conversations/{id}
 GET    .../conversations/{id}/export               JSON, or one branch as Markdown
-POST   .../conversations/{id}/messages             a turn; an edit is a sibling of what it edits
-POST   .../conversations/{id}/messages/{id}/replies
-POST   .../conversations/{id}/messages/{id}/stop
-DELETE .../conversations/{id}/messages/{id}        and all below it
+
+What is below them is in `message_routes`.
 """
 
 from __future__ import annotations
@@ -21,29 +19,22 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
 
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.conversations.begun import cut_reply
 from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
 from radixkv.gateway.conversations.imports import Imported, RefusedError, read_conversations
-from radixkv.gateway.conversations.keeping import Conversations, told
+from radixkv.gateway.conversations.keeping import Conversations, kept_by, told
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
 from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
-from radixkv.gateway.conversations.replying import Asked, begin_replies
 from radixkv.gateway.conversations.schema import (
     ConversationChange,
     ConversationObject,
     ConversationPage,
     ConversationTree,
     ImportAnswer,
-    MessageList,
-    MessageObject,
     NewConversation,
-    NewMessage,
-    RemovedMessages,
-    ReplyOptions,
+    answer_of,
 )
 from radixkv.gateway.conversations.search import Found
 from radixkv.gateway.errors import ApiError
@@ -56,19 +47,10 @@ MAX_SEARCH_CHARACTERS = 256
 router = APIRouter(prefix="/v1/radixkv/conversations", tags=["conversations"], route_class=JsonRoute)
 
 
-def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "description": "The answer"}}
-
-
-def _kept(request: Request) -> Conversations:
-    kept: Conversations = request.app.state.conversations
-    return kept
-
-
 # -- whole conversations
 
 
-@router.get("", response_model=None, responses=_answer(ConversationPage))
+@router.get("", response_model=None, responses=answer_of(ConversationPage))
 async def list_conversations(
     request: Request,
     tenant: CurrentTenant,
@@ -93,21 +75,21 @@ async def _page(
 ) -> tuple[Sequence[Conversation | Found], bool]:
     """A page of them; of a namespace one search at a time, which ends when nobody waits for it any more."""
     if not text:
-        return await _kept(request).page(namespace, limit, before)
+        return await kept_by(request).page(namespace, limit, before)
 
     async def search() -> tuple[list[Found], bool]:
         async with request.app.state.one_by_one.place(namespace):
             if (stopping := request.app.state.gate.draining()) is not None:
                 raise stopping  # what still waits for its turn is not begun any more
-            return await _kept(request).search(namespace, text, limit, before)
+            return await kept_by(request).search(namespace, text, limit, before)
 
     return await until_disconnected(request, search())
 
 
-@router.post("", response_model=None, responses=_answer(ConversationObject))
+@router.post("", response_model=None, responses=answer_of(ConversationObject))
 async def create_conversation(body: NewConversation, request: Request, tenant: CurrentTenant) -> Response:
     """A new conversation, empty or with a first path of messages."""
-    kept = _kept(request)
+    kept = kept_by(request)
     messages = await off_loop(request, partial(_first_messages, body, kept.clock()))
     title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
     settings = None if body.settings is None else body.settings.dump()
@@ -128,7 +110,7 @@ def _first_messages(body: NewConversation, now_s: float) -> list[Message]:
 @router.post(
     "/import",
     response_model=None,
-    responses=_answer(ImportAnswer),
+    responses=answer_of(ImportAnswer),
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
 )
 async def import_conversations(request: Request, tenant: CurrentTenant) -> Response:
@@ -136,7 +118,7 @@ async def import_conversations(request: Request, tenant: CurrentTenant) -> Respo
 
     Each is taken as a whole or skipped as a whole. The body must say that it is JSON: no foreign page may send that unasked.
     """
-    kept = _kept(request)
+    kept = kept_by(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (media_type.startswith("application/") and "json" in media_type):
         raise not_json()
@@ -162,13 +144,13 @@ async def _import(kept: Conversations, namespace: str, read: Sequence[Imported |
     return {"conversations": taken[::-1], "skipped": skipped[::-1]}
 
 
-@router.get("/{conversation_id}", response_model=None, responses=_answer(ConversationTree))
+@router.get("/{conversation_id}", response_model=None, responses=answer_of(ConversationTree))
 async def retrieve_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """A conversation with all its messages."""
-    return JSONResponse(told(*await _kept(request).view(tenant.namespace, conversation_id)))
+    return JSONResponse(told(*await kept_by(request).view(tenant.namespace, conversation_id)))
 
 
-@router.patch("/{conversation_id}", response_model=None, responses=_answer(ConversationObject))
+@router.patch("/{conversation_id}", response_model=None, responses=answer_of(ConversationObject))
 async def change_conversation(
     conversation_id: str, body: ConversationChange, request: Request, tenant: CurrentTenant
 ) -> Response:
@@ -180,13 +162,13 @@ async def change_conversation(
         values["settings"] = None if body.settings is None else body.settings.dump()
     if not values:
         raise not_possible("one of title and settings must be given", "body")
-    return JSONResponse((await _kept(request).change(tenant.namespace, conversation_id, values)).body())
+    return JSONResponse((await kept_by(request).change(tenant.namespace, conversation_id, values)).body())
 
 
 @router.delete("/{conversation_id}", response_model=None, status_code=204)
 async def delete_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a conversation; replies under way are stopped."""
-    await _kept(request).delete(tenant.namespace, conversation_id)
+    await kept_by(request).delete(tenant.namespace, conversation_id)
     return Response(status_code=204)
 
 
@@ -203,7 +185,7 @@ async def follow_conversation(conversation_id: str, request: Request, tenant: Cu
     of the whole. `removed`: ids of messages that are gone. `deleted`: all is gone, and the stream ends. A follower that falls
     behind is ended; it comes back and gets a snapshot.
     """
-    follower = await _kept(request).follow(tenant.namespace, conversation_id)
+    follower = await kept_by(request).follow(tenant.namespace, conversation_id)
     return EventStreamResponse(follower, over=follower.over)
 
 
@@ -223,7 +205,7 @@ async def export_conversation(
     ] = None,
 ) -> Response:
     """A file of the conversation: the whole tree as JSON, or one branch of it as Markdown."""
-    conversation, messages = await _kept(request).view(tenant.namespace, conversation_id)
+    conversation, messages = await kept_by(request).view(tenant.namespace, conversation_id)
     if leaf is not None and all(message.id != leaf for message in messages):
         raise no_message(leaf, "leaf")
     if format == "json":
@@ -231,52 +213,3 @@ async def export_conversation(
     else:
         content, media_type = export_markdown(conversation, messages, leaf or conversation.head), "text/markdown"
     return Response(content, media_type=media_type, headers=file_headers(conversation.title, format))
-
-
-# -- messages
-
-
-@router.post("/{conversation_id}/messages", response_model=None, responses=_answer(MessageList))
-async def add_message(conversation_id: str, body: NewMessage, request: Request, tenant: CurrentTenant) -> Response:
-    """Add a message, and begin replies to it where they are asked for. The message stays where no reply can be begun.
-
-    The same message with the same id again changes nothing, and tells what is there.
-    """
-    kept = _kept(request)
-    written = {"edited": True} if body.model is None else {"model": body.model}
-    details = written if body.role == "assistant" else None
-    message_id, parent = body.id or new_id("msg"), body.parent
-    if parent is not None and body.position is not None:
-        parent = await cut_reply(request, tenant, conversation_id, parent, body.position, message_id)
-    message = Message(message_id, parent, body.role, body.text, kept.clock(), details=details)
-    message, is_repeat = await kept.add(tenant.namespace, conversation_id, message)
-    replies: list[Message] = []
-    if body.replies is not None:
-        asked = Asked(conversation_id, message.id, body.replies, is_repeat)
-        replies = await begin_replies(request, tenant, asked)
-    return JSONResponse({"messages": [each.body() for each in (message, *replies)]})
-
-
-@router.post("/{conversation_id}/messages/{message_id}/replies", response_model=None, responses=_answer(MessageList))
-async def add_replies(
-    conversation_id: str, message_id: str, body: ReplyOptions, request: Request, tenant: CurrentTenant
-) -> Response:
-    """Begin further replies to a user's message: a regenerated one, or several drafts at once.
-
-    With `continue` the message is a reply, ended or still being written: the new ones are siblings that go on from its text.
-    """
-    replies = await begin_replies(request, tenant, Asked(conversation_id, message_id, body))
-    return JSONResponse({"messages": [each.body() for each in replies]})
-
-
-@router.post("/{conversation_id}/messages/{message_id}/stop", response_model=None, responses=_answer(MessageObject))
-async def stop_reply(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """End a reply that is being written; what was written stays. One that has ended stays as it is."""
-    message = await _kept(request).stop(tenant.namespace, conversation_id, message_id)
-    return JSONResponse(message.body())
-
-
-@router.delete("/{conversation_id}/messages/{message_id}", response_model=None, responses=_answer(RemovedMessages))
-async def delete_message(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a message and everything below it; replies under way there are stopped."""
-    return JSONResponse({"ids": await _kept(request).remove(tenant.namespace, conversation_id, message_id)})

@@ -9,22 +9,27 @@ from pydantic import BaseModel, Field, model_validator
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.conversations.settings import Settings
 from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
-from radixkv.gateway.fields import FAIL_FAST, Each, Name, Whole
-from radixkv.gateway.options import ApiModel
+from radixkv.gateway.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
+from radixkv.gateway.options import ApiModel, ModelName
 
 __all__ = [
+    "BranchAnswer",
+    "BranchCosts",
     "ConversationChange",
     "ConversationObject",
     "ConversationPage",
     "ConversationTree",
     "ImportAnswer",
+    "MessageCosts",
     "MessageDetails",
     "MessageList",
     "MessageObject",
+    "NewBranch",
     "NewConversation",
     "NewMessage",
     "RemovedMessages",
     "ReplyOptions",
+    "answer_of",
 ]
 
 MAX_DRAFTS = 8
@@ -130,6 +135,38 @@ class NewMessage(ApiModel):
         return self
 
 
+class Edit(ApiModel):
+    """A message as it is to be corrected."""
+
+    message: Annotated[Name, Field(min_length=1)]
+    text: str
+
+
+class NewBranch(ApiModel):
+    """A branch that is to be told anew. At least one of `system`, `edit` and `start` makes it another one."""
+
+    leaf: Annotated[Name, Field(min_length=1)] = Field(description="The message that the branch ends at.")
+    system: str | None = Field(None, description="Its instructions; empty: none; left out: as they are.")
+    edit: Edit | None = Field(None, description="A message of it with another text; what follows it is carried over.")
+    start: Annotated[Name, Field(min_length=1)] | None = Field(
+        None, description="A user's message that it begins with, behind its instructions; what is above is left out."
+    )
+    id: MessageId | None = Field(None, description="Of its last message, so that a repeat of the request adds nothing.")
+    dry_run: bool = Field(False, description="Add nothing, and tell what the next reply on it would compute.")
+
+
+MAX_ASKED = 100
+
+
+class BranchCosts(ApiModel):
+    """Messages at which branches end."""
+
+    messages: Annotated[
+        list[Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]], Field(max_length=MAX_ASKED), FAIL_FAST
+    ]
+    model: ModelName | None = Field(None, description="Left out: the conversation's, or the one that is served.")
+
+
 # -- answers
 
 
@@ -155,8 +192,9 @@ class MessageDetails(BaseModel):
     A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
     in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
     once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
-    generated. `continues`: the reply whose first `position` characters it begins with. `edited`: by hand. `imported`: from a
-    file. `settings`: how it was drawn.
+    generated; `settings`: how it was drawn. `continues`: the reply whose first `position` characters it begins with.
+    `copies`: the message of which it is a copy, on another branch. `edited`: by hand. `imported`: from
+    a file.
     """
 
     model: str | None = None
@@ -173,6 +211,7 @@ class MessageDetails(BaseModel):
     thinking_tokens: int | None = None
     continues: str | None = None
     position: int | None = None
+    copies: str | None = None
     edited: bool | None = None
     imported: bool | None = None
 
@@ -244,6 +283,35 @@ class MessageList(BaseModel):
     messages: list[MessageObject]
 
 
+class CostObject(BaseModel):
+    """Tokens of a branch, those that are cached now, those a reply computes, as many as the model takes. Null: not known."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    computed_tokens: int | None
+    max_prompt_tokens: int
+
+
+class MessageCost(CostObject):
+    """Of the branch that ends at message `id`."""
+
+    id: str
+
+
+class MessageCosts(BaseModel):
+    """In the order in which they were asked for."""
+
+    messages: list[MessageCost]
+
+
+class BranchAnswer(BaseModel):
+    """The messages that were added, and the last of them; of a dry run its cost alone."""
+
+    messages: list[MessageObject]
+    leaf: str | None
+    cost: CostObject | None
+
+
 class RemovedMessages(BaseModel):
     """What is gone."""
 
@@ -262,3 +330,8 @@ class ImportAnswer(BaseModel):
 
     conversations: list[ConversationObject]
     skipped: list[SkippedConversation]
+
+
+def answer_of(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """What a route answers, for the API's own description of itself."""
+    return {200: {"model": model, "description": "The answer"}}

@@ -186,6 +186,26 @@ class ConversationStore:
 
         return await self._database.run(insert, namespace)
 
+    async def add_path(self, namespace: str, conversation_id: str, messages: Sequence[Message], told: int) -> Change:
+        """Add messages, each below the one before it. The same last one again changes nothing.
+
+        Raises:
+            ApiError: 409: another message has one of their ids, or a bound is reached.
+        """
+
+        def insert(connection: sqlite3.Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            there = find_messages(connection, conversation_id, [message.id for message in messages])
+            if [(each.id, each.parent, each.text) for each in there] == [(m.id, m.parent, m.text) for m in messages]:
+                return Change(read_conversation(row), there, is_repeat=True)
+            for taken in there:
+                raise conflict(f"another message has the id {taken.id!r}; give every branch one of its own", "id")
+            if messages[0].parent is not None:
+                find_message(connection, conversation_id, messages[0].parent, "parent")
+            return self._writer.insert(connection, row, messages, told)
+
+        return await self._database.run(insert, namespace)
+
     async def begin(self, namespace: str, conversation_id: str, replies: Sequence[Message], told: int) -> Change:
         """Add replies that are going to be written below one message; all or none.
 
