@@ -414,6 +414,7 @@ def test_a_tenant_sees_nothing_of_another(talk: Talk, other: Talk) -> None:
         ("POST", f"{below}/replies", {}),
         ("POST", f"{below}/replies", {"ids": [reply["id"]]}),
         ("POST", f"{below}/stop", None),
+        ("POST", f"/messages/{reply['id']}/alternatives", {"position": 0}),
         ("DELETE", below, None),
         ("POST", "/branches", {"leaf": asked, "system": "x"}),
         ("POST", "/branches", {"leaf": asked, "system": "x", "dry_run": True}),

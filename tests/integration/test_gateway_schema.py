@@ -87,6 +87,7 @@ OPERATIONS = (
     ("POST", "/v1/radixkv/conversations/{conversation_id}/messages"),
     ("POST", "/v1/radixkv/conversations/{conversation_id}/messages/{message_id}/replies"),
     ("POST", "/v1/radixkv/conversations/{conversation_id}/messages/{message_id}/stop"),
+    ("POST", "/v1/radixkv/conversations/{conversation_id}/messages/{message_id}/alternatives"),
     ("DELETE", "/v1/radixkv/conversations/{conversation_id}/messages/{message_id}"),
     ("POST", "/v1/radixkv/conversations/{conversation_id}/branches"),
     ("POST", "/v1/radixkv/conversations/{conversation_id}/costs"),

@@ -18,7 +18,7 @@ from radixkv.core import json_text, validation
 from radixkv.gateway import connections, fields
 from radixkv.gateway.conversations.live import MAX_WAITING_BYTES
 from radixkv.gateway.conversations.pricing import MAX_READ_CHARACTERS
-from radixkv.gateway.conversations.schema import MAX_ASKED
+from radixkv.gateway.conversations.schema import MAX_APPENDED_CHARACTERS, MAX_ASKED
 from radixkv.gateway.conversations.search import MAX_HITS
 from radixkv.gateway.conversations.settings import MAX_STOP_TEXT_CHARACTERS, MAX_STOP_TEXTS
 from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
@@ -171,6 +171,7 @@ BOUNDS = {
         f"one conversation up to {MAX_MESSAGES:,} messages and {MAX_CONVERSATION_BYTES >> 20} MiB",
         f"its {MAX_HITS} newest messages",
         f"{MAX_STOP_TEXTS} texts of {MAX_STOP_TEXT_CHARACTERS} characters",
+        f"any text of up to {MAX_APPENDED_CHARACTERS:,} characters",
         f"`costs` takes {MAX_ASKED} messages",
         f"beyond {MAX_READ_CHARACTERS:,} characters in all",
         f"One has at most {MAX_ITEMS:,} items and {MAX_LIST_BYTES >> 20} MiB",

@@ -3,6 +3,7 @@
 POST   .../messages                 a turn; an edit is a sibling of what it edits
 POST   .../messages/{id}/replies
 POST   .../messages/{id}/stop
+POST   .../messages/{id}/alternatives  the most likely tokens at a place of a reply
 DELETE .../messages/{id}            and all below it
 POST   .../branches                 a branch with other instructions, an edit, or a later beginning
 POST   .../costs                    of branches: their tokens, and what of them is cached now
@@ -17,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute
+from radixkv.gateway.conversations.alternatives import tell_alternatives
 from radixkv.gateway.conversations.begun import cut_reply
 from radixkv.gateway.conversations.branching import Wanted, copy_branch
 from radixkv.gateway.conversations.keeping import kept_by
@@ -24,6 +26,8 @@ from radixkv.gateway.conversations.messages import Message, new_id
 from radixkv.gateway.conversations.pricing import cost_of, costs_of
 from radixkv.gateway.conversations.replying import Asked, begin_replies
 from radixkv.gateway.conversations.schema import (
+    Alternatives,
+    AlternativesAsked,
     BranchAnswer,
     BranchCosts,
     MessageCosts,
@@ -35,6 +39,7 @@ from radixkv.gateway.conversations.schema import (
     ReplyOptions,
     answer_of,
 )
+from radixkv.gateway.exchange import CurrentExchange
 from radixkv.gateway.turns import chat_model
 
 __all__ = ["router"]
@@ -80,6 +85,19 @@ async def stop_reply(conversation_id: str, message_id: str, request: Request, te
     """End a reply that is being written; what was written stays. One that has ended stays as it is."""
     message = await kept_by(request).stop(tenant.namespace, conversation_id, message_id)
     return JSONResponse(message.body())
+
+
+@router.post("/messages/{message_id}/alternatives", response_model=None, responses=answer_of(Alternatives))
+async def tell_reply_alternatives(
+    conversation_id: str, message_id: str, body: AlternativesAsked, request: Request, exchange: CurrentExchange
+) -> Response:
+    """The token of a reply in which a position lies, and the most likely ones there: what the next reply may go on with.
+
+    Go on with one by `{"continue": true, "position": ..., "append": TEXT}`.
+    """
+    assert exchange.tenant is not None
+    place = exchange.tenant, conversation_id, message_id, body.position, body.top
+    return JSONResponse(await tell_alternatives(request, exchange, *place))
 
 
 @router.delete("/messages/{message_id}", response_model=None, responses=answer_of(RemovedMessages))

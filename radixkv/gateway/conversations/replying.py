@@ -51,6 +51,7 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
                 begun = await find_reply(
                     request, live, tenant, asked.conversation_id, asked.parent, asked.options.position
                 )
+                begun = begun._replace(appended=asked.options.append or "")
                 asked = asked._replace(parent=begun.parent)
             there = await _there(conversations, live, tenant, asked)
             if there:

@@ -11,8 +11,11 @@ from radixkv.gateway.conversations.settings import Settings
 from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
 from radixkv.gateway.options import ApiModel, ModelName
+from radixkv.worker.sampling import MAX_LOGPROBS
 
 __all__ = [
+    "Alternatives",
+    "AlternativesAsked",
     "BranchAnswer",
     "BranchCosts",
     "ConversationChange",
@@ -33,6 +36,7 @@ __all__ = [
 ]
 
 MAX_DRAFTS = 8
+MAX_APPENDED_CHARACTERS = 1024
 
 Role = Literal["system", "user", "assistant"]
 Text = Annotated[str, Field(min_length=1)]
@@ -83,10 +87,15 @@ class ReplyOptions(Settings):
         None, description="With `continue`: from so many characters of its text; left out: from all there are now."
     )
 
+    append: Annotated[str, Field(min_length=1, max_length=MAX_APPENDED_CHARACTERS)] | None = Field(
+        None, description="With `continue`: what they say there, such as another token than that reply had."
+    )
+
     @model_validator(mode="after")
     def _require_something_to_go_on_from(self) -> ReplyOptions:
-        if self.position is not None and not self.continue_:
-            raise ValueError("position goes with continue")
+        for name in ("position", "append"):
+            if getattr(self, name) is not None and not self.continue_:
+                raise ValueError(f"{name} goes with continue")
         return self
 
     @model_validator(mode="after")
@@ -133,6 +142,13 @@ class NewMessage(ApiModel):
         if self.replies is not None and self.id is not None and self.id in (self.replies.ids or ()):
             raise ValueError("the message and its replies need different ids")
         return self
+
+
+class AlternativesAsked(ApiModel):
+    """A place in a reply."""
+
+    position: Position
+    top: Annotated[Whole, Field(ge=1, le=MAX_LOGPROBS)] = 10
 
 
 class Edit(ApiModel):
@@ -192,9 +208,9 @@ class MessageDetails(BaseModel):
     A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
     in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
     once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
-    generated; `settings`: how it was drawn. `continues`: the reply whose first `position` characters it begins with.
-    `copies`: the message of which it is a copy, on another branch. `edited`: by hand. `imported`: from
-    a file.
+    generated; `settings`: how it was drawn. `continues`: the reply whose first `position` characters it begins with, and behind
+    them what was `appended`. `copies`: the message of which it is a copy, on another branch. `edited`: by hand. `imported`:
+    from a file.
     """
 
     model: str | None = None
@@ -211,6 +227,7 @@ class MessageDetails(BaseModel):
     thinking_tokens: int | None = None
     continues: str | None = None
     position: int | None = None
+    appended: str | None = None
     copies: str | None = None
     edited: bool | None = None
     imported: bool | None = None
@@ -281,6 +298,23 @@ class MessageList(BaseModel):
     """Messages that were added, or were there."""
 
     messages: list[MessageObject]
+
+
+class Alternative(BaseModel):
+    """A token. `text`: to go on with it; null of an end of the reply, and of half a character. `logprob`: at temperature 1."""
+
+    token: str
+    text: str | None
+    logprob: float
+
+
+class Alternatives(Alternative):
+    """The token of a reply that begins at `position`, its rank among all, and the most likely ones there."""
+
+    model: str
+    position: int
+    rank: int
+    alternatives: list[Alternative]
 
 
 class CostObject(BaseModel):
