@@ -79,7 +79,9 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             gate=state.gate,
             max_body_bytes=config.max_body_bytes,
         )
-        sweeping = asyncio.create_task(_sweep(state.store, state.transcripts), name="radixkv-sweep")
+        sweeping = asyncio.create_task(
+            _sweep(state.store, state.transcripts, state.conversations), name="radixkv-sweep"
+        )
         try:
             yield
         finally:
@@ -92,12 +94,13 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             await state.transcripts.aclose()
 
 
-async def _sweep(store: ResponseStore, transcripts: Transcripts) -> None:
+async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: Conversations) -> None:
     while True:
         try:
             num_removed, num_forgotten = await store.sweep(), transcripts.sweep()
             if num_removed or num_forgotten:
                 _LOG.info("%d stored responses and %d turns have expired", num_removed, num_forgotten)
+            await conversations.sweep()
         except RadixKVError as error:
             _LOG.error("expired responses are not removed: %s", error)
         await asyncio.sleep(SWEEP_S)

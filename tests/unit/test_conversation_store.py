@@ -18,11 +18,15 @@ from radixkv.gateway import database_schema
 from radixkv.gateway.conversations import rows
 from radixkv.gateway.conversations import search as search_module
 from radixkv.gateway.conversations import writing as writing_module
+from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Message, new_id, title_of
 from radixkv.gateway.conversations.search import search
 from radixkv.gateway.conversations.store import ConversationStore, Growth
+from radixkv.gateway.conversations.trashing import TRASH_S
 from radixkv.gateway.database import Database
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.transcripts import Transcripts
+from radixkv.worker.request import ModelInfo
 
 
 @pytest.fixture
@@ -42,6 +46,13 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 def message(text: str, parent: str | None = None, role: str = "user", status: str = "complete") -> Message:
     return Message(new_id("msg"), parent, role, text, 5.0, status=status)
+
+
+class NoReader:
+    """A worker without a chat template: nothing is remembered."""
+
+    async def model(self) -> ModelInfo:
+        return ModelInfo("m", 4096, 50_000, 16, (2,), False)
 
 
 def usage(database: Database) -> tuple[int, int]:
@@ -400,6 +411,94 @@ def test_what_is_kept_of_a_conversation_counts_and_is_bounded(store: Conversatio
     run(story())
 
 
+# -- the trash
+
+
+def test_whatever_is_thrown_away_and_brought_back_counts_and_keeps_its_order(
+    store: ConversationStore, database: Database
+) -> None:
+    source = random.Random(11)
+
+    async def story() -> None:
+        made = await store.create("a")
+        texts: dict[str, Message] = {}
+        for number in range(40):
+            parent = source.choice([None, *texts]) if number else None
+            one = message(f"text {number}", parent)
+            await store.add("a", made.id, one, 0)
+            texts[one.id] = one
+        size = usage(database)[1]
+        trash: list[str] = []
+        for _ in range(60):
+            _, live = await store.open("a", made.id)
+            if live and source.random() < 0.6:
+                wanted = source.choice(live).id
+                change = await store.trash.throw_branch("a", made.id, wanted, 0)
+                assert change.messages[0].id == wanted
+                trash.append(wanted)
+            elif trash:
+                wanted = source.choice(trash)
+                if texts[wanted].parent in {None, *(each.id for each in live)}:
+                    change = await store.trash.restore_branch("a", made.id, wanted, 0)
+                    assert change.messages[0].id == wanted
+                    trash.remove(wanted)
+                else:
+                    with pytest.raises(ApiError, match="bring that back first"):
+                        await store.trash.restore_branch("a", made.id, wanted, 0)
+            conversation, live = await store.open("a", made.id)
+            assert usage(database) == (1, size), "it counts wherever it is"
+            assert conversation.num_messages == len(live)
+            assert {each.top.id for each in await store.trash.branches("a", made.id)} == set(trash)
+            seen: set[str | None] = {None}
+            for each in live:
+                assert each.parent in seen, "parents come first"
+                assert (each.text, each.parent) == (texts[each.id].text, texts[each.id].parent)
+                seen.add(each.id)
+            assert conversation.head is None or conversation.head in seen
+        assert len(await store.delete("a", made.id)) == 40
+        assert usage(database) == (0, 0)
+
+    run(story())
+
+
+def test_what_was_thrown_away_ends_after_its_time(database: Database) -> None:
+    now = [1000.0]
+    kept = Conversations(
+        database,
+        Transcripts(NoReader(), database),  # type: ignore[arg-type]  # as much of one as is asked
+        max_conversations=9,
+        max_bytes=10**6,
+        clock=lambda: now[0],
+    )
+    store = kept.store
+
+    async def story() -> None:
+        first, second = message("first"), message("second")
+        whole, part = (
+            await store.create("a", messages=[message("x")]),
+            await store.create("a", messages=[first, second]),
+        )
+        await kept.trash.throw("a", whole.id)
+        await kept.trash.throw_branch("a", part.id, second.id)
+        now[0] += TRASH_S - 1
+        assert await kept.sweep() == 0
+        await kept.trash.restore("a", whole.id)
+        await kept.trash.throw("a", whole.id)
+        now[0] += 1
+        assert await kept.sweep() == 1, "the branch; the conversation was thrown away again since"
+        assert await store.trash.branches("a", part.id) == []
+        with pytest.raises(ApiError, match="not found"):
+            await kept.trash.restore_branch("a", part.id, second.id)
+        now[0] += TRASH_S
+        assert await kept.sweep() == 1
+        with pytest.raises(ApiError, match="not found"):
+            await kept.trash.restore("a", whole.id)
+        assert [each.text for each in (await store.open("a", part.id))[1]] == ["first"]
+        assert usage(database) == (1, rows.ROW_BYTES + 5)
+
+    run(story())
+
+
 # -- across processes
 
 
@@ -431,7 +530,9 @@ def test_a_file_of_a_released_version_opens_with_all_it_holds(tmp_path: Path) ->
         assert (conversation.title, conversation.head, conversation.num_messages) == ("Old", "m2", 2)
         assert [(each.id, each.parent, each.text) for each in messages] == [("m1", None, "asks"), ("m2", "m1", "says")]
         assert messages[1].details == {"model": "m"}
-        assert conversation.settings is None
+        assert (conversation.settings, conversation.tags, conversation.trashed_s) == (None, (), None)
+        assert not conversation.is_pinned
+        assert (messages[1].is_starred, messages[1].name) == (False, None)
         await store.change("a", "conv_1", {"settings": '{"seed": 3}'}, 0)
         await store.add("a", "conv_1", message("more", "m2"), 0)
 

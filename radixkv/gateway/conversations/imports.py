@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from radixkv.core.json_text import read_json
 from radixkv.gateway.conversations.exports import FORMAT, FORMAT_VERSION
+from radixkv.gateway.conversations.objects import MessageDetails
 from radixkv.gateway.conversations.planting import Imported, Node, RefusedError, plant, read_text, read_time
-from radixkv.gateway.conversations.schema import MessageDetails
 from radixkv.gateway.errors import ApiError
 
 __all__ = ["Imported", "RefusedError", "read_conversations"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -16,7 +17,10 @@ from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.refusals import conflict
 from radixkv.gateway.conversations.running import Runs
 from radixkv.gateway.conversations.search import Found, search
+from radixkv.gateway.conversations.shown import ALL, Shown
 from radixkv.gateway.conversations.store import ConversationStore
+from radixkv.gateway.conversations.trashing import Trash
+from radixkv.gateway.conversations.writing import Value
 from radixkv.gateway.database import Database
 from radixkv.gateway.sse import sse
 from radixkv.gateway.transcripts import Transcripts
@@ -52,22 +56,25 @@ class Conversations:
     ) -> None:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
         self.lives = Lives()
+        self.trash = Trash(self.store.trash, self.lives, self._forget)
         self.runs = Runs(self.store)
         self.transcripts = transcripts
         self.clock = clock
         self._system_prompt = system_prompt
         self._database = database
 
-    async def page(self, namespace: str, limit: int, before_s: float | None = None) -> tuple[list[Conversation], bool]:
+    async def page(
+        self, namespace: str, limit: int, before_s: float | None = None, shown: Shown = ALL
+    ) -> tuple[list[Conversation], bool]:
         """The latest updated ones; and whether there are more."""
-        page = await self.store.page(namespace, limit + 1, before_s)
+        page = await self.store.page(namespace, limit + 1, before_s, shown)
         return page[:limit], len(page) > limit
 
     async def search(
-        self, namespace: str, text: str, limit: int, before_s: float | None = None
+        self, namespace: str, text: str, limit: int, before_s: float | None = None, shown: Shown = ALL
     ) -> tuple[list[Found], bool]:
         """The latest updated ones that hold a text, with the messages that do; and whether there are more."""
-        found = await search(self._database, namespace, text, limit + 1, before_s)
+        found = await search(self._database, namespace, text, limit + 1, before_s, shown)
         return found[:limit], len(found) > limit
 
     async def view(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
@@ -86,7 +93,7 @@ class Conversations:
             snapshot = sse(told(conversation, messages), "snapshot")
             return self.lives.join(live, namespace, snapshot)
 
-    async def change(self, namespace: str, conversation_id: str, values: Mapping[str, str | None]) -> Conversation:
+    async def change(self, namespace: str, conversation_id: str, values: Mapping[str, Value]) -> Conversation:
         """As `ConversationStore.change`."""
         async with self.lives.changing(conversation_id) as live:
             conversation = await self.store.change(namespace, conversation_id, values, live.version)
@@ -151,6 +158,27 @@ class Conversations:
         await self._forget(namespace, above, change.messages)
         return ids
 
+    async def mark(
+        self, namespace: str, conversation_id: str, message_id: str, is_starred: bool | None, name: str | None
+    ) -> Message:
+        """Give a message a star, or take it; give it a name, empty: none. None: as it is."""
+        async with self.lives.changing(conversation_id) as live:
+            message = live.current(await self.store.message(namespace, conversation_id, message_id))
+            starred = message.is_starred if is_starred is None else is_starred
+            named = message.name if name is None else name or None
+            change = await self.store.mark(
+                namespace, conversation_id, replace(message, is_starred=starred, name=named), live.version
+            )
+            if message_id in live.growing:
+                (marked,) = change.messages
+                message.is_starred, message.name, message.seq = marked.is_starred, marked.name, marked.seq
+            live.tell_change(change)
+            return change.messages[0]
+
+    async def sweep(self) -> int:
+        """Remove for good what has been in the trash long enough; how much that was. To be called now and then."""
+        return await self.trash.sweep(self.clock(), self.delete)
+
     async def stop(self, namespace: str, conversation_id: str, message_id: str) -> Message:
         """End a reply that is being written; what was written stays. One that has ended stays as it is."""
         async with self.lives.changing(conversation_id) as live:
@@ -179,6 +207,7 @@ class Conversations:
         return turns
 
     async def _forget(self, namespace: str, above: Sequence[Message], removed: Sequence[Message]) -> None:
+        removed = parents_first(removed)
         places = {message.id: place for place, message in enumerate(removed)}
         below = [(places.get(message.parent or ""), turn_of(message)) for message in removed]
         turns = [turn_of(message) for message in above]
@@ -199,6 +228,18 @@ def kept_by(request: Request) -> Conversations:
 def told(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
     """A whole conversation, as the API tells it."""
     return {"conversation": conversation.body(), "messages": [message.body() for message in messages]}
+
+
+def parents_first(messages: Sequence[Message]) -> list[Message]:
+    """The same, each behind the one that it stands below, where that is among them. O(messages)."""
+    ids = {message.id for message in messages}
+    below: dict[str | None, list[Message]] = {}
+    for message in messages:
+        below.setdefault(message.parent if message.parent in ids else None, []).append(message)
+    ordered = below.get(None, [])
+    for message in ordered:  # which grows meanwhile
+        ordered += below.get(message.id, [])
+    return ordered
 
 
 def turn_of(message: Message) -> Turn:

@@ -4,7 +4,10 @@ POST   .../messages                 a turn; an edit is a sibling of what it edit
 POST   .../messages/{id}/replies
 POST   .../messages/{id}/stop
 POST   .../messages/{id}/alternatives  the most likely tokens at a place of a reply
-DELETE .../messages/{id}            and all below it
+PATCH  .../messages/{id}            its star and its name
+DELETE .../messages/{id}            and all below it, for good
+POST   .../messages/{id}/trash      the same for a while, and .../restore
+GET    .../trash                    the branches that are there; DELETE .../trash/{id}: for good
 POST   .../branches                 a branch with other instructions, an edit, or a later beginning
 POST   .../costs                    of branches: their tokens, and what of them is cached now
 """
@@ -23,21 +26,26 @@ from radixkv.gateway.conversations.begun import cut_reply
 from radixkv.gateway.conversations.branching import Wanted, copy_branch
 from radixkv.gateway.conversations.keeping import kept_by
 from radixkv.gateway.conversations.messages import Message, new_id
-from radixkv.gateway.conversations.pricing import cost_of, costs_of
-from radixkv.gateway.conversations.replying import Asked, begin_replies
-from radixkv.gateway.conversations.schema import (
+from radixkv.gateway.conversations.objects import (
     Alternatives,
-    AlternativesAsked,
     BranchAnswer,
-    BranchCosts,
     MessageCosts,
     MessageList,
     MessageObject,
+    RemovedMessages,
+    TrashedBranches,
+    answer_of,
+)
+from radixkv.gateway.conversations.pricing import cost_of, costs_of
+from radixkv.gateway.conversations.refusals import not_possible
+from radixkv.gateway.conversations.replying import Asked, begin_replies
+from radixkv.gateway.conversations.schema import (
+    AlternativesAsked,
+    BranchCosts,
+    MessageMarks,
     NewBranch,
     NewMessage,
-    RemovedMessages,
     ReplyOptions,
-    answer_of,
 )
 from radixkv.gateway.exchange import CurrentExchange
 from radixkv.gateway.turns import chat_model
@@ -102,8 +110,48 @@ async def tell_reply_alternatives(
 
 @router.delete("/messages/{message_id}", response_model=None, responses=answer_of(RemovedMessages))
 async def delete_message(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a message and everything below it; replies under way there are stopped."""
+    """Remove a message and everything below it for good; replies under way there are stopped."""
     return JSONResponse({"ids": await kept_by(request).remove(tenant.namespace, conversation_id, message_id)})
+
+
+@router.patch("/messages/{message_id}", response_model=None, responses=answer_of(MessageObject))
+async def mark_message(
+    conversation_id: str, message_id: str, body: MessageMarks, request: Request, tenant: CurrentTenant
+) -> Response:
+    """Give a message a star or a name, as which its branch is known."""
+    if body.starred is None and body.name is None:
+        raise not_possible("one of starred and name must be given", "body")
+    place = tenant.namespace, conversation_id, message_id
+    name = None if body.name is None else body.name.strip()
+    return JSONResponse((await kept_by(request).mark(*place, body.starred, name)).body())
+
+
+@router.post("/messages/{message_id}/trash", response_model=None, responses=answer_of(RemovedMessages))
+async def throw_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Throw away a message and everything below it: it comes back by `restore`, for 30 days. Replies there are stopped."""
+    trash = kept_by(request).trash
+    return JSONResponse({"ids": await trash.throw_branch(tenant.namespace, conversation_id, message_id)})
+
+
+@router.post("/messages/{message_id}/restore", response_model=None, responses=answer_of(MessageList))
+async def restore_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Bring back a message that was thrown away, with all that went with it."""
+    back = await kept_by(request).trash.restore_branch(tenant.namespace, conversation_id, message_id)
+    return JSONResponse({"messages": [each.body() for each in back]})
+
+
+@router.get("/trash", response_model=None, responses=answer_of(TrashedBranches))
+async def list_trash(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """The branches that were thrown away, the last one first."""
+    branches = await kept_by(request).trash.branches(tenant.namespace, conversation_id)
+    return JSONResponse({"branches": [each.body() for each in branches]})
+
+
+@router.delete("/trash/{message_id}", response_model=None, responses=answer_of(RemovedMessages))
+async def drop_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Remove a branch from the trash, for good."""
+    trash = kept_by(request).trash
+    return JSONResponse({"ids": await trash.drop_branch(tenant.namespace, conversation_id, message_id)})
 
 
 # -- branches

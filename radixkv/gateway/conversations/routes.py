@@ -4,8 +4,10 @@ GET    .../conversations                           the latest updated first; sea
 POST   .../conversations
 POST   .../conversations/import                    from files of other programs, or of ours
 GET    .../conversations/{id}                      also its events as they come: .../events
-PATCH  .../conversations/{id}                      its title, its settings
-DELETE .../conversations/{id}
+PATCH  .../conversations/{id}                      its title, settings, tags and marks
+DELETE .../conversations/{id}                      for good; .../trash and .../restore: for a while
+GET    .../conversations/tags                      all that there are
+POST   .../conversations/bulk                      one change to several
 GET    .../conversations/{id}/export               JSON, or one branch as Markdown
 
 What is below them is in `message_routes`.
@@ -15,28 +17,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute, off_loop
+from radixkv.gateway.conversations.bulk import change_all
 from radixkv.gateway.conversations.exports import export_json, export_markdown, file_headers
 from radixkv.gateway.conversations.imports import Imported, RefusedError, read_conversations
 from radixkv.gateway.conversations.keeping import Conversations, kept_by, told
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
-from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
-from radixkv.gateway.conversations.schema import (
-    ConversationChange,
+from radixkv.gateway.conversations.objects import (
+    BulkAnswer,
     ConversationObject,
     ConversationPage,
     ConversationTree,
     ImportAnswer,
-    NewConversation,
+    TagList,
     answer_of,
 )
+from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
+from radixkv.gateway.conversations.schema import MAX_TAG_CHARACTERS, BulkChange, ConversationChange, NewConversation
 from radixkv.gateway.conversations.search import Found
+from radixkv.gateway.conversations.shown import Shown
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.sse import EventStreamResponse, until_disconnected
 
@@ -61,29 +66,59 @@ async def list_conversations(
     search: Annotated[
         str, Query(max_length=MAX_SEARCH_CHARACTERS, description="Those whose titles or messages hold this text.")
     ] = "",
+    archived: Annotated[
+        bool | None, Query(description="Those that are, or are not; left out: the latter, or with `search` all.")
+    ] = None,
+    pinned: Annotated[bool | None, Query(description="Those that are, or are not; left out: all.")] = None,
+    tag: Annotated[str | None, Query(max_length=MAX_TAG_CHARACTERS, description="Those that have it.")] = None,
+    trash: Annotated[bool, Query(description="Those that were thrown away.")] = False,
 ) -> Response:
     """The conversations that are kept, the latest updated first.
 
     With `search` each comes with `hits`: its newest messages that hold the text, on whatever branch, at most 8.
     """
-    found, has_more = await _page(request, tenant.namespace, limit, before, search)
+    if archived is None and not search and not trash:
+        archived = False
+    wanted = _Wanted(limit, before, search, Shown(archived, pinned, tag, trash))
+    found, has_more = await _page(request, tenant.namespace, wanted)
     return JSONResponse({"conversations": [each.body() for each in found], "has_more": has_more})
 
 
-async def _page(
-    request: Request, namespace: str, limit: int, before: float | None, text: str
-) -> tuple[Sequence[Conversation | Found], bool]:
+class _Wanted(NamedTuple):
+    """A page of conversations."""
+
+    limit: int
+    before_s: float | None
+    text: str
+    shown: Shown
+
+
+async def _page(request: Request, namespace: str, wanted: _Wanted) -> tuple[Sequence[Conversation | Found], bool]:
     """A page of them; of a namespace one search at a time, which ends when nobody waits for it any more."""
+    kept, (limit, before_s, text, shown) = kept_by(request), wanted
     if not text:
-        return await kept_by(request).page(namespace, limit, before)
+        return await kept.page(namespace, limit, before_s, shown)
 
     async def search() -> tuple[list[Found], bool]:
         async with request.app.state.one_by_one.place(namespace):
             if (stopping := request.app.state.gate.draining()) is not None:
                 raise stopping  # what still waits for its turn is not begun any more
-            return await kept_by(request).search(namespace, text, limit, before)
+            return await kept.search(namespace, text, limit, before_s, shown)
 
     return await until_disconnected(request, search())
+
+
+@router.get("/tags", response_model=None, responses=answer_of(TagList))
+async def list_tags(request: Request, tenant: CurrentTenant) -> Response:
+    """All tags, and how many conversations outside the trash have each."""
+    tags = await kept_by(request).store.tags(tenant.namespace)
+    return JSONResponse({"tags": [{"tag": tag, "num_conversations": count} for tag, count in tags]})
+
+
+@router.post("/bulk", response_model=None, responses=answer_of(BulkAnswer))
+async def change_several(body: BulkChange, request: Request, tenant: CurrentTenant) -> Response:
+    """Change several conversations, one after the other; what is refused of one does not end it."""
+    return JSONResponse(await change_all(kept_by(request), tenant.namespace, body))
 
 
 @router.post("", response_model=None, responses=answer_of(ConversationObject))
@@ -154,20 +189,28 @@ async def retrieve_conversation(conversation_id: str, request: Request, tenant: 
 async def change_conversation(
     conversation_id: str, body: ConversationChange, request: Request, tenant: CurrentTenant
 ) -> Response:
-    """Give a conversation a title, or settings for its replies."""
-    values: dict[str, str | None] = {}
-    if body.title is not None:
-        values["title"] = body.title.strip() or DEFAULT_TITLE
-    if "settings" in body.model_fields_set:
-        values["settings"] = None if body.settings is None else body.settings.dump()
+    """Give a conversation a title, settings for its replies, tags or marks."""
+    values = body.values()
     if not values:
-        raise not_possible("one of title and settings must be given", "body")
+        raise not_possible("one of title, settings, tags, pinned and archived must be given", "body")
     return JSONResponse((await kept_by(request).change(tenant.namespace, conversation_id, values)).body())
+
+
+@router.post("/{conversation_id}/trash", response_model=None, responses=answer_of(ConversationObject))
+async def throw_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Throw a conversation away: it comes back by `restore`, for 30 days. Replies under way are stopped."""
+    return JSONResponse((await kept_by(request).trash.throw(tenant.namespace, conversation_id)).body())
+
+
+@router.post("/{conversation_id}/restore", response_model=None, responses=answer_of(ConversationObject))
+async def restore_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Bring back a conversation that was thrown away. One that was not stays as it is."""
+    return JSONResponse((await kept_by(request).trash.restore(tenant.namespace, conversation_id)).body())
 
 
 @router.delete("/{conversation_id}", response_model=None, status_code=204)
 async def delete_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a conversation; replies under way are stopped."""
+    """Remove a conversation for good, also from the trash; replies under way are stopped."""
     await kept_by(request).delete(tenant.namespace, conversation_id)
     return Response(status_code=204)
 

@@ -1,53 +1,49 @@
-"""What requests about conversations may say, and what their answers look like for the API's own description of itself."""
+"""What requests about conversations may say."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
+from radixkv.gateway.conversations.messages import DEFAULT_TITLE, MAX_TITLE_CHARACTERS
 from radixkv.gateway.conversations.settings import Settings
-from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
+from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES, Value
 from radixkv.gateway.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
 from radixkv.gateway.options import ApiModel, ModelName
 from radixkv.worker.sampling import MAX_LOGPROBS
 
 __all__ = [
-    "Alternatives",
     "AlternativesAsked",
-    "BranchAnswer",
     "BranchCosts",
+    "BulkChange",
     "ConversationChange",
-    "ConversationObject",
-    "ConversationPage",
-    "ConversationTree",
-    "ImportAnswer",
-    "MessageCosts",
-    "MessageDetails",
-    "MessageList",
-    "MessageObject",
+    "MessageMarks",
     "NewBranch",
     "NewConversation",
     "NewMessage",
-    "RemovedMessages",
     "ReplyOptions",
-    "answer_of",
+    "Role",
+    "dump_tags",
 ]
 
 MAX_DRAFTS = 8
+MAX_TAGS = 16
+MAX_TAG_CHARACTERS = 64
+MAX_IN_BULK = 200
 MAX_APPENDED_CHARACTERS = 1024
 
 Role = Literal["system", "user", "assistant"]
 Text = Annotated[str, Field(min_length=1)]
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
+Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARACTERS)]
+Tags = Annotated[list[Tag], Field(max_length=MAX_TAGS), FAIL_FAST]
 Position = Annotated[Whole, Field(ge=0, le=MAX_CONVERSATION_BYTES)]
 """Characters of a text, as Unicode counts them."""
 
 MessageId = Annotated[str, Field(pattern=r"^msg_[0-9a-f]{32}$")]
-
-
-# -- requests
 
 
 class FirstMessage(ApiModel):
@@ -70,6 +66,44 @@ class ConversationChange(ApiModel):
 
     title: Title | None = None
     settings: Settings | None = Field(None, description="All of them; null, or an empty object, for none.")
+    tags: Tags | None = Field(None, description="All of them.")
+    pinned: bool | None = None
+    archived: bool | None = None
+
+    def values(self) -> dict[str, Value]:
+        """The same by the columns of a conversation."""
+        values: dict[str, Value] = {}
+        if self.title is not None:
+            values["title"] = self.title.strip() or DEFAULT_TITLE
+        if "settings" in self.model_fields_set:
+            values["settings"] = None if self.settings is None else self.settings.dump()
+        if self.tags is not None:
+            values["tags"] = dump_tags(self.tags)
+        for column, flag in (("is_pinned", self.pinned), ("is_archived", self.archived)):
+            if flag is not None:
+                values[column] = int(flag)
+        return values
+
+
+class BulkChange(ApiModel):
+    """What is to be done to several conversations."""
+
+    ids: Annotated[list[Name], Field(max_length=MAX_IN_BULK), FAIL_FAST]
+    action: Literal["trash", "restore", "delete", "archive", "unarchive", "pin", "unpin", "tag", "untag"]
+    tag: Tag | None = Field(None, description="With `tag` and `untag`.")
+
+    @model_validator(mode="after")
+    def _require_a_tag_where_it_goes(self) -> BulkChange:
+        if (self.tag is not None) is not self.action.endswith("tag"):
+            raise ValueError("tag goes with the actions tag and untag")
+        return self
+
+
+class MessageMarks(ApiModel):
+    """What people find a message by; what is left out stays."""
+
+    starred: bool | None = None
+    name: Annotated[str, Field(max_length=MAX_TITLE_CHARACTERS)] | None = Field(None, description="Empty: none.")
 
 
 class ReplyOptions(Settings):
@@ -183,189 +217,7 @@ class BranchCosts(ApiModel):
     model: ModelName | None = Field(None, description="Left out: the conversation's, or the one that is served.")
 
 
-# -- answers
-
-
-class ReplySettings(BaseModel):
-    """How a reply was drawn: what its request said, else its conversation, else the model; and the seed."""
-
-    model: str
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    stop: list[str]
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    max_tokens: int
-
-
-class MessageDetails(BaseModel):
-    """How a message came about.
-
-    A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
-    in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
-    once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
-    generated; `settings`: how it was drawn. `continues`: the reply whose first `position` characters it begins with, and behind
-    them what was `appended`. `copies`: the message of which it is a copy, on another branch. `edited`: by hand. `imported`:
-    from a file.
-    """
-
-    model: str | None = None
-    settings: ReplySettings | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    generated_tokens: int | None = None
-    first_token_ms: float | None = None
-    duration_ms: float | None = None
-    finish_reason: str | None = None
-    drafts: int | None = None
-    generation: str | None = None
-    thinking: str | None = None
-    thinking_tokens: int | None = None
-    continues: str | None = None
-    position: int | None = None
-    appended: str | None = None
-    copies: str | None = None
-    edited: bool | None = None
-    imported: bool | None = None
-
-
-class MessageObject(BaseModel):
-    """A message. `seq`: the conversation's version when it last changed. `created`: seconds since 1970."""
-
-    id: str
-    parent: str | None
-    role: Role
-    text: str
-    status: Literal["complete", "running", "stopped", "failed"]
-    error: str | None
-    created: float
-    seq: int
-    details: MessageDetails | None
-
-
-class ConversationObject(BaseModel):
-    """A conversation. `version` grows with every change; `head`: the message that was added or finished last."""
-
-    id: str
-    title: str
-    created: float
-    updated: float
-    version: int
-    head: str | None
-    num_messages: int
-    settings: dict[str, Any] | None = Field(
-        description="As they were given, for replies whose request says nothing else."
-    )
-
-
-class SearchHit(BaseModel):
-    """A message that holds what is searched for, first at `position`. `marks`: where the excerpt has it, [begin, end]."""
-
-    message: str
-    role: Role
-    created: float
-    position: int
-    excerpt: str
-    marks: list[list[int]]
-
-
-class FoundConversation(ConversationObject):
-    """A conversation; of a search with its newest messages that hold the text, none where its title alone does."""
-
-    hits: list[SearchHit] | None = None
-    has_more_hits: bool | None = None
-
-
-class ConversationPage(BaseModel):
-    """Some of them, the latest updated first."""
-
-    conversations: list[FoundConversation]
-    has_more: bool
-
-
-class ConversationTree(BaseModel):
-    """One with all its messages, in the order in which they came."""
-
-    conversation: ConversationObject
-    messages: list[MessageObject]
-
-
-class MessageList(BaseModel):
-    """Messages that were added, or were there."""
-
-    messages: list[MessageObject]
-
-
-class Alternative(BaseModel):
-    """A token. `text`: to go on with it; null of an end of the reply, and of half a character. `logprob`: at temperature 1."""
-
-    token: str
-    text: str | None
-    logprob: float
-
-
-class Alternatives(Alternative):
-    """The token of a reply that begins at `position`, its rank among all, and the most likely ones there."""
-
-    model: str
-    position: int
-    rank: int
-    alternatives: list[Alternative]
-
-
-class CostObject(BaseModel):
-    """Tokens of a branch, those that are cached now, those a reply computes, as many as the model takes. Null: not known."""
-
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    computed_tokens: int | None
-    max_prompt_tokens: int
-
-
-class MessageCost(CostObject):
-    """Of the branch that ends at message `id`."""
-
-    id: str
-
-
-class MessageCosts(BaseModel):
-    """In the order in which they were asked for."""
-
-    messages: list[MessageCost]
-
-
-class BranchAnswer(BaseModel):
-    """The messages that were added, and the last of them; of a dry run its cost alone."""
-
-    messages: list[MessageObject]
-    leaf: str | None
-    cost: CostObject | None
-
-
-class RemovedMessages(BaseModel):
-    """What is gone."""
-
-    ids: list[str]
-
-
-class SkippedConversation(BaseModel):
-    """One of a file that was not taken, and why. `index`: its place there, from 0."""
-
-    index: int
-    reason: str
-
-
-class ImportAnswer(BaseModel):
-    """What a file has brought."""
-
-    conversations: list[ConversationObject]
-    skipped: list[SkippedConversation]
-
-
-def answer_of(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """What a route answers, for the API's own description of itself."""
-    return {200: {"model": model, "description": "The answer"}}
+def dump_tags(tags: Iterable[str]) -> str | None:
+    """As a conversation keeps them: each once."""
+    unique = list(dict.fromkeys(tags))
+    return json.dumps(unique, ensure_ascii=False) if unique else None

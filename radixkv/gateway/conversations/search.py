@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from radixkv.gateway.conversations.messages import Conversation
 from radixkv.gateway.conversations.rows import read_conversation
+from radixkv.gateway.conversations.shown import ALL, Shown
 from radixkv.gateway.database import Database
 
 __all__ = ["Found", "Hit", "search"]
@@ -65,10 +66,10 @@ class Found(NamedTuple):
 
 
 async def search(
-    database: Database, namespace: str, text: str, limit: int, before_s: float | None = None
+    database: Database, namespace: str, text: str, limit: int, before_s: float | None = None, shown: Shown = ALL
 ) -> list[Found]:
     """The latest updated ones that hold the text, at most `limit`. O(texts of the namespace), in slices."""
-    looking = _Search(namespace, text, limit, before_s)
+    looking = _Search(namespace, text, limit, before_s, shown)
     while not await database.read(looking.go_on, namespace):
         pass
     return looking.found
@@ -83,12 +84,14 @@ class _Search:
         text: str,
         limit: int,
         before_s: float | None,
+        shown: Shown,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.found: list[Found] = []
         self._namespace = namespace
         self._text = text.casefold()
         self._limit = limit
+        self._where, self._values = shown.where()
         self._before_s = float("inf") if before_s is None else before_s
         self._within: _Within | None = None  # the conversation within which time was up
         self._clock = clock
@@ -96,9 +99,10 @@ class _Search:
     def go_on(self, connection: sqlite3.Connection) -> bool:
         """Search for the time of a slice; whether that was the last one."""
         until_s = self._clock() + SLICE_S
-        query = "SELECT * FROM conversations WHERE namespace = ? AND updated_s < ? ORDER BY updated_s DESC LIMIT 1"
+        condition = f"namespace = ? AND updated_s < ?{self._where}"
+        query = f"SELECT * FROM conversations WHERE {condition} ORDER BY updated_s DESC LIMIT 1"
         while len(self.found) < self._limit:
-            row = connection.execute(query, (self._namespace, self._before_s)).fetchone()
+            row = connection.execute(query, (self._namespace, self._before_s, *self._values)).fetchone()
             if row is None:
                 return True
             conversation = read_conversation(row)

@@ -30,7 +30,9 @@ from radixkv.gateway.conversations.rows import (
     read_message,
     size_of,
 )
-from radixkv.gateway.conversations.writing import Change, Writer
+from radixkv.gateway.conversations.shown import ALL, Shown
+from radixkv.gateway.conversations.trash_store import TrashStore
+from radixkv.gateway.conversations.writing import Change, Value, Writer
 from radixkv.gateway.database import Database
 
 __all__ = ["ConversationStore", "Growth"]
@@ -68,6 +70,7 @@ class ConversationStore:
     ) -> None:
         self._database = database
         self._writer = Writer(max_conversations, max_bytes, clock)
+        self.trash = TrashStore(database, self._writer)
         database.submit(fail_unfinished).result()
 
     # -- whole conversations
@@ -113,12 +116,27 @@ class ConversationStore:
 
         return await self._database.run(insert, namespace)
 
-    async def page(self, namespace: str, limit: int, before_s: float | None = None) -> list[Conversation]:
+    async def page(
+        self, namespace: str, limit: int, before_s: float | None = None, shown: Shown = ALL
+    ) -> list[Conversation]:
         """The latest updated ones, updated before a time; at most `limit`."""
-        query = "SELECT * FROM conversations WHERE namespace = ? AND updated_s < ? ORDER BY updated_s DESC LIMIT ?"
-        values = (namespace, float("inf") if before_s is None else before_s, limit)
+        where, values = shown.where()
+        query = (
+            f"SELECT * FROM conversations WHERE namespace = ? AND updated_s < ?{where} ORDER BY updated_s DESC LIMIT ?"
+        )
+        values = (namespace, float("inf") if before_s is None else before_s, *values, limit)
         return await self._database.read(
             lambda connection: [read_conversation(row) for row in connection.execute(query, values)], namespace
+        )
+
+    async def tags(self, namespace: str) -> list[tuple[str, int]]:
+        """All tags of conversations that are not in the trash, and how many have each. O(the namespace's conversations)."""
+        query = (
+            "SELECT each.value, COUNT(*) FROM conversations, json_each(conversations.tags) AS each "
+            "WHERE namespace = ? AND trashed_s IS NULL GROUP BY each.value ORDER BY each.value"
+        )
+        return await self._database.read(
+            lambda connection: [tuple(row) for row in connection.execute(query, (namespace,))], namespace
         )
 
     async def open(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
@@ -137,9 +155,9 @@ class ConversationStore:
         )
 
     async def change(
-        self, namespace: str, conversation_id: str, values: Mapping[str, str | None], told: int
+        self, namespace: str, conversation_id: str, values: Mapping[str, Value], told: int
     ) -> Conversation:
-        """Give it a title, or settings (JSON), by the names of columns. The former counts as an update.
+        """Give it a title, settings or tags (JSON), or a mark, by the names of columns. A title alone counts as an update.
 
         Raises:
             ApiError: 409: a bound is reached.
@@ -152,14 +170,17 @@ class ConversationStore:
         return await self._database.run(update, namespace)
 
     async def delete(self, namespace: str, conversation_id: str) -> list[Message]:
-        """Remove it; returns all messages that it had."""
+        """Remove it, also from the trash; returns all messages that it had, those in the trash last."""
 
         def remove(connection: sqlite3.Connection) -> list[Message]:
-            find(connection, namespace, conversation_id)
+            find(connection, namespace, conversation_id, trashed=None)
+            query = "SELECT * FROM trashed_messages WHERE conversation = ?"
+            thrown = [read_message(row) for row in connection.execute(query, (conversation_id,))]
             messages = all_messages(connection, conversation_id)
             connection.execute("DELETE FROM messages WHERE conversation = ?", (conversation_id,))
+            connection.execute("DELETE FROM trashed_messages WHERE conversation = ?", (conversation_id,))
             connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
-            return messages
+            return messages + thrown
 
         return await self._database.run(remove, namespace)
 
@@ -271,6 +292,36 @@ class ConversationStore:
             return find_message(connection, conversation_id, message_id)
 
         return await self._database.read(read, namespace)
+
+    async def mark(self, namespace: str, conversation_id: str, message: Message, told: int) -> Change:
+        """Store the star and the name of a message; no update of the conversation.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
+
+        def update(connection: sqlite3.Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            find_message(connection, conversation_id, message.id)
+            message.seq = max(row["version"], told) + 1
+            connection.execute(
+                "UPDATE messages SET is_starred = ?, name = ?, seq = ?, size_bytes = ? WHERE conversation = ? AND id = ?",
+                (
+                    int(message.is_starred),
+                    message.name,
+                    message.seq,
+                    size_of(message.counted_text),
+                    conversation_id,
+                    message.id,
+                ),
+            )
+            self._writer.check_bounds(connection, conversation_id, namespace)
+            return Change(
+                self._writer.change(connection, find(connection, namespace, conversation_id), {}, message.seq),
+                [message],
+            )
+
+        return await self._database.run(update, namespace)
 
     async def path(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
         """From the conversation's beginning to a message. O(its length)."""

@@ -11,7 +11,7 @@ from radixkv.gateway.conversations.messages import Conversation, Message, title_
 from radixkv.gateway.conversations.refusals import full
 from radixkv.gateway.conversations.rows import INSERT_MESSAGE, new_row, next_update, read_conversation
 
-__all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Writer"]
+__all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Value", "Writer"]
 
 MAX_MESSAGES = 10_000
 """Of one conversation."""
@@ -20,7 +20,9 @@ MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
 """Of one conversation: whoever opens it is sent all of it."""
 
 
-_COUNTED = ("settings",)
+Value = str | float | None
+
+_COUNTED = ("settings", "tags")
 """Columns of a conversation that count against the bounds of bytes."""
 
 
@@ -107,7 +109,7 @@ class Writer:
         )
 
     def change(
-        self, connection: sqlite3.Connection, row: sqlite3.Row, values: Mapping[str, str | None], version: int
+        self, connection: sqlite3.Connection, row: sqlite3.Row, values: Mapping[str, Value], version: int
     ) -> Conversation:
         """Set columns of the conversation of a row. A title counts as an update, what else is kept of it does not.
 
@@ -115,8 +117,8 @@ class Writer:
             ApiError: 409: a bound is reached.
         """
         kept = {**{name: row[name] for name in _COUNTED}, **values}
-        size = sum(len((kept[name] or "").encode()) - len((row[name] or "").encode()) for name in _COUNTED)
-        told = {**values, "version": version, "size_bytes": row["size_bytes"] + size}
+        size = sum(len(str(kept[name] or "").encode()) - len((row[name] or "").encode()) for name in _COUNTED)
+        told: dict[str, Value] = {**values, "version": version, "size_bytes": row["size_bytes"] + size}
         if "title" in values:
             told["updated_s"] = next_update(connection, row["namespace"], self.clock())
         columns = ", ".join(f"{name} = :{name}" for name in told)  # names of ours
