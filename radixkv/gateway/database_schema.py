@@ -258,7 +258,11 @@ CREATE TRIGGER trashed_message_removed AFTER DELETE ON trashed_messages BEGIN
     UPDATE conversations SET size_bytes = size_bytes - old.size_bytes WHERE id = old.conversation;
 END;
 """
-STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS)
+_SOURCES = """
+ALTER TABLE conversations ADD COLUMN source TEXT;    -- names it where it was imported from
+CREATE INDEX conversations_by_source ON conversations (namespace, source) WHERE source IS NOT NULL;
+"""
+STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS, _SOURCES)
 """What each version has added to the one before; a file of an earlier version is brought up to the latest."""
 
 SCHEMA_VERSION = len(STEPS)

@@ -14,6 +14,7 @@ from radixkv.core.errors import RadixKVError
 from radixkv.gateway.conversations.branching import Wanted, copy_branch
 from radixkv.gateway.conversations.live import Follower, Live, Lives
 from radixkv.gateway.conversations.messages import Conversation, Message
+from radixkv.gateway.conversations.planting import Imported
 from radixkv.gateway.conversations.refusals import conflict
 from radixkv.gateway.conversations.running import Runs
 from radixkv.gateway.conversations.search import Found, search
@@ -76,6 +77,30 @@ class Conversations:
         """The latest updated ones that hold a text, with the messages that do; and whether there are more."""
         found = await search(self._database, namespace, text, limit + 1, before_s, shown)
         return found[:limit], len(found) > limit
+
+    async def bring(self, namespace: str, imported: Imported) -> tuple[Conversation, int | None]:
+        """Store a conversation of a file. One that was imported before gets what is new in it; of such, how much that was.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
+        known = None if imported.source is None else await self.store.imports.known(namespace, imported.source)
+        if known is None:
+            stored = await self.store.create(
+                namespace,
+                imported.title,
+                imported.messages,
+                created_s=imported.created_s,
+                head=imported.head,
+                updated_s=imported.updated_s,
+                source=imported.source,
+            )
+            return stored, None
+        async with self.lives.changing(known) as live:
+            change = await self.store.imports.merge(namespace, known, imported.messages, live.version)
+            if not change.is_repeat:
+                live.tell_change(change)
+            return change.conversation, len(change.messages)
 
     async def view(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
         """One with all its messages, replies as far as they are written. They must not be changed."""

@@ -164,8 +164,9 @@ async def add_branch(conversation_id: str, body: NewBranch, request: Request, te
     With `dry_run` nothing is added; `cost` tells what the next reply on it would compute.
     """
     kept = kept_by(request)
-    edited = (body.edit.message, body.edit.text) if body.edit is not None else (None, "")
-    wanted = Wanted(body.system, *edited, body.start, body.id)
+    wanted = Wanted(body.system, start=body.start, leaf_id=body.id)
+    if body.edit is not None:
+        wanted = wanted._replace(edited=body.edit.message, text=body.edit.text)
     if not body.dry_run:
         copies = await kept.branch(tenant.namespace, conversation_id, body.leaf, wanted)
         return JSONResponse({"messages": [each.body() for each in copies], "leaf": copies[-1].id, "cost": None})

@@ -51,7 +51,7 @@ class MessageDetails(BaseModel):
     once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
     generated; `settings`: how it was drawn. `continues`: the reply whose first `position` characters it begins with, and behind
     them what was `appended`. `copies`: the message of which it is a copy, on another branch. `edited`: by hand. `imported`:
-    from a file.
+    from a file, and what of it was `left_out` there and before it.
     """
 
     model: str | None = None
@@ -72,6 +72,7 @@ class MessageDetails(BaseModel):
     copies: str | None = None
     edited: bool | None = None
     imported: bool | None = None
+    left_out: dict[str, int] | None = None
 
 
 class MessageObject(BaseModel):
@@ -241,18 +242,28 @@ class RemovedMessages(BaseModel):
     ids: list[str]
 
 
-class SkippedConversation(BaseModel):
-    """One of a file that was not taken, and why. `index`: its place there, from 0."""
+class SkippedConversations(BaseModel):
+    """Those of a file that were not taken for one reason. `indices`: their places there, from 0; `index`: the first."""
 
     index: int
     reason: str
+    indices: list[int]
+
+
+class KnownConversation(BaseModel):
+    """One that was imported before, as it is now, and how many messages were new."""
+
+    conversation: ConversationObject
+    num_added: int
 
 
 class ImportAnswer(BaseModel):
-    """What a file has brought."""
+    """What a file has brought. `left_out`: how many of each kind: picture, audio, file, tool, thoughts, instructions, note."""
 
     conversations: list[ConversationObject]
-    skipped: list[SkippedConversation]
+    known: list[KnownConversation]
+    skipped: list[SkippedConversations]
+    left_out: dict[str, int]
 
 
 def answer_of(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

@@ -15,6 +15,7 @@ What is below them is in `message_routes`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -149,9 +150,10 @@ def _first_messages(body: NewConversation, now_s: float) -> list[Message]:
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
 )
 async def import_conversations(request: Request, tenant: CurrentTenant) -> Response:
-    """Conversations of a file: our own export, ChatGPT's `conversations.json`, or OpenAssistant trees; also as JSON lines.
+    """Conversations of a file: ours, ChatGPT's, Claude's, Open WebUI's, LibreChat's, SillyTavern's, OpenAssistant trees.
 
-    Each is taken as a whole or skipped as a whole. The body must say that it is JSON: no foreign page may send that unasked.
+    Each is taken as a whole or skipped as a whole; one that was imported before gets what is new in it.
+    The body must say that it is JSON: no foreign page may send that unasked.
     """
     kept = kept_by(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -165,18 +167,28 @@ async def import_conversations(request: Request, tenant: CurrentTenant) -> Respo
 
 async def _import(kept: Conversations, namespace: str, read: Sequence[Imported | RefusedError]) -> dict[str, Any]:
     taken: list[dict[str, Any]] = []
-    skipped: list[dict[str, Any]] = []
+    known: list[dict[str, Any]] = []
+    skipped: dict[str, list[int]] = {}
+    left_out: Counter[str] = Counter()
     for index, each in reversed(list(enumerate(read))):  # so that the first one is the latest
         try:
             if isinstance(each, RefusedError):
                 raise not_possible(each.reason, "body")
-            stored = await kept.store.create(
-                namespace, each.title, each.messages, created_s=each.created_s, head=each.head
-            )
-            taken.append(stored.body())
+            stored, num_added = await kept.bring(namespace, each)
+            left_out += Counter(each.left_out)
+            if num_added is None:
+                taken.append(stored.body())
+            else:
+                known.append({"conversation": stored.body(), "num_added": num_added})
         except ApiError as error:
-            skipped.append({"index": index, "reason": error.message})
-    return {"conversations": taken[::-1], "skipped": skipped[::-1]}
+            skipped.setdefault(error.message, []).append(index)
+    told = [{"index": each[-1], "reason": reason, "indices": each[::-1]} for reason, each in skipped.items()]
+    return {
+        "conversations": taken[::-1],
+        "known": known[::-1],
+        "skipped": sorted(told, key=lambda entry: int(entry["index"])),
+        "left_out": dict(left_out),
+    }
 
 
 @router.get("/{conversation_id}", response_model=None, responses=answer_of(ConversationTree))

@@ -24,6 +24,7 @@ __all__ = [
     "find",
     "find_message",
     "find_messages",
+    "free_update",
     "last_message",
     "new_row",
     "next_update",
@@ -43,8 +44,8 @@ _UNSEEN = 1_000_000
 """Versions that a process which was killed may have told and not stored: it stored what grew every second."""
 
 INSERT_CONVERSATION = """
-INSERT INTO conversations (id, namespace, title, created_s, updated_s, settings, size_bytes)
-VALUES (:id, :namespace, :title, :created_s, :updated_s, :settings, :size_bytes)
+INSERT INTO conversations (id, namespace, title, created_s, updated_s, settings, source, size_bytes)
+VALUES (:id, :namespace, :title, :created_s, :updated_s, :settings, :source, :size_bytes)
 """
 _COLUMNS = (
     "conversation",
@@ -155,6 +156,13 @@ def next_update(connection: sqlite3.Connection, namespace: str, now_s: float) ->
     query = "SELECT MAX(updated_s) FROM conversations WHERE namespace = ?"
     (last_s,) = connection.execute(query, (namespace,)).fetchone()
     return now_s if last_s is None else max(now_s, float(last_s) + _TICK_S)
+
+
+def free_update(connection: sqlite3.Connection, namespace: str, at_s: float) -> float:
+    """A time of the namespace that no other update has, as soon behind another one as can be."""
+    query = "SELECT MAX(updated_s) FROM conversations WHERE namespace = ? AND updated_s >= ? AND updated_s < ?"
+    (last_s,) = connection.execute(query, (namespace, at_s, at_s + 1)).fetchone()
+    return at_s if last_s is None else float(last_s) + _TICK_S
 
 
 def find(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from radixkv.gateway.conversations.import_store import ImportStore
 from radixkv.gateway.conversations.messages import Conversation, Message, new_id
 from radixkv.gateway.conversations.refusals import conflict
 from radixkv.gateway.conversations.rows import (
@@ -23,6 +24,7 @@ from radixkv.gateway.conversations.rows import (
     find,
     find_message,
     find_messages,
+    free_update,
     last_message,
     next_update,
     path_to,
@@ -70,6 +72,7 @@ class ConversationStore:
     ) -> None:
         self._database = database
         self._writer = Writer(max_conversations, max_bytes, clock)
+        self.imports = ImportStore(database, self._writer)
         self.trash = TrashStore(database, self._writer)
         database.submit(fail_unfinished).result()
 
@@ -84,10 +87,13 @@ class ConversationStore:
         created_s: float | None = None,
         head: str | None = None,
         settings: str | None = None,
+        updated_s: float | None = None,
+        source: str | None = None,
     ) -> Conversation:
         """Store a new one with messages, parents before what stands below them; with none of the latter's parents missing.
 
         Without a title it is called as its first user's message says. `head`: the last message, unless told. `settings`: JSON.
+        `updated_s`: now, unless told. `source`: by which `imports` finds it.
 
         Raises:
             ApiError: 409: the namespace is full.
@@ -97,22 +103,25 @@ class ConversationStore:
         begun_s = now_s if created_s is None else created_s
 
         def insert(connection: sqlite3.Connection) -> Conversation:
-            updated_s = next_update(connection, namespace, now_s)
             new = {
                 "id": conversation_id,
                 "namespace": namespace,
                 "title": title,
                 "created_s": begun_s,
-                "updated_s": updated_s,
+                "updated_s": next_update(connection, namespace, now_s),
                 "settings": settings,
+                "source": source,
                 "size_bytes": len((settings or "").encode()),
             }
             connection.execute(INSERT_CONVERSATION, new)
             self._writer.check_number(connection, namespace)
-            change = self._writer.insert(connection, find(connection, namespace, conversation_id), messages, 0)
+            self._writer.insert(connection, find(connection, namespace, conversation_id), messages, 0)
             if head is not None:
                 connection.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, conversation_id))
-            return change.conversation._replace(head=head or change.conversation.head)
+            if updated_s is not None:
+                free_s = free_update(connection, namespace, updated_s)
+                connection.execute("UPDATE conversations SET updated_s = ? WHERE id = ?", (free_s, conversation_id))
+            return read_conversation(find(connection, namespace, conversation_id))
 
         return await self._database.run(insert, namespace)
 
@@ -124,9 +133,9 @@ class ConversationStore:
         query = (
             f"SELECT * FROM conversations WHERE namespace = ? AND updated_s < ?{where} ORDER BY updated_s DESC LIMIT ?"
         )
-        values = (namespace, float("inf") if before_s is None else before_s, *values, limit)
+        bounds = (namespace, float("inf") if before_s is None else before_s, *values, limit)
         return await self._database.read(
-            lambda connection: [read_conversation(row) for row in connection.execute(query, values)], namespace
+            lambda connection: [read_conversation(row) for row in connection.execute(query, bounds)], namespace
         )
 
     async def tags(self, namespace: str) -> list[tuple[str, int]]:

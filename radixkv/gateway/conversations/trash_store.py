@@ -170,13 +170,15 @@ class TrashStore:
 
         def read(connection: sqlite3.Connection) -> list[Expired]:
             query = "SELECT namespace, id FROM conversations WHERE trashed_s <= ? LIMIT ?"
-            whole = [Expired(*row, None) for row in connection.execute(query, (before_s, MAX_EXPIRED))]
+            whole = [Expired(row[0], row[1], None) for row in connection.execute(query, (before_s, MAX_EXPIRED))]
             query = (
                 "SELECT namespace, conversations.id, branch FROM trashed_messages "
                 "JOIN conversations ON conversations.id = conversation "
                 "WHERE trashed_messages.trashed_s <= ? AND trashed_messages.id = branch LIMIT ?"
             )
-            return whole + [Expired(*row) for row in connection.execute(query, (before_s, MAX_EXPIRED))]
+            return whole + [
+                Expired(row[0], row[1], row[2]) for row in connection.execute(query, (before_s, MAX_EXPIRED))
+            ]
 
         return await self._database.run(read)
 
