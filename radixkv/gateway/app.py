@@ -22,6 +22,7 @@ from radixkv.gateway import (
     engine_routes,
     forks,
     item_list_routes,
+    me,
     models,
     pages,
     replay,
@@ -116,6 +117,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(cache_routes.router)
     app.include_router(prompt_routes.router)
     app.include_router(replay.router)
+    app.include_router(me.router)
     app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
     app.add_api_route("/ping", _health, methods=["GET", "POST"], include_in_schema=False)

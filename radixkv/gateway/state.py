@@ -36,8 +36,8 @@ _LOG = logging.getLogger(__name__)
 @asynccontextmanager
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     """The application's lifespan: opens its state file and sets
-    `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`, `state.files`, `state.batches`
-    and `state.jobs`.
+    `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`,
+    `state.files`, `state.batches` and `state.jobs`.
 
     At the end all that is under way is ended and stored.
 
@@ -47,6 +47,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     state = app.state
     config = state.config
     with Database(config.state_file) as database:
+        state.database = database
         state.runs = Runs()
         limits = MemoLimits(ttl_s=config.response_ttl_s)
         state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)

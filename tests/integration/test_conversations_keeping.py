@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from chat_stack import Stack, chat_stack, keys_file, wait_until
 from talk import Talk
@@ -273,3 +275,38 @@ def test_what_is_gone_for_good_is_remembered_no_more(stack: Stack, talk: Talk) -
     talk.call("POST", f"/{conversation}/trash")
     talk.call("DELETE", f"/{conversation}")
     assert len(transcripts._memo) == before
+
+
+# -- who calls
+
+
+def test_a_tenant_is_told_who_it_is_and_what_it_has_used(default_model: str, tmp_path: Path) -> None:
+    keys = keys_file(tmp_path / "keys.toml", requests_per_minute=50, tokens_per_minute=9000, max_concurrent=3)
+    config = GatewayConfig(listen="127.0.0.1:0", keys_file=keys, drain_s=1.0, max_conversations=7)
+    with chat_stack(default_model, config) as stack:
+
+        def me(key: str) -> Any:
+            return httpx.get(f"{stack.server.url}/radixkv/me", headers={"x-api-key": key}).raise_for_status().json()
+
+        before = me("red")
+        assert (before["name"], before["needs_key"], before["is_operator"]) == ("red", True, False)
+        assert before["limits"] == {"requests_per_minute": 50, "tokens_per_minute": 9000, "max_concurrent": 3}
+        assert [(rate["kind"], rate["limit"], rate["remaining"]) for rate in before["rates"]] == [
+            ("requests", 50, 50),
+            ("tokens", 9000, 9000),
+        ]
+        assert before["num_running"] == 0
+        empty = {"number": 0, "size_bytes": 0, "max_number": 7, "max_bytes": config.max_conversation_bytes}
+        assert before["conversations"] == empty
+        with Talk(stack.server.url, "red") as talk:
+            conversation = talk.begin()
+            _, reply = talk.turn(conversation, "Hello")
+            talk.begin()
+            talk.call("POST", f"/{conversation}/trash")
+        after = me("red")
+        assert after["conversations"]["number"] == 2
+        assert after["conversations"]["size_bytes"] == 2 * 256 + len(f"Hello{reply['text']}".encode())
+        other = me("blue")
+        assert (other["name"], other["conversations"], other["rates"]) == ("blue", empty, [])
+        assert other["limits"]["max_concurrent"] is None
+        assert httpx.get(f"{stack.server.url}/radixkv/me").status_code == 401

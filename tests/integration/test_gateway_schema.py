@@ -41,6 +41,7 @@ OPERATIONS = (
     ("GET", "/v1/get_model_info"),
     ("GET", "/v1/server_info"),
     ("GET", "/v1/radixkv/replay"),
+    ("GET", "/v1/radixkv/me"),
     ("POST", "/v1/radixkv/generations/{generation_id}/fork"),
     ("POST", "/v1/radixkv/match"),
     ("POST", "/v1/radixkv/explain"),
