@@ -22,6 +22,7 @@ from radixkv.gateway import (
     engine_routes,
     forks,
     item_list_routes,
+    me,
     models,
     pages,
     replay,
@@ -38,6 +39,7 @@ from radixkv.gateway.cache_view.texts import NodeTexts
 from radixkv.gateway.calls import Calls
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.connections import Connections
+from radixkv.gateway.conversations import message_routes as kept_messages
 from radixkv.gateway.conversations import routes as conversations
 from radixkv.gateway.errors import RATE_LIMIT_HEADERS
 from radixkv.gateway.exchange import GENERATION_ID
@@ -111,10 +113,12 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     app.include_router(job_routes.router)
     app.include_router(message_batch_routes.router)
     app.include_router(conversations.router)
+    app.include_router(kept_messages.router)
     app.include_router(cache_routes.router)
     app.include_router(branch_routes.router)
     app.include_router(prompt_routes.router)
     app.include_router(replay.router)
+    app.include_router(me.router)
     app.include_router(pages.router)
     app.add_api_route("/health", _health, include_in_schema=False)
     app.add_api_route("/ping", _health, methods=["GET", "POST"], include_in_schema=False)

@@ -23,6 +23,7 @@ from radixkv.gateway.calls import Calls
 from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.lasting import Lasting
 from radixkv.worker.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
+from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
 
 __all__ = ["Backend", "EventStream", "Watch"]
@@ -55,11 +56,15 @@ class EventStream(AsyncIterator[GenerationEvent]):
         bell: wakes the coroutine.
         watch: see `Watch`.
         go_on: gives the stream that goes on where the worker was lost, or raises why there is none.
+
+    Attributes:
+        sampling: how its tokens are drawn; None: it is a fork.
     """
 
     def __init__(
         self, stream: GenerationStream, bell: _Doorbell, watch: Watch | None = None, go_on: _GoOn | None = None
     ) -> None:
+        self.sampling: SamplingParams | None = None
         self._stream = stream
         self._bell = bell
         self._watch = watch
@@ -203,9 +208,12 @@ class Backend:
         if params.priority != BACKGROUND_PRIORITY:
             self._wanted_s = self._clock()
         if not self._patience_s:
-            return self._listen(await self._start(partial(self.generator.generate, params)), watch)
-        go_on = _GoOn(self, params)
-        return self._listen(await go_on.start(go_on.lasting.params), watch, go_on)
+            events = self._listen(await self._start(partial(self.generator.generate, params)), watch)
+        else:
+            go_on = _GoOn(self, params)
+            events = self._listen(await go_on.start(go_on.lasting.params), watch, go_on)
+        events.sampling = params.sampling
+        return events
 
     async def fork(self, params: ForkParams, watch: Watch | None = None) -> EventStream:
         """Continue a running or remembered generation. Returns once it was accepted."""

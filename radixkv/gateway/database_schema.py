@@ -220,7 +220,49 @@ CREATE TABLE items (
 );
 CREATE INDEX items_in_order ON items (list, number);
 """
-STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS)
+_SETTINGS = """
+ALTER TABLE conversations ADD COLUMN settings TEXT;  -- of replies whose request says nothing else, JSON
+"""
+_TRASH_AND_MARKS = """
+ALTER TABLE conversations ADD COLUMN tags TEXT;      -- JSON
+ALTER TABLE conversations ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE conversations ADD COLUMN is_archived INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE conversations ADD COLUMN trashed_s REAL; -- none: it is not in the trash
+CREATE INDEX conversations_trashed ON conversations (trashed_s) WHERE trashed_s IS NOT NULL;
+ALTER TABLE messages ADD COLUMN is_starred INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE messages ADD COLUMN name TEXT;
+CREATE TABLE trashed_messages (
+    number INTEGER NOT NULL,                         -- that it had
+    branch TEXT NOT NULL,                            -- the message that was thrown away, with all below it
+    trashed_s REAL NOT NULL,
+    conversation TEXT NOT NULL,
+    id TEXT NOT NULL,
+    parent TEXT,
+    role TEXT NOT NULL,
+    text TEXT NOT NULL,
+    status TEXT NOT NULL,
+    error TEXT,
+    created_s REAL NOT NULL,
+    seq INTEGER NOT NULL,
+    details TEXT,
+    is_starred INTEGER NOT NULL,
+    name TEXT,
+    size_bytes INTEGER NOT NULL
+);
+CREATE INDEX trashed_messages_in_order ON trashed_messages (conversation, branch, number);
+CREATE INDEX trashed_messages_by_time ON trashed_messages (trashed_s) WHERE id = branch;
+CREATE TRIGGER trashed_message_added AFTER INSERT ON trashed_messages BEGIN
+    UPDATE conversations SET size_bytes = size_bytes + new.size_bytes WHERE id = new.conversation;
+END;
+CREATE TRIGGER trashed_message_removed AFTER DELETE ON trashed_messages BEGIN
+    UPDATE conversations SET size_bytes = size_bytes - old.size_bytes WHERE id = old.conversation;
+END;
+"""
+_SOURCES = """
+ALTER TABLE conversations ADD COLUMN source TEXT;    -- names it where it was imported from
+CREATE INDEX conversations_by_source ON conversations (namespace, source) WHERE source IS NOT NULL;
+"""
+STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS, _SOURCES)
 """What each version has added to the one before; a file of an earlier version is brought up to the latest."""
 
 SCHEMA_VERSION = len(STEPS)

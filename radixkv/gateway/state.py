@@ -36,8 +36,8 @@ _LOG = logging.getLogger(__name__)
 @asynccontextmanager
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     """The application's lifespan: opens its state file and sets
-    `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`, `state.files`, `state.batches`
-    and `state.jobs`.
+    `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`,
+    `state.files`, `state.batches` and `state.jobs`.
 
     At the end all that is under way is ended and stored.
 
@@ -47,6 +47,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     state = app.state
     config = state.config
     with Database(config.state_file) as database:
+        state.database = database
         state.runs = Runs()
         limits = MemoLimits(ttl_s=config.response_ttl_s)
         state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)
@@ -79,7 +80,9 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             gate=state.gate,
             max_body_bytes=config.max_body_bytes,
         )
-        sweeping = asyncio.create_task(_sweep(state.store, state.transcripts), name="radixkv-sweep")
+        sweeping = asyncio.create_task(
+            _sweep(state.store, state.transcripts, state.conversations), name="radixkv-sweep"
+        )
         try:
             yield
         finally:
@@ -92,12 +95,13 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             await state.transcripts.aclose()
 
 
-async def _sweep(store: ResponseStore, transcripts: Transcripts) -> None:
+async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: Conversations) -> None:
     while True:
         try:
             num_removed, num_forgotten = await store.sweep(), transcripts.sweep()
             if num_removed or num_forgotten:
                 _LOG.info("%d stored responses and %d turns have expired", num_removed, num_forgotten)
+            await conversations.sweep()
         except RadixKVError as error:
             _LOG.error("expired responses are not removed: %s", error)
         await asyncio.sleep(SWEEP_S)

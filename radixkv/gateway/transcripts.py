@@ -197,7 +197,7 @@ class Transcripts:
                 continue
             if self._marks is not None and entry.all_tokens()[: -entry.num_reply] != base:
                 continue
-            spliced = await splice(self._reader, entry.reply, begun, trims=self._trims_replies)
+            spliced = await self.splice(entry.reply, begun)
             if entry is same and spliced.rest:
                 spliced = await splice_whole(self._reader, entry.reply, begun, self._end_ids) or spliced
             if spliced.tokens and (best is None or len(spliced.tokens) > len(best[1].tokens)):
@@ -244,6 +244,10 @@ class Transcripts:
             begun=text,
             stem=stem if is_known else b"",
         )
+
+    async def splice(self, reply: bytes, text: str) -> Spliced:
+        """The packed ids of a reply that say the beginning of a text, and the text behind them, as the template has it."""
+        return await splice(self._reader, reply, text, trims=self._trims_replies)
 
     def behind(self, transcript: Transcript, tokens: bytes, messages: Sequence[Message]) -> Transcript:
         """What `messages` say behind a reply that ends where a transcript goes on, of which `tokens` are all ids."""

@@ -12,11 +12,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from radixkv.core.errors import LimitError, RateLimit
 from radixkv.service.credentials import Tenant
 
-__all__ = ["Limiter", "Slot", "duration"]
+__all__ = ["Limiter", "Slot", "Standing", "duration"]
 
 _PERIOD_S = 60.0
 
@@ -92,6 +93,13 @@ class Slot:
                 self._account.num_running -= 1
 
 
+class Standing(NamedTuple):
+    """How a tenant stands. rates: what is left of its limits per minute. num_running: its requests at once."""
+
+    rates: tuple[RateLimit, ...]
+    num_running: int
+
+
 class Limiter:
     """The accounts of all tenants, by name. Any thread may use it; every call is O(1).
 
@@ -132,6 +140,15 @@ class Limiter:
             if account.requests is not None:
                 account.requests.left -= 1
             return Slot(account, self._lock, takes_place=not is_background)
+
+    def standing(self, tenant: Tenant) -> Standing:
+        """How a tenant stands now; it counts as no request."""
+        with self._lock:
+            account = self._accounts.setdefault(tenant.name, _Account())
+            now_s = self._clock()
+            account.requests = _filled(account.requests, tenant.limits.requests_per_minute, now_s)
+            account.tokens = _filled(account.tokens, tenant.limits.tokens_per_minute, now_s)
+            return Standing(account.rates(), account.num_running)
 
 
 def _refusal(account: _Account, limit: str, wait_s: float) -> LimitError:

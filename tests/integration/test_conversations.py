@@ -115,6 +115,32 @@ def test_what_is_full_says_what_to_delete(talk: Talk) -> None:
     talk.begin()
 
 
+def test_a_search_tells_the_messages_on_whatever_branch(talk: Talk, other: Talk) -> None:
+    conversation_id = talk.begin(messages=[{"role": "user", "text": "Where does it spring?"}])
+    (asked,) = talk.messages(conversation_id)
+    path = f"/{conversation_id}/messages"
+    hidden, shown = (
+        talk.call("POST", path, {"parent": asked["id"], "role": "assistant", "text": text})["messages"][0]
+        for text in ("In the Alps:\nthe GOTTHARD, and the Gotthard again.", "I do not know.")
+    )
+    (found,) = talk.call("GET", "", search="gotthard")["conversations"]
+    assert (found["id"], found["head"], found["has_more_hits"]) == (conversation_id, shown["id"], False)
+    excerpt = "In the Alps: the GOTTHARD, and the Gotthard again."
+    assert found["hits"] == [
+        {
+            "message": hidden["id"],
+            "role": "assistant",
+            "created": hidden["created"],
+            "position": 17,
+            "excerpt": excerpt,
+            "marks": [[17, 25], [35, 43]],
+        }
+    ]
+    assert [excerpt[begin:end] for begin, end in found["hits"][0]["marks"]] == ["GOTTHARD", "Gotthard"]
+    assert "hits" not in talk.call("GET", "")["conversations"][0]
+    assert other.call("GET", "", search="gotthard")["conversations"] == []
+
+
 # -- turns
 
 
@@ -379,6 +405,7 @@ def test_a_tenant_sees_nothing_of_another(talk: Talk, other: Talk) -> None:
     calls = [
         ("GET", "", None),
         ("PATCH", "", {"title": "Mine"}),
+        ("PATCH", "", {"settings": {"seed": 1}}),
         ("DELETE", "", None),
         ("GET", "/events", None),
         ("GET", "/export", None),
@@ -387,7 +414,11 @@ def test_a_tenant_sees_nothing_of_another(talk: Talk, other: Talk) -> None:
         ("POST", f"{below}/replies", {}),
         ("POST", f"{below}/replies", {"ids": [reply["id"]]}),
         ("POST", f"{below}/stop", None),
+        ("POST", f"/messages/{reply['id']}/alternatives", {"position": 0}),
         ("DELETE", below, None),
+        ("POST", "/branches", {"leaf": asked, "system": "x"}),
+        ("POST", "/branches", {"leaf": asked, "system": "x", "dry_run": True}),
+        ("POST", "/costs", {"messages": [asked]}),
     ]
     for method, path, body in calls:
         theirs = other.refused(404, method, f"/{conversation_id}{path}", body)

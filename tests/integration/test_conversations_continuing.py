@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -204,3 +205,85 @@ def test_what_cannot_be_gone_on_from_is_refused_by_name(talk: Talk, held: Stack)
         other.refused(404, "POST", path, {"continue": True, "position": 1})
         other.refused(404, "POST", f"/{conversation}/messages", below | {"position": 1})
     talk.call("POST", f"/{conversation}/messages/{running['id']}/stop")
+
+
+# -- alternatives
+
+
+def alternatives(talk: Talk, conversation: str, reply: str, position: int, **options: Any) -> Any:
+    path = f"/{conversation}/messages/{reply}/alternatives"
+    return talk.call("POST", path, {"position": position, **options})
+
+
+def test_the_tokens_that_might_have_stood_at_a_place_are_told_for_one_that_is_computed(
+    talk: Talk, stack: Stack
+) -> None:
+    conversation = talk.begin()
+    ids = stack.dictate_pieces("The", " ri", "ver", " is", " long")
+    _, reply = talk.turn(conversation, "Describe it again", temperature=0, max_tokens=len(ids))
+    prompt = stack.engine.prompts[-1]
+    assert reply["text"] == "The river is long"
+    ends = list(accumulate(len(stack.text.decode([token_id])) for token_id in ids))
+    for place, (begin, end) in enumerate(pairwise([0, *ends])):
+        for position in (begin, end - 1):
+            before = len(stack.runner.rows)
+            told = alternatives(talk, conversation, reply["id"], position, top=5)
+            assert stack.engine.prompts[-1] == [*prompt, *ids[: place + 1]]
+            num_run = sum(until - start for start, until in stack.runner.rows[before:])
+            assert num_run <= 2, "all before it was found"
+            assert (told["position"], told["text"]) == (begin, reply["text"][begin:end])
+            assert told["model"] == "gibberish"
+            logprobs = [each["logprob"] for each in told["alternatives"]]
+            assert len(logprobs) == 5
+            assert logprobs == sorted(logprobs, reverse=True)
+            assert sum(1 for each in logprobs if each > told["logprob"]) < told["rank"]
+            assert told["logprob"] <= max(logprobs)
+
+
+def test_a_reply_goes_on_with_an_alternative(talk: Talk, stack: Stack) -> None:
+    conversation = talk.begin()
+    asked, reply = talk.turn(conversation, "Go on otherwise", temperature=0, max_tokens=8, seed=3)
+    prompt = stack.engine.prompts[-1]
+    position = 0
+    told = alternatives(talk, conversation, reply["id"], position)
+    assert told["rank"] == 1, "it was the most likely one"
+    assert told["alternatives"][0] == {name: told[name] for name in ("token", "text", "logprob")}
+    other = next(each for each in told["alternatives"][1:] if each["text"] and each["text"].strip())
+    rest = go_on(talk, conversation, reply["id"], position=told["position"], append=other["text"])
+    assert rest["text"].startswith(other["text"])
+    assert rest["parent"] == asked
+    details = rest["details"]
+    assert (details["continues"], details["position"], details["appended"]) == (reply["id"], 0, other["text"])
+    assert stack.engine.prompts[-1] == [*prompt, *stack.text.encode(other["text"], special=False)]
+    _, following = talk.turn(conversation, "And?", rest["id"])
+    assert cost(following)[1] >= cost(rest)[0] + 8 - 1, "it is remembered as it was generated"
+
+
+def test_a_running_reply_tells_alternatives_and_goes_on_with_one(talk: Talk, held: Stack) -> None:
+    conversation, running = running_reply(talk, held)
+    prompt, shared = list(held.engine.prompts[-1]), "The unbelievable"
+    body = {"continue": True, "position": len(shared), "append": " lake", "max_tokens": 4, "temperature": 0}
+    (begun,) = talk.call("POST", f"/{conversation}/messages/{running['id']}/replies", body)["messages"]
+    assert begun["text"] == "The unbelievable lake"
+    held.runner.gate.open()
+    talk.ended(conversation, begun["id"])
+    whole = held.text.encode("The unbelievable river", special=False)
+    assert held.engine.prompts[-1][: len(prompt) + 1] == [*prompt, whole[0]]
+    talk.call("POST", f"/{conversation}/messages/{running['id']}/stop")
+    assert alternatives(talk, conversation, running["id"], 0)["position"] == 0
+
+
+def test_alternatives_of_what_is_no_reply_are_refused_by_name(talk: Talk) -> None:
+    conversation = talk.begin()
+    asked, reply = talk.turn(conversation, "Refuse", temperature=0, max_tokens=4)
+    path = f"/{conversation}/messages/{reply['id']}/alternatives"
+    length = len(reply["text"].rstrip("\ufffd"))
+    refused = talk.refused(400, "POST", path, {"position": length})
+    assert f"position is {length}; it must be below {length}" in refused["message"]
+    assert "top" in talk.refused(400, "POST", path, {"position": 0, "top": 21})["message"]
+    own = f"/{conversation}/messages/{asked}/alternatives"
+    assert "role user" in talk.refused(400, "POST", own, {"position": 0})["message"]
+    replies = f"/{conversation}/messages/{asked}/replies"
+    assert "append goes with continue" in talk.refused(400, "POST", replies, {"append": "x"})["message"]
+    with Talk(talk.url.removesuffix("/radixkv/conversations"), "blue") as other:
+        other.refused(404, "POST", path, {"position": 0})

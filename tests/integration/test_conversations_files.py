@@ -35,7 +35,7 @@ CHATGPT = {
                 "create_time": 1700000001.0,
                 "content": {
                     "content_type": "multimodal_text",
-                    "parts": [{"asset_pointer": "file"}, "What lake is this?"],
+                    "parts": [{"content_type": "image_asset_pointer"}, "What lake is this?"],
                 },
             },
         },
@@ -101,18 +101,50 @@ def shape(messages: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 def test_a_chatgpt_export_keeps_its_branches(talk: Talk) -> None:
     answer = talk.call("POST", "/import", [CHATGPT, {"title": "nothing", "mapping": {}}])
     (conversation,) = answer["conversations"]
-    assert answer["skipped"] == [{"index": 1, "reason": "it holds no text of anybody's"}]
+    assert answer["skipped"] == [{"index": 1, "reason": "it holds no text of anybody's", "indices": [1]}]
+    assert (answer["known"], answer["left_out"]) == ([], {"picture": 1, "tool": 2})
     assert (conversation["title"], conversation["created"]) == ("A lake", 1700000000.5)
     messages = talk.messages(conversation["id"])
     assert shape(messages) == [
-        (None, "user", "What lake is this?", 1700000001.0),
+        (None, "user", "What lake is this?\n[picture left out]", 1700000001.0),
         (0, "assistant", "I cannot say.", 1700000009.0),
         (0, "assistant", "Lake Como.", 1700000003.0),
     ]
     assert conversation["head"] == messages[2]["id"], "where it was left"
-    assert all(message["details"] == {"imported": True} for message in messages)
+    assert [message["details"].get("left_out") for message in messages] == [{"picture": 1}, None, {"tool": 2}]
+    assert conversation["updated"] == 1700000009.0, "when it was last written to"
     _, reply = talk.turn(conversation["id"], "How deep is it?", messages[2]["id"])
     assert reply["status"] == "complete"
+
+
+def test_a_file_that_was_imported_before_is_known_and_brings_what_is_new(talk: Talk) -> None:
+    first = {**CHATGPT, "id": "x1", "mapping": {key: CHATGPT["mapping"][key] for key in ("root", "sys", "n1", "n2")}}  # type: ignore[index]
+    (made,) = talk.call("POST", "/import", first)["conversations"]
+    before = talk.messages(made["id"])
+    again = talk.call("POST", "/import", [first, {**first, "id": "x2"}])
+    assert again["known"] == [{"conversation": made, "num_added": 0}]
+    assert len(again["conversations"]) == 1, "of another id"
+    with talk.following(made["id"]) as follower:
+        newer = talk.call("POST", "/import", {**CHATGPT, "id": "x1"})
+        assert newer["conversations"] == []
+        (known,) = newer["known"]
+        assert (known["conversation"]["id"], known["num_added"]) == (made["id"], 1)
+        follower.wait(lambda: len(follower.messages) == 3)
+    after = talk.messages(made["id"])
+    assert after[:2] == before
+    assert (after[2]["text"], after[2]["parent"]) == ("Lake Como.", before[0]["id"])
+    assert known["conversation"]["head"] == after[2]["id"]
+    talk.call("POST", f"/{made['id']}/messages/{after[2]['id']}/trash")
+    assert talk.call("POST", "/import", {**CHATGPT, "id": "x1"})["known"][0]["num_added"] == 0, "it is in the trash"
+    export = talk.http.get(f"/{made['id']}/export").json()
+    assert len(talk.call("POST", "/import", export)["conversations"]) == 1
+    assert talk.call("POST", "/import", export)["known"][0]["num_added"] == 0
+
+
+def test_one_reason_is_told_once(talk: Talk) -> None:
+    answer = talk.call("POST", "/import", [{}, CHATGPT, {"x": 1}, {"mapping": {}}])
+    assert [(each["index"], each["indices"]) for each in answer["skipped"]] == [(0, [0, 2]), (3, [3])]
+    assert "Claude" in answer["skipped"][0]["reason"]
 
 
 def test_an_export_comes_back_as_it_was(talk: Talk) -> None:
@@ -170,7 +202,7 @@ def test_a_file_that_is_no_json_is_refused(talk: Talk) -> None:
         answer = talk.http.post("/import", content=content, headers=JSON)
         assert answer.status_code == 400, content[:20]
         assert answer.json()["error"]["code"] == "invalid_json"
-    assert talk.call("POST", "/import", []) == {"conversations": [], "skipped": []}
+    assert talk.call("POST", "/import", []) == {"conversations": [], "known": [], "skipped": [], "left_out": {}}
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain;json", "application/x-www-form-urlencoded", "multipart/form-data"])

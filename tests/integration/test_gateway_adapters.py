@@ -12,6 +12,7 @@ import pytest
 import torch
 from byte_model import save_byte_model
 from chat_stack import gateway
+from talk import Talk
 from tiny_adapters import linear_paths, merged, save_adapter
 from tiny_models import reference_model
 
@@ -109,6 +110,19 @@ def test_prompts_and_responses_take_an_adapter_too(served: Served) -> None:
     assert same.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
     other = served.client.responses.create(model="sql", **behind)
     assert other.usage.input_tokens_details.cached_tokens <= len(PROMPT)
+
+
+def test_a_kept_reply_is_written_by_the_adapter_that_it_or_its_conversation_names(served: Served) -> None:
+    with Talk(str(served.client.base_url).rstrip("/")) as talk:
+        conversation = talk.begin(settings={"model": "sql", "temperature": 0})
+        asked, reply = talk.turn(conversation, "Hello", max_tokens=8)
+        body = {"model": "bytes:law", "max_tokens": 8}
+        (other,) = talk.call("POST", f"/{conversation}/messages/{asked}/replies", body)["messages"]
+        other = talk.ended(conversation, other["id"])
+        for each, name in ((reply, "sql"), (other, "law")):
+            said = bytes(token_id for token_id in served.expected(name) if token_id < 256).decode(errors="replace")
+            assert said.startswith(each["text"].rstrip("\ufffd"))
+            assert each["details"]["model"] == each["details"]["settings"]["model"] == name
 
 
 def test_a_name_that_is_not_served_is_refused_with_those_that_are(served: Served) -> None:

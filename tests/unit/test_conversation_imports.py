@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from radixkv.gateway.conversations.exports import export_html, export_json, expo
 from radixkv.gateway.conversations.imports import RefusedError, read_conversations
 from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.planting import Imported
-from radixkv.gateway.conversations.store import MAX_MESSAGES
+from radixkv.gateway.conversations.writing import MAX_MESSAGES
 from radixkv.gateway.errors import ApiError
 
 NOW_S = 1234.5
@@ -142,17 +143,19 @@ def test_every_branch_of_a_chatgpt_export_is_there(tree: Tree, is_hidden: bool) 
         children = [f"n{below}" for below, (other, _, _) in enumerate(tree) if other == place]
         mapping[key] = {"id": key, "message": message, "parent": above, "children": children}
     document = {"title": "T", "mapping": mapping, "current_node": f"n{len(tree) - 1}"}
-    if not branches_of(tree):
+    shown = [(parent, role, text or "[picture left out]") for parent, role, text in tree]
+    if not branches_of(shown):
         assert "no text" in reason(document)
         return
     read = read_one(document)
-    assert branches(read.messages) == branches_of(tree)
+    assert branches(read.messages) == branches_of(shown)
+    assert read.left_out.get("picture", 0) == sum(not text for _, _, text in tree)
     path = [(message.role, message.text) for message in read.messages if message.id == read.head]
     above = len(tree) - 1
-    while not tree[above][2].strip() and tree[above][0] is not None:
-        above = tree[above][0] or 0
-    if tree[above][2].strip():
-        assert path == [tree[above][1:]]
+    while not shown[above][2].strip() and shown[above][0] is not None:
+        above = shown[above][0] or 0
+    if shown[above][2].strip():
+        assert path == [shown[above][1:]]
 
 
 def test_siblings_stand_in_the_order_that_their_parent_says() -> None:
@@ -181,6 +184,12 @@ def test_what_an_assistant_says_to_a_tool_is_nobodys_turn(content_type: str) -> 
     read = read_one({"mapping": nodes})
     assert [message.text for message in read.messages] == ["Which lake?", "Como.", "Anything else?"]
     assert [message.parent for message in read.messages] == [None, *[message.id for message in read.messages[:2]]]
+    assert read.left_out == {"tool": 2}
+    assert [message.details for message in read.messages] == [
+        {"imported": True},
+        {"left_out": {"tool": 2}, "imported": True},
+        {"imported": True},
+    ]
 
 
 @given(trees(empty=True, roots=1), st.booleans())
@@ -206,6 +215,198 @@ def test_every_branch_of_an_open_assistant_tree_is_there(tree: Tree, by_lines: b
     assert isinstance(first, Imported)
     assert branches(first.messages) == branches_of(tree)
     assert all(message.created_s == NOW_S for message in first.messages)
+
+
+CLAUDE = {
+    "uuid": "c1",
+    "name": "Lakes",
+    "created_at": "2024-05-01T10:00:00.500000Z",
+    "updated_at": "2024-05-02T10:00:00Z",
+    "chat_messages": [
+        {
+            "uuid": "m1",
+            "sender": "human",
+            "text": "Which lake?",
+            "created_at": "2024-05-01T10:00:00+00:00",
+            "attachments": [{"file_name": "notes.txt", "extracted_content": "my notes"}, {"file_name": "x.bin"}],
+            "files": [{"file_name": "lake.png"}],
+        },
+        {
+            "uuid": "m2",
+            "sender": "assistant",
+            "text": "ignored",
+            "content": [
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "name": "web"},
+                {"type": "tool_result", "content": []},
+                {"type": "text", "text": "Como."},
+            ],
+        },
+        {"uuid": "m3", "sender": "assistant", "text": "Garda.", "parent_message_uuid": "m1"},
+    ],
+}
+OPEN_WEBUI = {
+    "id": "w1",
+    "title": "Rivers",
+    "created_at": 1700000000,
+    "updated_at": 1700000900,
+    "chat": {
+        "params": {"system": "Be brief."},
+        "history": {
+            "currentId": "b",
+            "messages": {
+                "b": {
+                    "id": "b",
+                    "parentId": "a",
+                    "role": "assistant",
+                    "content": "Po.",
+                    "model": "m",
+                    "timestamp": 1700000002,
+                },
+                "c": {"id": "c", "parentId": "a", "role": "assistant", "content": "Ebro.", "timestamp": 1700000003},
+                "a": {
+                    "id": "a",
+                    "parentId": None,
+                    "role": "user",
+                    "content": "A river?",
+                    "files": [{"type": "image", "url": "x"}, {"type": "file"}],
+                    "timestamp": 1700000001,
+                },
+            },
+        },
+    },
+}
+LIBRECHAT = {
+    "conversationId": "l1",
+    "title": "Hills",
+    "messages": [
+        {
+            "messageId": "a",
+            "parentMessageId": "00000000-0000-0000-0000-000000000000",
+            "isCreatedByUser": True,
+            "text": "A hill?",
+            "createdAt": "2024-01-01T00:00:00.000Z",
+            "children": [
+                {
+                    "messageId": "b",
+                    "parentMessageId": "a",
+                    "isCreatedByUser": False,
+                    "text": "",
+                    "model": "m",
+                    "content": [{"type": "think", "think": "hm"}, {"type": "text", "text": {"value": "Monte Rosa"}}],
+                },
+                {"messageId": "c", "isCreatedByUser": False, "text": "Etna", "children": []},
+            ],
+        },
+    ],
+}
+SILLY_TAVERN = [
+    {"user_name": "Me", "character_name": "Sage", "create_date": "x", "chat_metadata": {"integrity": "s1"}},
+    {"is_user": False, "mes": "Welcome.", "send_date": "July 4, 2023 5:06pm"},
+    {"is_user": True, "mes": "Hello", "send_date": "2023-07-04T17:07:00.000Z"},
+    {"is_system": True, "mes": "a note of the program"},
+    {"is_user": False, "mes": "Two, edited", "swipes": ["One", "Two"], "swipe_id": 1, "send_date": 1688490500000},
+    {"is_user": True, "mes": "Go on", "send_date": "2023-7-4 @17h 9m 4s 123ms"},
+]
+
+
+def roles(read: Imported) -> list[list[tuple[str, str]]]:
+    """From the beginning to each leaf."""
+    inner = {message.parent for message in read.messages}
+    paths: dict[str | None, list[tuple[str, str]]] = {None: []}
+    for message in read.messages:
+        paths[message.id] = [*paths[message.parent], (message.role, message.text)]
+    return [path for key, path in paths.items() if key is not None and key not in inner]
+
+
+def test_a_claude_export_is_read() -> None:
+    read = read_one([CLAUDE])
+    asked = ("user", "Which lake?\n\nmy notes\n[file left out]\n[file left out]")
+    assert roles(read) == [[asked, ("assistant", "Let me see.\nComo.")], [asked, ("assistant", "Garda.")]]
+    assert (read.title, read.created_s, read.updated_s) == ("Lakes", 1714557600.5, NOW_S)
+    assert read.left_out == {"file": 2, "thoughts": 1, "tool": 2}
+    assert (read.messages[1].details or {})["left_out"] == {"thoughts": 1, "tool": 2}
+
+
+def test_an_open_webui_export_is_read() -> None:
+    read = read_one([OPEN_WEBUI])
+    above = [("system", "Be brief."), ("user", "A river?\n[picture left out]\n[file left out]")]
+    assert roles(read) == [[*above, ("assistant", "Po.")], [*above, ("assistant", "Ebro.")]]
+    assert next(each for each in read.messages if each.id == read.head).text == "Po."
+    assert read.messages[2].details == {"model": "m", "imported": True}
+    assert (read.title, read.created_s) == ("Rivers", 1700000000.0)
+    assert [each.created_s for each in read.messages[1:]] == [1700000001.0, 1700000002.0, 1700000003.0]
+
+
+def test_a_librechat_export_is_read_whether_its_messages_stand_within_each_other_or_not() -> None:
+    wanted = [[("user", "A hill?"), ("assistant", "Monte Rosa")], [("user", "A hill?"), ("assistant", "Etna")]]
+    assert roles(read_one(LIBRECHAT)) == wanted
+    top: Any = LIBRECHAT["messages"][0]
+    flat = [{**top, "children": []}, *({**each, "parentMessageId": "a"} for each in top["children"])]
+    assert roles(read_one({**LIBRECHAT, "messages": flat})) == wanted
+    older = {name: value for name, value in LIBRECHAT.items() if name != "messages"} | {"messagesTree": [top]}
+    assert roles(read_one(older)) == wanted
+    assert read_one(LIBRECHAT).created_s == 1704067200.0
+
+
+def test_a_silly_tavern_chat_is_one_file_of_lines_whose_swipes_are_siblings() -> None:
+    body = "\n".join(map(json.dumps, SILLY_TAVERN)).encode()
+    (read,) = read_conversations(body, 2e9)
+    assert isinstance(read, Imported)
+    above = [("assistant", "Welcome."), ("user", "Hello")]
+    assert roles(read) == [
+        [*above, ("assistant", "One")],
+        [*above, ("assistant", "Two, edited"), ("user", "Go on")],
+    ]
+    assert (read.title, read.left_out) == ("Sage", {"note": 1})
+    assert [each.created_s for each in read.messages][:3] == [1688490360.0, 1688490420.0, 1688490500.0]
+    assert read.messages[-1].created_s == 1688490544.123
+    assert read.updated_s == 1688490544.123
+
+
+@pytest.mark.parametrize("document", [CLAUDE, OPEN_WEBUI, LIBRECHAT])
+def test_the_same_source_has_the_same_ids_and_what_changed_is_another_branch(document: Any) -> None:
+    first, again = read_one(document), read_one(document)
+    assert (first.source, [each.id for each in first.messages]) == (again.source, [each.id for each in again.messages])
+    assert first.source is not None
+    text = json.dumps(document)
+    for before, after in (("Which lake?", "Which one?"), ("A river?", "A stream?"), ("A hill?", "A mount?")):
+        text = text.replace(before, after)
+    changed = read_one(json.loads(text))
+    assert changed.source == first.source
+    same = {each.id for each in changed.messages} & {each.id for each in first.messages}
+    assert same == {each.id for each in first.messages if each.role == "system"}
+
+
+JUNK = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_a_file_of_another_program_that_is_not_as_it_should_be_is_read_or_refused(data: st.DataObject) -> None:
+    """Whatever stands in whatever place of it."""
+    document: Any = json.loads(json.dumps(data.draw(st.sampled_from([CLAUDE, OPEN_WEBUI, LIBRECHAT, SILLY_TAVERN]))))
+    places: list[tuple[Any, Any]] = []
+    waiting = [document]
+    while waiting:
+        each = waiting.pop()
+        for key in list(each) if isinstance(each, dict) else range(len(each)) if isinstance(each, list) else ():
+            places.append((each, key))
+            waiting.append(each[key])
+    for holder, key in data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=3)):
+        holder[key] = data.draw(JUNK)
+    body = "\n".join(map(json.dumps, document)) if isinstance(document, list) else json.dumps(document)
+    read: Sequence[Any] = ()
+    with suppress(ApiError):  # it is no JSON any more
+        read = read_conversations(body.encode(), NOW_S)
+    for one in read:
+        assert isinstance(one, (Imported, RefusedError))
+        if isinstance(one, Imported):
+            json.dumps([message.body() for message in one.messages], ensure_ascii=False).encode()
 
 
 # -- what cannot be trusted

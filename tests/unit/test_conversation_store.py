@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import sqlite3
 from collections.abc import Coroutine, Iterator
@@ -10,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from radixkv.gateway import database_schema
 from radixkv.gateway.conversations import rows
 from radixkv.gateway.conversations import search as search_module
-from radixkv.gateway.conversations import store as store_module
+from radixkv.gateway.conversations import writing as writing_module
+from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Message, new_id, title_of
 from radixkv.gateway.conversations.search import search
 from radixkv.gateway.conversations.store import ConversationStore, Growth
+from radixkv.gateway.conversations.trashing import TRASH_S
 from radixkv.gateway.database import Database
 from radixkv.gateway.errors import ApiError
+from radixkv.gateway.transcripts import Transcripts
+from radixkv.worker.request import ModelInfo
 
 
 @pytest.fixture
@@ -39,6 +46,13 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 def message(text: str, parent: str | None = None, role: str = "user", status: str = "complete") -> Message:
     return Message(new_id("msg"), parent, role, text, 5.0, status=status)
+
+
+class NoReader:
+    """A worker without a chat template: nothing is remembered."""
+
+    async def model(self) -> ModelInfo:
+        return ModelInfo("m", 4096, 50_000, 16, (2,), False)
 
 
 def usage(database: Database) -> tuple[int, int]:
@@ -170,7 +184,7 @@ def test_after_a_removal_one_stands_above_what_is_gone_though_another_branch_is_
 def test_no_two_updates_are_told_with_one_time(store: ConversationStore) -> None:
     async def story() -> None:
         made = [await store.create("a") for _ in range(12)]
-        await store.rename("a", made[3].id, "x", 0)
+        await store.change("a", made[3].id, {"title": "x"}, 0)
         seen: list[str] = []
         before_s = None
         while page := await store.page("a", 5, before_s):
@@ -187,7 +201,7 @@ def test_no_two_updates_are_told_with_one_time(store: ConversationStore) -> None
 def test_what_is_used_is_counted_and_bounded(
     store: ConversationStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "MAX_MESSAGES", 5)
+    monkeypatch.setattr(writing_module, "MAX_MESSAGES", 5)
 
     async def story() -> None:
         made = await store.create("a", messages=[message("é" * 10) for _ in range(5)])
@@ -235,7 +249,7 @@ def test_a_reply_that_grows_is_counted_as_it_is_saved(store: ConversationStore, 
 def test_a_conversation_has_a_bound_of_bytes_of_its_own(
     store: ConversationStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "MAX_CONVERSATION_BYTES", 1000)
+    monkeypatch.setattr(writing_module, "MAX_CONVERSATION_BYTES", 1000)
 
     async def story() -> None:
         made = await store.create("a", messages=[message("x" * 600)])
@@ -274,7 +288,7 @@ def test_nothing_is_there_for_another_namespace(store: ConversationStore) -> Non
         made = await store.create("a", messages=[one])
         for call in (
             store.open("b", made.id),
-            store.rename("b", made.id, "x", 0),
+            store.change("b", made.id, {"title": "x"}, 0),
             store.delete("b", made.id),
             store.add("b", made.id, message("x"), 0),
             store.begin("b", made.id, [message("", one.id, "assistant")], 0),
@@ -306,17 +320,225 @@ def test_a_search_goes_on_where_its_slice_ended(
             made = await store.create("a", messages=[message(text) for text in texts])
             if number % 2:
                 wanted.insert(0, made.id)
-        assert [each.id for each in await search(database, "a", "needle", 10)] == wanted
+        assert [each.conversation.id for each in await search(database, "a", "needle", 10)] == wanted
         first = await search(database, "a", "needle", 2)
-        assert [each.id for each in first] == wanted[:2]
-        rest = await search(database, "a", "needle", 10, first[-1].updated_s)
-        assert [each.id for each in rest] == wanted[2:]
+        assert [each.conversation.id for each in first] == wanted[:2]
+        rest = await search(database, "a", "needle", 10, first[-1].conversation.updated_s)
+        assert [each.conversation.id for each in rest] == wanted[2:]
         assert await search(database, "b", "needle", 10) == []
 
     run(story())
 
 
+@pytest.mark.parametrize("slice_s", [0.0, 60.0])
+def test_a_search_tells_the_newest_messages_and_where_they_have_it(
+    store: ConversationStore, database: Database, monkeypatch: pytest.MonkeyPatch, slice_s: float
+) -> None:
+    monkeypatch.setattr(search_module, "SLICE_S", slice_s)
+
+    async def story() -> None:
+        texts = [f"number {number}: a needle" for number in range(search_module.MAX_HITS + 3)]
+        messages = [message(text) for text in texts]
+        await store.create("a", messages=[*messages, message("none")])
+        (found,) = await search(database, "a", "NEEDLE", 10)
+        assert [hit.message for hit in found.hits] == [each.id for each in messages[:2:-1]]
+        assert found.has_more_hits
+        await store.create("a", "a needle in the title")
+        latest = (await search(database, "a", "needle", 10))[0]
+        assert (latest.hits, latest.has_more_hits) == ([], False)
+
+    run(story())
+
+
+@given(st.text(max_size=400), st.text(min_size=1, max_size=4), st.integers(0, 400))
+def test_what_a_hit_marks_is_what_was_searched_for(rest: str, needle: str, place: int) -> None:
+    text = (rest[:place] + needle + rest[place:]).encode(errors="ignore").decode()
+    folded = needle.encode(errors="ignore").decode().casefold()
+    assume(folded)
+    row: Any = {"id": "m", "role": "user", "created_s": 1.0, "text": text}
+    hit = search_module._hit(row, folded)
+    assert hit is not None
+    assert folded in text[hit.position :].casefold()
+    flat = "".join(" " if character.isspace() else character for character in needle).casefold()
+    for begin, end in hit.marks:
+        marked = hit.excerpt[begin:end].casefold()
+        assert marked.replace("…", "") in text.casefold() or flat in marked or folded in marked
+        assert 0 <= begin < end <= len(hit.excerpt)
+    assert len(hit.excerpt) <= 242
+
+
+@pytest.mark.parametrize(
+    ("text", "needle", "excerpt", "marks"),
+    [
+        ("Straße und STRASSE", "strasse", "Straße und STRASSE", [(0, 6), (11, 18)]),
+        ("one\ntwo\nthree", "two", "one two three", [(4, 7)]),
+        ("one\ntwo", "one\ntwo", "one two", [(0, 7)]),
+        (f"{'x' * 100} needle {'y' * 300}", "needle", f"…{'x' * 59} needle {'y' * 173}…", [(61, 67)]),
+    ],
+)
+def test_an_excerpt_shows_the_text_around_a_hit(text: str, needle: str, excerpt: str, marks: Any) -> None:
+    row: Any = {"id": "m", "role": "user", "created_s": 1.0, "text": text}
+    hit = search_module._hit(row, needle.casefold())
+    assert hit is not None
+    assert (hit.excerpt, list(hit.marks)) == (excerpt, marks)
+
+
+# -- what is kept of a whole conversation
+
+
+def test_what_is_kept_of_a_conversation_counts_and_is_bounded(store: ConversationStore, database: Database) -> None:
+    async def story() -> None:
+        made = await store.create("a", settings='{"seed": 1}')
+        assert usage(database) == (1, 11)
+        changed = await store.change("a", made.id, {"settings": '{"stop": ["é"]}'}, 9)
+        assert (changed.settings, changed.version, changed.updated_s) == ({"stop": ["é"]}, 10, made.updated_s)
+        assert usage(database) == (1, len('{"stop": ["é"]}'.encode()))
+        with pytest.raises(ApiError, match="bytes in all"):
+            await store.change("a", made.id, {"settings": f'{{"stop": ["{"x" * 100_000}"]}}'}, 0)
+        assert (await store.about("a", made.id)) == changed
+        renamed = await store.change("a", made.id, {"title": "T"}, 0)
+        assert renamed.updated_s > made.updated_s
+        assert (await store.change("a", made.id, {"settings": None}, 0)).settings is None
+        assert usage(database) == (1, 0)
+        with pytest.raises(ApiError, match="not found"):
+            await store.change("b", made.id, {"title": "T"}, 0)
+        stops = {"settings": {"stop": ["x" * 40]}}
+        await store.add("a", made.id, Message(new_id("msg"), None, "assistant", "1234", 5.0, details=stops), 0)
+        assert usage(database) == (1, rows.ROW_BYTES + 44)
+        await store.delete("a", made.id)
+        assert usage(database) == (0, 0)
+
+    run(story())
+
+
+# -- the trash
+
+
+def test_whatever_is_thrown_away_and_brought_back_counts_and_keeps_its_order(
+    store: ConversationStore, database: Database
+) -> None:
+    source = random.Random(11)
+
+    async def story() -> None:
+        made = await store.create("a")
+        texts: dict[str, Message] = {}
+        for number in range(40):
+            parent = source.choice([None, *texts]) if number else None
+            one = message(f"text {number}", parent)
+            await store.add("a", made.id, one, 0)
+            texts[one.id] = one
+        size = usage(database)[1]
+        trash: list[str] = []
+        for _ in range(60):
+            _, live = await store.open("a", made.id)
+            if live and source.random() < 0.6:
+                wanted = source.choice(live).id
+                change = await store.trash.throw_branch("a", made.id, wanted, 0)
+                assert change.messages[0].id == wanted
+                trash.append(wanted)
+            elif trash:
+                wanted = source.choice(trash)
+                if texts[wanted].parent in {None, *(each.id for each in live)}:
+                    change = await store.trash.restore_branch("a", made.id, wanted, 0)
+                    assert change.messages[0].id == wanted
+                    trash.remove(wanted)
+                else:
+                    with pytest.raises(ApiError, match="bring that back first"):
+                        await store.trash.restore_branch("a", made.id, wanted, 0)
+            conversation, live = await store.open("a", made.id)
+            assert usage(database) == (1, size), "it counts wherever it is"
+            assert conversation.num_messages == len(live)
+            assert {each.top.id for each in await store.trash.branches("a", made.id)} == set(trash)
+            seen: set[str | None] = {None}
+            for each in live:
+                assert each.parent in seen, "parents come first"
+                assert (each.text, each.parent) == (texts[each.id].text, texts[each.id].parent)
+                seen.add(each.id)
+            assert conversation.head is None or conversation.head in seen
+        assert len(await store.delete("a", made.id)) == 40
+        assert usage(database) == (0, 0)
+
+    run(story())
+
+
+def test_what_was_thrown_away_ends_after_its_time(database: Database) -> None:
+    now = [1000.0]
+    kept = Conversations(
+        database,
+        Transcripts(NoReader(), database),  # type: ignore[arg-type]  # as much of one as is asked
+        max_conversations=9,
+        max_bytes=10**6,
+        clock=lambda: now[0],
+    )
+    store = kept.store
+
+    async def story() -> None:
+        first, second = message("first"), message("second")
+        whole, part = (
+            await store.create("a", messages=[message("x")]),
+            await store.create("a", messages=[first, second]),
+        )
+        await kept.trash.throw("a", whole.id)
+        await kept.trash.throw_branch("a", part.id, second.id)
+        now[0] += TRASH_S - 1
+        assert await kept.sweep() == 0
+        await kept.trash.restore("a", whole.id)
+        await kept.trash.throw("a", whole.id)
+        now[0] += 1
+        assert await kept.sweep() == 1, "the branch; the conversation was thrown away again since"
+        assert await store.trash.branches("a", part.id) == []
+        with pytest.raises(ApiError, match="not found"):
+            await kept.trash.restore_branch("a", part.id, second.id)
+        now[0] += TRASH_S
+        assert await kept.sweep() == 1
+        with pytest.raises(ApiError, match="not found"):
+            await kept.trash.restore("a", whole.id)
+        assert [each.text for each in (await store.open("a", part.id))[1]] == ["first"]
+        assert usage(database) == (1, rows.ROW_BYTES + 5)
+
+    run(story())
+
+
 # -- across processes
+
+
+RELEASED = "9c31ff"
+"""Digest of the steps that files in use were made by."""
+
+
+def test_a_file_of_a_released_version_opens_with_all_it_holds(tmp_path: Path) -> None:
+    steps = database_schema.STEPS[:4]
+    assert hashlib.sha256("".join(steps).encode()).hexdigest()[:6] == RELEASED, "what a file was made by never changes"
+    path = tmp_path / "state.sqlite"
+    before = sqlite3.connect(path)
+    before.executescript(f"{''.join(steps)} PRAGMA user_version = 4;")
+    before.execute(
+        "INSERT INTO conversations (id, namespace, title, created_s, updated_s, version, head) "
+        "VALUES ('conv_1', 'a', 'Old', 1.0, 2.0, 7, 'm2')"
+    )
+    message_row = (
+        "INSERT INTO messages (conversation, id, parent, role, text, status, created_s, seq, details, size_bytes) "
+        "VALUES ('conv_1', ?, ?, ?, ?, 'complete', 3.0, 7, ?, 260)"
+    )
+    before.execute(message_row, ("m1", None, "user", "asks", None))
+    before.execute(message_row, ("m2", "m1", "assistant", "says", '{"model": "m"}'))
+    before.commit()
+    before.close()
+
+    async def story(store: ConversationStore) -> None:
+        conversation, messages = await store.open("a", "conv_1")
+        assert (conversation.title, conversation.head, conversation.num_messages) == ("Old", "m2", 2)
+        assert [(each.id, each.parent, each.text) for each in messages] == [("m1", None, "asks"), ("m2", "m1", "says")]
+        assert messages[1].details == {"model": "m"}
+        assert (conversation.settings, conversation.tags, conversation.trashed_s) == (None, (), None)
+        assert not conversation.is_pinned
+        assert (messages[1].is_starred, messages[1].name) == (False, None)
+        await store.change("a", "conv_1", {"settings": '{"seed": 3}'}, 0)
+        await store.add("a", "conv_1", message("more", "m2"), 0)
+
+    with Database(path) as database:
+        run(story(ConversationStore(database)))
+        assert usage(database) == (1, 2 * 260 + rows.ROW_BYTES + 4 + len('{"seed": 3}'))
 
 
 def test_a_file_of_the_version_before_keeps_what_it_holds(tmp_path: Path) -> None:

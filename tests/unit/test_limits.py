@@ -51,6 +51,28 @@ def test_tokens_are_charged_and_given_back() -> None:
     assert admit(limiter, tokens_per_minute=600).rates[0].remaining == 100
 
 
+def test_how_a_tenant_stands_is_told_without_counting() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    limits = TenantLimits(requests_per_minute=60, tokens_per_minute=600)
+    tenant = Tenant("t", "t", limits)
+    for _ in range(2):
+        standing = limiter.standing(tenant)
+        assert [(rate.kind, rate.limit, rate.remaining) for rate in standing.rates] == [
+            ("requests", 60, 60),
+            ("tokens", 600, 600),
+        ]
+    slot = limiter.admit(tenant)
+    slot.charge(100)
+    standing = limiter.standing(tenant)
+    assert ([rate.remaining for rate in standing.rates], standing.num_running) == ([59, 500], 1)
+    slot.close()
+    clock.now_s += 10
+    standing = limiter.standing(tenant)
+    assert ([rate.remaining for rate in standing.rates], standing.num_running) == ([60, 600], 0)
+    assert limiter.standing(Tenant("u", "u")) == ((), 0)
+
+
 def test_a_slot_comes_back_once() -> None:
     limiter = Limiter(Clock())
     first = admit(limiter, max_concurrent=2)

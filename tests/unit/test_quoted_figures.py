@@ -17,7 +17,18 @@ from radixkv.cli.program import COMMANDS
 from radixkv.core import json_text, validation
 from radixkv.gateway import connections, fields
 from radixkv.gateway.conversations.live import MAX_WAITING_BYTES
-from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
+from radixkv.gateway.conversations.pricing import MAX_READ_CHARACTERS
+from radixkv.gateway.conversations.schema import (
+    MAX_APPENDED_CHARACTERS,
+    MAX_ASKED,
+    MAX_IN_BULK,
+    MAX_TAG_CHARACTERS,
+    MAX_TAGS,
+)
+from radixkv.gateway.conversations.search import MAX_HITS
+from radixkv.gateway.conversations.settings import MAX_STOP_TEXT_CHARACTERS, MAX_STOP_TEXTS
+from radixkv.gateway.conversations.trashing import TRASH_S
+from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.exchange import MAX_LEFT_OUT
 from radixkv.gateway.item_lists import MAX_ITEMS, MAX_LIST_BYTES
 from radixkv.gateway.middleware import SMALL_BODY_BYTES
@@ -179,6 +190,14 @@ BOUNDS = {
         f"the last {MAX_REQUESTS:,} requests",
         f"half of the worker's {MAX_STREAMS} streams",
         f"one conversation up to {MAX_MESSAGES:,} messages and {MAX_CONVERSATION_BYTES >> 20} MiB",
+        f"its {MAX_HITS} newest messages",
+        f"{MAX_STOP_TEXTS} texts of {MAX_STOP_TEXT_CHARACTERS} characters",
+        f"any text of up to {MAX_APPENDED_CHARACTERS:,} characters",
+        f"up to {MAX_TAGS} `tags` of {MAX_TAG_CHARACTERS} characters",
+        f"on up to {MAX_IN_BULK} `ids`",
+        f"ends for good {TRASH_S / 86400:g} days",
+        f"`costs` takes {MAX_ASKED} messages",
+        f"beyond {MAX_READ_CHARACTERS:,} characters in all",
         f"One has at most {MAX_ITEMS:,} items and {MAX_LIST_BYTES >> 20} MiB",
         f"One that lets {MAX_WAITING_BYTES >> 20} MiB wait is ended",
         f"at most {MAX_LEFT_OUT} names",

@@ -15,7 +15,8 @@ from radixkv.gateway.conversations.live import Follower, Lives
 from radixkv.gateway.conversations.messages import Message, new_id
 from radixkv.gateway.conversations.rows import CUT_SHORT
 from radixkv.gateway.conversations.running import Branch, Origin, Run, Runs
-from radixkv.gateway.conversations.store import Change, ConversationStore, Growth
+from radixkv.gateway.conversations.store import ConversationStore, Growth
+from radixkv.gateway.conversations.writing import Change
 from radixkv.gateway.database import Database
 from radixkv.gateway.models import ServedModel
 from radixkv.worker.request import ModelInfo
@@ -208,7 +209,7 @@ def test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_un
         [left] = await desk.stored()
         assert (left.status, left.error) == ("failed", CUT_SHORT), "so it is told to who comes later"
         async with desk.lives.changing(desk.live.conversation_id):
-            await desk.store.rename("a", desk.live.conversation_id, "still here", desk.live.version)
+            await desk.store.change("a", desk.live.conversation_id, {"title": "still here"}, desk.live.version)
 
     run(story)
 

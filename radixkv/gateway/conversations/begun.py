@@ -30,26 +30,29 @@ _HALF = "\ufffd"
 
 
 class Begun(NamedTuple):
-    """The first characters of a reply. `growing`: it is still being written."""
+    """The first characters of a reply. `growing`: it is still being written. `appended`: what is said behind them."""
 
     reply: Message
     parent: str
     text: str
     growing: Growing | None
+    appended: str = ""
 
     @property
     def details(self) -> dict[str, Any]:
         """What is told of a message that begins with them."""
-        return {"continues": self.reply.id, "position": len(self.text)}
+        told = {"continues": self.reply.id, "position": len(self.text)}
+        return told | ({"appended": self.appended} if self.appended else {})
 
     async def transcript(self, request: Request, tenant: Tenant, above: Sequence[Message]) -> Transcript:
         """How a reply that goes on from them is put to the model; `above`: the path to the message that it replies to."""
+        text = self.text + self.appended
         if self.growing is not None:
-            found = await self.growing.within(len(self.text))
+            found = await self.growing.within(text)
             if found is not None:
                 return found
         transcripts: Transcripts = request.app.state.transcripts
-        last: Turn = {"role": "assistant", "content": self.text}
+        last: Turn = {"role": "assistant", "content": text}
         turns = request.app.state.conversations.turns_of(above)
         return await transcripts.read(tenant.namespace, [*turns, last], goes_on=True)
 

@@ -45,8 +45,10 @@ def export_json(conversation: Conversation, messages: Sequence[Message]) -> str:
     document = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
+        "id": conversation.id,
         "title": conversation.title,
         "created": conversation.created_s,
+        "updated": conversation.updated_s,
         "messages": [_entry(message) for message in messages],
     }
     return json.dumps(document, ensure_ascii=False, indent=1)

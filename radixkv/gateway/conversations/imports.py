@@ -1,18 +1,34 @@
-"""Conversations from files: our own export, ChatGPT's `conversations.json`, OpenAssistant trees; one, a list, or JSON lines."""
+"""Conversations from files: our own export, ChatGPT's, OpenAssistant trees, and `foreign_files`; one, a list, or JSON lines."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from radixkv.core.json_text import read_json
 from radixkv.gateway.conversations.exports import FORMAT, FORMAT_VERSION
-from radixkv.gateway.conversations.planting import Imported, Node, RefusedError, plant, read_text, read_time
-from radixkv.gateway.conversations.schema import MessageDetails
+from radixkv.gateway.conversations.foreign_files import (
+    is_silly_tavern,
+    read_claude,
+    read_librechat,
+    read_open_webui,
+    read_silly_tavern,
+)
+from radixkv.gateway.conversations.objects import MessageDetails
+from radixkv.gateway.conversations.planting import (
+    Imported,
+    Node,
+    RefusedError,
+    plant,
+    read_text,
+    read_time,
+    require_text,
+    with_placeholders,
+)
 from radixkv.gateway.errors import ApiError
 
 __all__ = ["Imported", "RefusedError", "read_conversations"]
@@ -22,6 +38,15 @@ MAX_DOCUMENTS = 10_000
 
 MAX_LINES = 100_000
 """Of JSON lines, the empty ones too; each one costs a look at it."""
+
+_CHATGPT_KINDS = {
+    "thoughts": ("thoughts",),
+    "reasoning_recap": ("thoughts",),
+    "code": ("tool",),
+    "execution_output": ("tool",),
+    "user_editable_context": ("instructions",),
+}
+"""What is left out of it, by the kind of a message's content."""
 
 _ROLES = ("system", "user", "assistant")
 _OPEN_ASSISTANT = {"prompter": "user", "assistant": "assistant", "system": "system"}
@@ -35,7 +60,16 @@ def read_conversations(body: bytes, now_s: float) -> list[Imported | RefusedErro
     """
     documents = _documents(body)
     _check_number(len(documents))
+    if is_silly_tavern(documents):
+        return [_read_all_lines(documents, now_s)]
     return [_read(document, now_s) for document in documents]
+
+
+def _read_all_lines(lines: list[Any], now_s: float) -> Imported | RefusedError:
+    try:
+        return read_silly_tavern(lines, now_s)
+    except RefusedError as refusal:
+        return refusal
 
 
 def _check_number(num_documents: int) -> None:
@@ -81,14 +115,13 @@ def _read(document: Any, now_s: float) -> Imported | RefusedError:
     if isinstance(document, RefusedError):
         return document
     try:
-        if isinstance(document, dict):
-            if document.get("format") == FORMAT:
-                return _read_own(document, now_s)
-            if isinstance(document.get("mapping"), dict):
-                return _read_chatgpt(document, now_s)
-            if isinstance(document.get("prompt"), dict):
-                return _read_open_assistant(document, now_s)
-        return RefusedError("it is none of the formats that are read: radixkv's export, ChatGPT's, OpenAssistant trees")
+        for is_of, read in _FORMATS:
+            if isinstance(document, dict) and is_of(document):
+                return read(document, now_s)
+        raise RefusedError(
+            "it is none of the formats that are read: radixkv's export, ChatGPT's, Claude's, Open WebUI's, LibreChat's, "
+            "SillyTavern's, OpenAssistant trees"
+        )
     except RefusedError as refusal:
         return refusal
 
@@ -103,7 +136,15 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
     if not isinstance(entries, list):
         raise RefusedError("it has no list of messages")
     nodes = [_own_node(entry, place) for place, entry in enumerate(entries)]
-    return plant(nodes, now_s, title=document.get("title"), created_s=read_time(document.get("created")))
+    own_id = document.get("id")
+    return plant(
+        nodes,
+        now_s,
+        title=document.get("title"),
+        created_s=read_time(document.get("created")),
+        updated_s=read_time(document.get("updated")),
+        source=f"radixkv:{own_id}" if isinstance(own_id, str) and own_id else None,
+    )
 
 
 def _own_node(entry: Any, place: int) -> Node:
@@ -159,14 +200,17 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
                 places.setdefault(child, place)
     nodes = [_chatgpt_node(key, entry, places.get(key, 0)) for key, entry in mapping.items()]
     head = document.get("current_node")
+    own_id = document.get("conversation_id") or document.get("id")
     imported = plant(
         nodes,
         now_s,
         title=document.get("title"),
         created_s=read_time(document.get("create_time")),
+        updated_s=read_time(document.get("update_time")),
         head=head if isinstance(head, str) else None,
+        source=f"chatgpt:{own_id}" if isinstance(own_id, str) and own_id else None,
     )
-    return _require_text(imported)
+    return require_text(imported)
 
 
 def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
@@ -180,7 +224,7 @@ def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
     author = message.get("author")
     role = author.get("role") if isinstance(author, dict) else None
     is_turn = role in _ROLES and message.get("recipient") in (None, "all")  # what an assistant says to a tool is none
-    text = _chatgpt_text(message.get("content"), key) if is_turn else ""
+    text, left_out = _chatgpt_text(message.get("content"), key) if is_turn else ("", ("tool",))
     return Node(
         key=key,
         parent=parent,
@@ -188,18 +232,24 @@ def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
         text=text,
         created_s=read_time(message.get("create_time")),
         place=place,
+        left_out=left_out,
     )
 
 
-def _chatgpt_text(content: Any, key: str) -> str:
-    """The texts among the parts of a message; images and the like are left out."""
-    if not isinstance(content, dict) or content.get("content_type") not in ("text", "multimodal_text"):
-        return ""
+def _chatgpt_text(content: Any, key: str) -> tuple[str, tuple[str, ...]]:
+    """The texts among the parts of a message, with the kinds of what is left out of it, for each of which a line stands."""
+    kind = content.get("content_type") if isinstance(content, dict) else None
+    if kind not in ("text", "multimodal_text"):
+        return "", _CHATGPT_KINDS.get(str(kind), ())
     parts = content.get("parts")
-    texts = [
-        read_text(part, f"the text of message {key[:60]!r}") for part in (parts if isinstance(parts, list) else ())
-    ]
-    return "\n".join(text for text in texts if text)
+    texts: list[str] = []
+    left_out: list[str] = []
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, dict):
+            part_kind = str(part.get("content_type"))
+            left_out.append("picture" if "image" in part_kind else "audio" if "audio" in part_kind else "file")
+        texts.append(read_text(part, f"the text of message {key[:60]!r}"))
+    return with_placeholders("\n".join(text for text in texts if text), left_out), tuple(left_out)
 
 
 # -- OpenAssistant: {"message_tree_id", "prompt": {"text", "role": "prompter", "replies": [{...}]}}
@@ -217,10 +267,17 @@ def _read_open_assistant(document: Mapping[str, Any], now_s: float) -> Imported:
         is_turn = text.strip() and not entry.get("deleted")
         nodes.append(Node(key, parent, _OPEN_ASSISTANT.get(str(entry.get("role"))) if is_turn else None, text))
         waiting += [(key, reply) for reply in reversed(entry.get("replies", []))]
-    return _require_text(plant(nodes, now_s))
+    own_id = document.get("message_tree_id")
+    source = f"open-assistant:{own_id}" if isinstance(own_id, str) and own_id else None
+    return require_text(plant(nodes, now_s, source=source))
 
 
-def _require_text(imported: Imported) -> Imported:
-    if not imported.messages:
-        raise RefusedError("it holds no text of anybody's")
-    return imported
+_FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[Mapping[str, Any], float], Imported]], ...] = (
+    (lambda document: document.get("format") == FORMAT, _read_own),
+    (lambda document: isinstance(document.get("mapping"), dict), _read_chatgpt),
+    (lambda document: isinstance(document.get("prompt"), dict), _read_open_assistant),
+    (lambda document: isinstance(document.get("chat_messages"), list), read_claude),
+    (lambda document: isinstance(document.get("chat"), dict), read_open_webui),
+    (lambda document: "conversationId" in document, read_librechat),
+)
+"""How each is told, and read."""

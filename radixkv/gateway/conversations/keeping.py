@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from fastapi import Request
+
 from radixkv.core.errors import RadixKVError
+from radixkv.gateway.conversations.branching import Wanted, copy_branch
 from radixkv.gateway.conversations.live import Follower, Live, Lives
 from radixkv.gateway.conversations.messages import Conversation, Message
+from radixkv.gateway.conversations.planting import Imported
 from radixkv.gateway.conversations.refusals import conflict
 from radixkv.gateway.conversations.running import Runs
-from radixkv.gateway.conversations.search import search
+from radixkv.gateway.conversations.search import Found, search
+from radixkv.gateway.conversations.shown import ALL, Shown
 from radixkv.gateway.conversations.store import ConversationStore
+from radixkv.gateway.conversations.trashing import Trash
+from radixkv.gateway.conversations.writing import Value
 from radixkv.gateway.database import Database
 from radixkv.gateway.sse import sse
 from radixkv.gateway.transcripts import Transcripts
 from radixkv.worker.text import Message as Turn
 
-__all__ = ["Conversations"]
+__all__ = ["Conversations", "kept_by", "told", "turn_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,6 +57,7 @@ class Conversations:
     ) -> None:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
         self.lives = Lives()
+        self.trash = Trash(self.store.trash, self.lives, self._forget)
         self.runs = Runs(self.store)
         self.transcripts = transcripts
         self.clock = clock
@@ -56,14 +65,42 @@ class Conversations:
         self._database = database
 
     async def page(
-        self, namespace: str, limit: int, before_s: float | None = None, text: str = ""
+        self, namespace: str, limit: int, before_s: float | None = None, shown: Shown = ALL
     ) -> tuple[list[Conversation], bool]:
-        """The latest updated ones, those that hold a text where one is given; and whether there are more."""
-        if text:
-            found = await search(self._database, namespace, text, limit + 1, before_s)
-        else:
-            found = await self.store.page(namespace, limit + 1, before_s)
+        """The latest updated ones; and whether there are more."""
+        page = await self.store.page(namespace, limit + 1, before_s, shown)
+        return page[:limit], len(page) > limit
+
+    async def search(
+        self, namespace: str, text: str, limit: int, before_s: float | None = None, shown: Shown = ALL
+    ) -> tuple[list[Found], bool]:
+        """The latest updated ones that hold a text, with the messages that do; and whether there are more."""
+        found = await search(self._database, namespace, text, limit + 1, before_s, shown)
         return found[:limit], len(found) > limit
+
+    async def bring(self, namespace: str, imported: Imported) -> tuple[Conversation, int | None]:
+        """Store a conversation of a file. One that was imported before gets what is new in it; of such, how much that was.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
+        known = None if imported.source is None else await self.store.imports.known(namespace, imported.source)
+        if known is None:
+            stored = await self.store.create(
+                namespace,
+                imported.title,
+                imported.messages,
+                created_s=imported.created_s,
+                head=imported.head,
+                updated_s=imported.updated_s,
+                source=imported.source,
+            )
+            return stored, None
+        async with self.lives.changing(known) as live:
+            change = await self.store.imports.merge(namespace, known, imported.messages, live.version)
+            if not change.is_repeat:
+                live.tell_change(change)
+            return change.conversation, len(change.messages)
 
     async def view(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
         """One with all its messages, replies as far as they are written. They must not be changed."""
@@ -81,10 +118,10 @@ class Conversations:
             snapshot = sse(told(conversation, messages), "snapshot")
             return self.lives.join(live, namespace, snapshot)
 
-    async def rename(self, namespace: str, conversation_id: str, title: str) -> Conversation:
-        """Give it a title."""
+    async def change(self, namespace: str, conversation_id: str, values: Mapping[str, Value]) -> Conversation:
+        """As `ConversationStore.change`."""
         async with self.lives.changing(conversation_id) as live:
-            conversation = await self.store.rename(namespace, conversation_id, title, live.version)
+            conversation = await self.store.change(namespace, conversation_id, values, live.version)
             live.version = conversation.version
             live.tell("conversation", conversation.body())
             return conversation
@@ -115,6 +152,25 @@ class Conversations:
                 live.tell_change(change)
             return change.messages[0], change.is_repeat
 
+    async def branch(self, namespace: str, conversation_id: str, leaf: str, wanted: Wanted) -> list[Message]:
+        """Copy the branch that ends at a message, with what is to be different; the new messages, or those there are.
+
+        Raises:
+            ApiError: as `copy_branch`, and as for messages that are added. 409: a reply of it is still being written.
+        """
+        async with self.lives.changing(conversation_id) as live:
+            path = await self.store.path(namespace, conversation_id, leaf)
+            for message in path:
+                if message.id in live.growing:
+                    raise conflict(
+                        f"message {message.id!r} is still being written; stop it, or wait for its end", "leaf"
+                    )
+            _, copies = copy_branch(path, wanted, self.clock())
+            change = await self.store.add_path(namespace, conversation_id, copies, live.version)
+            if not change.is_repeat:
+                live.tell_change(change)
+            return change.messages
+
     async def remove(self, namespace: str, conversation_id: str, message_id: str) -> list[str]:
         """Remove a message and all below it, and what is remembered of them; replies under way there are stopped."""
         async with self.lives.changing(conversation_id) as live:
@@ -126,6 +182,27 @@ class Conversations:
             live.tell("conversation", change.conversation.body())
         await self._forget(namespace, above, change.messages)
         return ids
+
+    async def mark(
+        self, namespace: str, conversation_id: str, message_id: str, is_starred: bool | None, name: str | None
+    ) -> Message:
+        """Give a message a star, or take it; give it a name, empty: none. None: as it is."""
+        async with self.lives.changing(conversation_id) as live:
+            message = live.current(await self.store.message(namespace, conversation_id, message_id))
+            starred = message.is_starred if is_starred is None else is_starred
+            named = message.name if name is None else name or None
+            change = await self.store.mark(
+                namespace, conversation_id, replace(message, is_starred=starred, name=named), live.version
+            )
+            if message_id in live.growing:
+                (marked,) = change.messages
+                message.is_starred, message.name, message.seq = marked.is_starred, marked.name, marked.seq
+            live.tell_change(change)
+            return change.messages[0]
+
+    async def sweep(self) -> int:
+        """Remove for good what has been in the trash long enough; how much that was. To be called now and then."""
+        return await self.trash.sweep(self.clock(), self.delete)
 
     async def stop(self, namespace: str, conversation_id: str, message_id: str) -> Message:
         """End a reply that is being written; what was written stays. One that has ended stays as it is."""
@@ -155,6 +232,7 @@ class Conversations:
         return turns
 
     async def _forget(self, namespace: str, above: Sequence[Message], removed: Sequence[Message]) -> None:
+        removed = parents_first(removed)
         places = {message.id: place for place, message in enumerate(removed)}
         below = [(places.get(message.parent or ""), turn_of(message)) for message in removed]
         turns = [turn_of(message) for message in above]
@@ -166,9 +244,27 @@ class Conversations:
             _LOG.warning("the token ids of %d deleted messages are still remembered: %s", len(removed), error)
 
 
+def kept_by(request: Request) -> Conversations:
+    """Those of the application that is asked."""
+    kept: Conversations = request.app.state.conversations
+    return kept
+
+
 def told(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
     """A whole conversation, as the API tells it."""
     return {"conversation": conversation.body(), "messages": [message.body() for message in messages]}
+
+
+def parents_first(messages: Sequence[Message]) -> list[Message]:
+    """The same, each behind the one that it stands below, where that is among them. O(messages)."""
+    ids = {message.id for message in messages}
+    below: dict[str | None, list[Message]] = {}
+    for message in messages:
+        below.setdefault(message.parent if message.parent in ids else None, []).append(message)
+    ordered = below.get(None, [])
+    for message in ordered:  # which grows meanwhile
+        ordered += below.get(message.id, [])
+    return ordered
 
 
 def turn_of(message: Message) -> Turn:

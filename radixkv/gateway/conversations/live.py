@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from radixkv.core.errors import LimitError
 from radixkv.gateway.conversations.messages import Conversation, Message
 from radixkv.gateway.conversations.rows import CUT_SHORT
-from radixkv.gateway.conversations.store import Change
+from radixkv.gateway.conversations.writing import Change
 from radixkv.gateway.sse import sse
 from radixkv.gateway.transcripts import Transcript
 
@@ -46,8 +46,8 @@ class Growing(Protocol):
     def drop(self) -> None:
         """End it; its message is gone."""
 
-    async def within(self, position: int) -> Transcript | None:
-        """The transcript of a reply that goes on from its first characters; None where nothing is known of its tokens yet."""
+    async def within(self, text: str) -> Transcript | None:
+        """The transcript of a reply that goes on from a text that begins like it; None: nothing is known of its tokens yet."""
 
 
 class Follower(AsyncIterator[bytes]):

@@ -26,6 +26,7 @@ class Message:
         created_s: seconds since 1970.
         seq: the conversation's version when it last changed.
         details: what is known of how it came about, as the API tells it.
+        is_starred, name: for people to find it again.
     """
 
     id: str
@@ -37,11 +38,19 @@ class Message:
     error: str | None = None
     seq: int = 0
     details: dict[str, Any] | None = None
+    is_starred: bool = False
+    name: str | None = None
 
     @property
     def thinking(self) -> str:
         """What the model thought before it wrote a reply."""
         return str((self.details or {}).get("thinking") or "")
+
+    @property
+    def counted_text(self) -> str:
+        """All of it that counts against the bounds: whatever a caller or the model may have made long."""
+        stops = ((self.details or {}).get("settings") or {}).get("stop") or ()
+        return "".join((self.text, self.thinking, self.name or "", *stops))
 
     def body(self) -> dict[str, Any]:
         """As the API tells it."""
@@ -55,6 +64,8 @@ class Message:
             "created": self.created_s,
             "seq": self.seq,
             "details": self.details,
+            "starred": self.is_starred,
+            "name": self.name,
         }
 
 
@@ -62,7 +73,7 @@ class Conversation(NamedTuple):
     """What is told of a whole conversation.
 
     updated_s: no two of one namespace have the same. version: grows with every change. head: the message that was added or
-    finished last.
+    finished last. settings: for replies whose request says nothing else. trashed_s: when it was thrown away; None: it was not.
     """
 
     id: str
@@ -72,6 +83,11 @@ class Conversation(NamedTuple):
     version: int
     head: str | None
     num_messages: int
+    settings: dict[str, Any] | None = None
+    tags: tuple[str, ...] = ()
+    is_pinned: bool = False
+    is_archived: bool = False
+    trashed_s: float | None = None
 
     def body(self) -> dict[str, Any]:
         """As the API tells it."""
@@ -83,6 +99,11 @@ class Conversation(NamedTuple):
             "version": self.version,
             "head": self.head,
             "num_messages": self.num_messages,
+            "settings": self.settings,
+            "tags": list(self.tags),
+            "pinned": self.is_pinned,
+            "archived": self.is_archived,
+            "trashed": self.trashed_s,
         }
 
 

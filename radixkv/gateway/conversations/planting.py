@@ -7,16 +7,25 @@ ours   user - assistant                                                 and what
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
-from radixkv.gateway.conversations.store import MAX_MESSAGES
+from radixkv.gateway.conversations.writing import MAX_MESSAGES
 
-__all__ = ["Imported", "Node", "RefusedError", "plant", "read_text", "read_time"]
+__all__ = ["Imported", "Node", "RefusedError", "plant", "read_text", "read_time", "require_text", "with_placeholders"]
 
 _SHOWN_CHARACTERS = 60
+_MAX_DATE_CHARACTERS = 40
+_DATE_FORMS = ("%B %d, %Y %I:%M%p", "%Y-%m-%d @%Hh %Mm %Ss %fms", "%Y-%m-%d@%Hh%Mm%Ss")
+"""Of SillyTavern's older files; they name no zone and are taken for UTC."""
+
+_SHOWN_KINDS = ("picture", "audio", "file")
+"""Of what is left out: what a message speaks of."""
 
 
 class RefusedError(Exception):
@@ -38,6 +47,7 @@ class Node:
         created_s: when, as the file says.
         place: among its siblings; those of one place stand as they do in the file.
         status, error, details: as of a message of ours.
+        left_out: kinds of what is left out here, each as often as it is.
     """
 
     key: str
@@ -49,26 +59,42 @@ class Node:
     status: str = "complete"
     error: str | None = None
     details: dict[str, Any] | None = None
+    left_out: tuple[str, ...] = ()
 
 
 class Imported(NamedTuple):
-    """A conversation to be stored. `head`: id of the message where it was left."""
+    """A conversation to be stored.
+
+    head: id of the message where it was left. updated_s: when. source: names it in the program that it comes from; it is known
+    again by that, and its messages by ids that follow from what they are. left_out: how many of each kind.
+    """
 
     title: str | None
     created_s: float | None
     messages: list[Message]
     head: str | None
+    updated_s: float | None = None
+    source: str | None = None
+    left_out: Mapping[str, int] = {}
 
 
 def plant(
-    nodes: Sequence[Node], now_s: float, *, title: Any = None, created_s: float | None = None, head: str | None = None
+    nodes: Sequence[Node],
+    now_s: float,
+    *,
+    title: Any = None,
+    created_s: float | None = None,
+    updated_s: float | None = None,
+    head: str | None = None,
+    source: str | None = None,
 ) -> Imported:
     """The tree that nodes make, parents first, with ids of its own. O(nodes · log nodes).
 
     Args:
         nodes: in any order.
         now_s: when messages without a time count as written.
-        title, created_s: of the conversation.
+        title, created_s, updated_s: of the conversation; the last by default when its last message was written.
+        source: see `Imported`.
         head: key of the node where it was left; by default it is the last one written.
 
     Raises:
@@ -77,6 +103,7 @@ def plant(
     by_key, below = _by_key(nodes), _below(nodes)
     stands_for: dict[str | None, str | None] = {None: None}  # key -> id of the message, or of the nearest one above
     messages: list[Message] = []
+    lost: dict[str | None, Counter[str]] = {}  # key of a node that is left out -> what is left out there and above
     waiting = list(reversed(below.get(None, [])))
     while waiting:
         node = waiting.pop()
@@ -84,20 +111,40 @@ def plant(
         parent = stands_for[node.parent]
         if node.role is None or (node.role == "system" and parent is not None):
             stands_for[node.key] = parent
+            lost[node.key] = lost.get(node.parent, Counter()) + Counter(node.left_out)
             continue
-        message = _message(node, node.role, parent, now_s)
+        missing = lost.get(node.parent, Counter()) + Counter(node.left_out)
+        message = _message(node, node.role, parent, now_s, source, missing)
         stands_for[node.key] = message.id
         messages.append(message)
     if len(stands_for) <= len(nodes):
-        lost = next(node.key for node in nodes if node.key not in stands_for)
-        raise RefusedError(f"message {_shown(lost)} stands below itself")
+        circling = next(node.key for node in nodes if node.key not in stands_for)
+        raise RefusedError(f"message {_shown(circling)} stands below itself")
     if len(messages) > MAX_MESSAGES:
         raise RefusedError(f"it has {len(messages):,} messages; a conversation has at most {MAX_MESSAGES:,}")
     last = max(messages, key=lambda message: message.created_s).id if messages else None
     if messages and len({message.created_s for message in messages}) == 1:
         last = messages[-1].id
     kept_head = stands_for.get(head) if head in by_key else None
-    return Imported(_title(title), created_s, messages, kept_head or last)
+    times = [node.created_s for node in nodes if node.created_s is not None]
+    written_s = max(times, default=None) if updated_s is None else updated_s
+    left_out = Counter(kind for node in nodes for kind in node.left_out)
+    known = None if source is None else uuid.uuid5(uuid.NAMESPACE_OID, source).hex
+    head_id = kept_head or last
+    return Imported(_title(title), created_s, messages, head_id, written_s and min(written_s, now_s), known, left_out)
+
+
+def require_text(imported: Imported) -> Imported:
+    """The same. Raises RefusedError: nobody says anything in it."""
+    if not imported.messages:
+        raise RefusedError("it holds no text of anybody's")
+    return imported
+
+
+def with_placeholders(text: str, left_out: Sequence[str]) -> str:
+    """A text with a line for each thing of its message that is left out."""
+    lines = [f"[{kind} left out]" for kind in left_out if kind in _SHOWN_KINDS]
+    return "\n".join([*([text] if text else []), *lines])
 
 
 def _by_key(nodes: Sequence[Node]) -> dict[str, Node]:
@@ -120,16 +167,23 @@ def _below(nodes: Sequence[Node]) -> dict[str | None, list[Node]]:
     return below
 
 
-def _message(node: Node, role: str, parent: str | None, now_s: float) -> Message:
+def _message(
+    node: Node, role: str, parent: str | None, now_s: float, source: str | None, missing: Counter[str]
+) -> Message:
+    own_id = new_id("msg")
+    if source is not None:
+        named = "\n".join((source, parent or "", role, node.key, node.text))
+        own_id = f"msg_{uuid.uuid5(uuid.NAMESPACE_OID, named).hex}"
+    told = {"left_out": dict(missing)} if missing else {}
     return Message(
-        id=new_id("msg"),
+        id=own_id,
         parent=parent,
         role=role,
         text=node.text,
         created_s=now_s if node.created_s is None else node.created_s,
         status=node.status,
         error=node.error,
-        details={**(node.details or {}), "imported": True},
+        details={**(node.details or {}), **told, "imported": True},
     )
 
 
@@ -149,10 +203,23 @@ def read_text(value: Any, what: str) -> str:
 
 
 def read_time(value: Any) -> float | None:
-    """A time of a file, in seconds since 1970; None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e11:
+    """A time of a file, in seconds since 1970; None where it is none. Also one in milliseconds, or as ISO 8601 writes it."""
+    if isinstance(value, str) and len(value) <= _MAX_DATE_CHARACTERS:
+        return _read_date(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e14:
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) / (1000 if value >= 1e11 else 1) if math.isfinite(value) else None
+
+
+def _read_date(text: str) -> float | None:
+    for form in (None, *_DATE_FORMS):
+        try:
+            date = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
+            seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            continue
+        return seconds if seconds >= 0 else None
+    return None
 
 
 def _title(value: Any) -> str | None:

@@ -14,12 +14,12 @@ from radixkv.gateway.backend import EventStream
 from radixkv.gateway.conversations.begun import Begun, find_reply
 from radixkv.gateway.conversations.keeping import Conversations
 from radixkv.gateway.conversations.live import Live
-from radixkv.gateway.conversations.messages import Message, new_id
+from radixkv.gateway.conversations.messages import Conversation, Message, new_id
 from radixkv.gateway.conversations.refusals import conflict, not_possible
 from radixkv.gateway.conversations.running import Origin, Run
 from radixkv.gateway.conversations.schema import ReplyOptions
+from radixkv.gateway.conversations.settings import told_settings
 from radixkv.gateway.exchange import Exchange, current_exchange
-from radixkv.gateway.options import GenerationOptions
 from radixkv.gateway.turns import chat_model, start_turn
 from radixkv.worker.request import GenerateParams
 
@@ -51,6 +51,7 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
                 begun = await find_reply(
                     request, live, tenant, asked.conversation_id, asked.parent, asked.options.position
                 )
+                begun = begun._replace(appended=asked.options.append or "")
                 asked = asked._replace(parent=begun.parent)
             there = await _there(conversations, live, tenant, asked)
             if there:
@@ -59,7 +60,8 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
             _check_path(live, path, is_continued=begun is not None)
             exchange = await current_exchange(request)
             conversations.runs.check_room(tenant.namespace, tenant.limits.max_concurrent)
-            origin, stream = await _start(request, exchange, tenant, path, asked.options, begun)
+            kept = await conversations.store.about(tenant.namespace, asked.conversation_id)
+            origin, stream = await _start(request, exchange, tenant, path, asked.options, kept, begun)
             try:
                 return await _begin(request, live, asked, origin, stream)
             except BaseException:
@@ -93,27 +95,29 @@ async def _start(
     tenant: Tenant,
     path: Sequence[Message],
     options: ReplyOptions,
+    kept: Conversation,
     begun: Begun | None,
 ) -> tuple[Origin, EventStream]:
     state = request.app.state
-    model = await chat_model(request, None)
-    given = options.model_dump(include={"n", "temperature", "top_p", "seed"}, exclude_none=True)
-    drawing = GenerationOptions.model_validate({"model": model.name, **given})
-    max_tokens = options.max_tokens or min(state.config.max_tokens, model.info.max_length)
+    settings = options.over(kept.settings)
+    model = await chat_model(request, settings.model)
+    max_tokens = settings.max_tokens or min(state.config.max_tokens, model.info.max_length)
     if begun is None:
         transcript = await state.transcripts.read(tenant.namespace, state.conversations.turns_of(path))
     else:
         transcript = await begun.transcript(request, tenant, path)
     params = GenerateParams(
-        sampling=drawing.sampling(model.info, max_tokens=max_tokens),
+        sampling=settings.sampling(model, options.n, max_tokens),
         namespace=tenant.namespace,
         adapter=model.adapter,
         request_id=exchange.request_id,
     )
-    may_shorten = options.max_tokens is None
+    may_shorten = settings.max_tokens is None
     stream = await start_turn(exchange, state.backend, transcript, params, may_shorten=may_shorten)
     ends = frozenset(model.info.eos_token_ids)
-    about = begun.details if begun is not None else {}
+    about = {"settings": told_settings(model, stream.sampling or params.sampling)}
+    if begun is not None:
+        about |= begun.details
     return Origin(tenant.namespace, model, transcript, ends, exchange.started_s, about), stream
 
 

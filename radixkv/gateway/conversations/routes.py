@@ -4,47 +4,45 @@ GET    .../conversations                           the latest updated first; sea
 POST   .../conversations
 POST   .../conversations/import                    from files of other programs, or of ours
 GET    .../conversations/{id}                      also its events as they come: .../events
-PATCH  .../conversations/{id}                      its title
-DELETE .../conversations/{id}
+PATCH  .../conversations/{id}                      its title, settings, tags and marks
+DELETE .../conversations/{id}                      for good; .../trash and .../restore: for a while
+GET    .../conversations/tags                      all that there are
+POST   .../conversations/bulk                      one change to several
 GET    .../conversations/{id}/export               JSON, or one branch as Markdown or HTML
-POST   .../conversations/{id}/messages             a turn; an edit is a sibling of what it edits
-POST   .../conversations/{id}/messages/{id}/replies
-POST   .../conversations/{id}/messages/{id}/stop
-DELETE .../conversations/{id}/messages/{id}        and all below it
+
+What is below them is in `message_routes`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
 
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.conversations.begun import cut_reply
+from radixkv.gateway.conversations.bulk import change_all
 from radixkv.gateway.conversations.exports import export_html, export_json, export_markdown, file_headers
 from radixkv.gateway.conversations.imports import Imported, RefusedError, read_conversations
-from radixkv.gateway.conversations.keeping import Conversations, told
+from radixkv.gateway.conversations.keeping import Conversations, kept_by, told
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
-from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
-from radixkv.gateway.conversations.replying import Asked, begin_replies
-from radixkv.gateway.conversations.schema import (
+from radixkv.gateway.conversations.objects import (
+    BulkAnswer,
     ConversationObject,
     ConversationPage,
     ConversationTree,
     ImportAnswer,
-    MessageList,
-    MessageObject,
-    NewConversation,
-    NewMessage,
-    NewTitle,
-    RemovedMessages,
-    ReplyOptions,
+    TagList,
+    answer_of,
 )
+from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
+from radixkv.gateway.conversations.schema import MAX_TAG_CHARACTERS, BulkChange, ConversationChange, NewConversation
+from radixkv.gateway.conversations.search import Found
+from radixkv.gateway.conversations.shown import Shown
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.sse import EventStreamResponse, until_disconnected
 
@@ -55,19 +53,10 @@ MAX_SEARCH_CHARACTERS = 256
 router = APIRouter(prefix="/v1/radixkv/conversations", tags=["conversations"], route_class=JsonRoute)
 
 
-def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "description": "The answer"}}
-
-
-def _kept(request: Request) -> Conversations:
-    kept: Conversations = request.app.state.conversations
-    return kept
-
-
 # -- whole conversations
 
 
-@router.get("", response_model=None, responses=_answer(ConversationPage))
+@router.get("", response_model=None, responses=answer_of(ConversationPage))
 async def list_conversations(
     request: Request,
     tenant: CurrentTenant,
@@ -78,35 +67,69 @@ async def list_conversations(
     search: Annotated[
         str, Query(max_length=MAX_SEARCH_CHARACTERS, description="Those whose titles or messages hold this text.")
     ] = "",
+    archived: Annotated[
+        bool | None, Query(description="Those that are, or are not; left out: the latter, or with `search` all.")
+    ] = None,
+    pinned: Annotated[bool | None, Query(description="Those that are, or are not; left out: all.")] = None,
+    tag: Annotated[str | None, Query(max_length=MAX_TAG_CHARACTERS, description="Those that have it.")] = None,
+    trash: Annotated[bool, Query(description="Those that were thrown away.")] = False,
 ) -> Response:
-    """The conversations that are kept, the latest updated first."""
-    found, has_more = await _page(request, tenant.namespace, limit, before, search)
+    """The conversations that are kept, the latest updated first.
+
+    With `search` each comes with `hits`: its newest messages that hold the text, on whatever branch, at most 8.
+    """
+    if archived is None and not search and not trash:
+        archived = False
+    wanted = _Wanted(limit, before, search, Shown(archived, pinned, tag, trash))
+    found, has_more = await _page(request, tenant.namespace, wanted)
     return JSONResponse({"conversations": [each.body() for each in found], "has_more": has_more})
 
 
-async def _page(
-    request: Request, namespace: str, limit: int, before: float | None, text: str
-) -> tuple[list[Conversation], bool]:
-    """A page of them; of a namespace one search at a time, which ends when nobody waits for it any more."""
-    if not text:
-        return await _kept(request).page(namespace, limit, before)
+class _Wanted(NamedTuple):
+    """A page of conversations."""
 
-    async def search() -> tuple[list[Conversation], bool]:
+    limit: int
+    before_s: float | None
+    text: str
+    shown: Shown
+
+
+async def _page(request: Request, namespace: str, wanted: _Wanted) -> tuple[Sequence[Conversation | Found], bool]:
+    """A page of them; of a namespace one search at a time, which ends when nobody waits for it any more."""
+    kept, (limit, before_s, text, shown) = kept_by(request), wanted
+    if not text:
+        return await kept.page(namespace, limit, before_s, shown)
+
+    async def search() -> tuple[list[Found], bool]:
         async with request.app.state.one_by_one.place(namespace):
             if (stopping := request.app.state.gate.draining()) is not None:
                 raise stopping  # what still waits for its turn is not begun any more
-            return await _kept(request).page(namespace, limit, before, text)
+            return await kept.search(namespace, text, limit, before_s, shown)
 
     return await until_disconnected(request, search())
 
 
-@router.post("", response_model=None, responses=_answer(ConversationObject))
+@router.get("/tags", response_model=None, responses=answer_of(TagList))
+async def list_tags(request: Request, tenant: CurrentTenant) -> Response:
+    """All tags, and how many conversations outside the trash have each."""
+    tags = await kept_by(request).store.tags(tenant.namespace)
+    return JSONResponse({"tags": [{"tag": tag, "num_conversations": count} for tag, count in tags]})
+
+
+@router.post("/bulk", response_model=None, responses=answer_of(BulkAnswer))
+async def change_several(body: BulkChange, request: Request, tenant: CurrentTenant) -> Response:
+    """Change several conversations, one after the other; what is refused of one does not end it."""
+    return JSONResponse(await change_all(kept_by(request), tenant.namespace, body))
+
+
+@router.post("", response_model=None, responses=answer_of(ConversationObject))
 async def create_conversation(body: NewConversation, request: Request, tenant: CurrentTenant) -> Response:
     """A new conversation, empty or with a first path of messages."""
-    kept = _kept(request)
+    kept = kept_by(request)
     messages = await off_loop(request, partial(_first_messages, body, kept.clock()))
     title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
-    conversation = await kept.store.create(tenant.namespace, title, messages)
+    settings = None if body.settings is None else body.settings.dump()
+    conversation = await kept.store.create(tenant.namespace, title, messages, settings=settings)
     return JSONResponse(conversation.body())
 
 
@@ -123,15 +146,16 @@ def _first_messages(body: NewConversation, now_s: float) -> list[Message]:
 @router.post(
     "/import",
     response_model=None,
-    responses=_answer(ImportAnswer),
+    responses=answer_of(ImportAnswer),
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
 )
 async def import_conversations(request: Request, tenant: CurrentTenant) -> Response:
-    """Conversations of a file: our own export, ChatGPT's `conversations.json`, or OpenAssistant trees; also as JSON lines.
+    """Conversations of a file: ours, ChatGPT's, Claude's, Open WebUI's, LibreChat's, SillyTavern's, OpenAssistant trees.
 
-    Each is taken as a whole or skipped as a whole. The body must say that it is JSON: no foreign page may send that unasked.
+    Each is taken as a whole or skipped as a whole; one that was imported before gets what is new in it.
+    The body must say that it is JSON: no foreign page may send that unasked.
     """
-    kept = _kept(request)
+    kept = kept_by(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (media_type.startswith("application/") and "json" in media_type):
         raise not_json()
@@ -143,39 +167,63 @@ async def import_conversations(request: Request, tenant: CurrentTenant) -> Respo
 
 async def _import(kept: Conversations, namespace: str, read: Sequence[Imported | RefusedError]) -> dict[str, Any]:
     taken: list[dict[str, Any]] = []
-    skipped: list[dict[str, Any]] = []
+    known: list[dict[str, Any]] = []
+    skipped: dict[str, list[int]] = {}
+    left_out: Counter[str] = Counter()
     for index, each in reversed(list(enumerate(read))):  # so that the first one is the latest
         try:
             if isinstance(each, RefusedError):
                 raise not_possible(each.reason, "body")
-            stored = await kept.store.create(
-                namespace, each.title, each.messages, created_s=each.created_s, head=each.head
-            )
-            taken.append(stored.body())
+            stored, num_added = await kept.bring(namespace, each)
+            left_out += Counter(each.left_out)
+            if num_added is None:
+                taken.append(stored.body())
+            else:
+                known.append({"conversation": stored.body(), "num_added": num_added})
         except ApiError as error:
-            skipped.append({"index": index, "reason": error.message})
-    return {"conversations": taken[::-1], "skipped": skipped[::-1]}
+            skipped.setdefault(error.message, []).append(index)
+    told = [{"index": each[-1], "reason": reason, "indices": each[::-1]} for reason, each in skipped.items()]
+    return {
+        "conversations": taken[::-1],
+        "known": known[::-1],
+        "skipped": sorted(told, key=lambda entry: int(entry["index"])),
+        "left_out": dict(left_out),
+    }
 
 
-@router.get("/{conversation_id}", response_model=None, responses=_answer(ConversationTree))
+@router.get("/{conversation_id}", response_model=None, responses=answer_of(ConversationTree))
 async def retrieve_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """A conversation with all its messages."""
-    return JSONResponse(told(*await _kept(request).view(tenant.namespace, conversation_id)))
+    return JSONResponse(told(*await kept_by(request).view(tenant.namespace, conversation_id)))
 
 
-@router.patch("/{conversation_id}", response_model=None, responses=_answer(ConversationObject))
-async def rename_conversation(
-    conversation_id: str, body: NewTitle, request: Request, tenant: CurrentTenant
+@router.patch("/{conversation_id}", response_model=None, responses=answer_of(ConversationObject))
+async def change_conversation(
+    conversation_id: str, body: ConversationChange, request: Request, tenant: CurrentTenant
 ) -> Response:
-    """Give a conversation a title."""
-    title = body.title.strip() or DEFAULT_TITLE
-    return JSONResponse((await _kept(request).rename(tenant.namespace, conversation_id, title)).body())
+    """Give a conversation a title, settings for its replies, tags or marks."""
+    values = body.values()
+    if not values:
+        raise not_possible("one of title, settings, tags, pinned and archived must be given", "body")
+    return JSONResponse((await kept_by(request).change(tenant.namespace, conversation_id, values)).body())
+
+
+@router.post("/{conversation_id}/trash", response_model=None, responses=answer_of(ConversationObject))
+async def throw_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Throw a conversation away: it comes back by `restore`, for 30 days. Replies under way are stopped."""
+    return JSONResponse((await kept_by(request).trash.throw(tenant.namespace, conversation_id)).body())
+
+
+@router.post("/{conversation_id}/restore", response_model=None, responses=answer_of(ConversationObject))
+async def restore_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
+    """Bring back a conversation that was thrown away. One that was not stays as it is."""
+    return JSONResponse((await kept_by(request).trash.restore(tenant.namespace, conversation_id)).body())
 
 
 @router.delete("/{conversation_id}", response_model=None, status_code=204)
 async def delete_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a conversation; replies under way are stopped."""
-    await _kept(request).delete(tenant.namespace, conversation_id)
+    """Remove a conversation for good, also from the trash; replies under way are stopped."""
+    await kept_by(request).delete(tenant.namespace, conversation_id)
     return Response(status_code=204)
 
 
@@ -192,7 +240,7 @@ async def follow_conversation(conversation_id: str, request: Request, tenant: Cu
     of the whole. `removed`: ids of messages that are gone. `deleted`: all is gone, and the stream ends. A follower that falls
     behind is ended; it comes back and gets a snapshot.
     """
-    follower = await _kept(request).follow(tenant.namespace, conversation_id)
+    follower = await kept_by(request).follow(tenant.namespace, conversation_id)
     return EventStreamResponse(follower, over=follower.over)
 
 
@@ -214,7 +262,7 @@ async def export_conversation(
     ] = None,
 ) -> Response:
     """A file of the conversation: the whole tree as JSON, or one branch of it as Markdown or HTML."""
-    conversation, messages = await _kept(request).view(tenant.namespace, conversation_id)
+    conversation, messages = await kept_by(request).view(tenant.namespace, conversation_id)
     if leaf is not None and all(message.id != leaf for message in messages):
         raise no_message(leaf, "leaf")
     if format == "json":
@@ -224,53 +272,3 @@ async def export_conversation(
     else:
         content, media_type = export_html(conversation, messages, leaf or conversation.head), "text/html"
     return Response(content, media_type=media_type, headers=file_headers(conversation.title, format))
-
-
-# -- messages
-
-
-@router.post("/{conversation_id}/messages", response_model=None, responses=_answer(MessageList))
-async def add_message(conversation_id: str, body: NewMessage, request: Request, tenant: CurrentTenant) -> Response:
-    """Add a message, and begin replies to it where they are asked for. The message stays where no reply can be begun.
-
-    The same message with the same id again changes nothing, and tells what is there.
-    """
-    kept = _kept(request)
-    written = {"edited": True} if body.model is None else {"model": body.model}
-    thought = {"thinking": body.thinking} if body.thinking else {}
-    details = written | thought if body.role == "assistant" else None
-    message_id, parent = body.id or new_id("msg"), body.parent
-    if parent is not None and body.position is not None:
-        parent = await cut_reply(request, tenant, conversation_id, parent, body.position, message_id)
-    message = Message(message_id, parent, body.role, body.text, kept.clock(), details=details)
-    message, is_repeat = await kept.add(tenant.namespace, conversation_id, message)
-    replies: list[Message] = []
-    if body.replies is not None:
-        asked = Asked(conversation_id, message.id, body.replies, is_repeat)
-        replies = await begin_replies(request, tenant, asked)
-    return JSONResponse({"messages": [each.body() for each in (message, *replies)]})
-
-
-@router.post("/{conversation_id}/messages/{message_id}/replies", response_model=None, responses=_answer(MessageList))
-async def add_replies(
-    conversation_id: str, message_id: str, body: ReplyOptions, request: Request, tenant: CurrentTenant
-) -> Response:
-    """Begin further replies to a user's message: a regenerated one, or several drafts at once.
-
-    With `continue` the message is a reply, ended or still being written: the new ones are siblings that go on from its text.
-    """
-    replies = await begin_replies(request, tenant, Asked(conversation_id, message_id, body))
-    return JSONResponse({"messages": [each.body() for each in replies]})
-
-
-@router.post("/{conversation_id}/messages/{message_id}/stop", response_model=None, responses=_answer(MessageObject))
-async def stop_reply(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """End a reply that is being written; what was written stays. One that has ended stays as it is."""
-    message = await _kept(request).stop(tenant.namespace, conversation_id, message_id)
-    return JSONResponse(message.body())
-
-
-@router.delete("/{conversation_id}/messages/{message_id}", response_model=None, responses=_answer(RemovedMessages))
-async def delete_message(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a message and everything below it; replies under way there are stopped."""
-    return JSONResponse({"ids": await _kept(request).remove(tenant.namespace, conversation_id, message_id)})

@@ -16,6 +16,7 @@ __all__ = [
     "FINISH",
     "INSERT_CONVERSATION",
     "INSERT_MESSAGE",
+    "MESSAGE_COLUMNS",
     "ROW_BYTES",
     "all_messages",
     "dump_details",
@@ -23,6 +24,7 @@ __all__ = [
     "find",
     "find_message",
     "find_messages",
+    "free_update",
     "last_message",
     "new_row",
     "next_update",
@@ -42,11 +44,29 @@ _UNSEEN = 1_000_000
 """Versions that a process which was killed may have told and not stored: it stored what grew every second."""
 
 INSERT_CONVERSATION = """
-INSERT INTO conversations (id, namespace, title, created_s, updated_s) VALUES (?, ?, ?, ?, ?)
+INSERT INTO conversations (id, namespace, title, created_s, updated_s, settings, source, size_bytes)
+VALUES (:id, :namespace, :title, :created_s, :updated_s, :settings, :source, :size_bytes)
 """
-INSERT_MESSAGE = """
-INSERT INTO messages (conversation, id, parent, role, text, status, error, created_s, seq, details, size_bytes)
-VALUES (:conversation, :id, :parent, :role, :text, :status, :error, :created_s, :seq, :details, :size_bytes)
+_COLUMNS = (
+    "conversation",
+    "id",
+    "parent",
+    "role",
+    "text",
+    "status",
+    "error",
+    "created_s",
+    "seq",
+    "details",
+    "is_starred",
+    "name",
+    "size_bytes",
+)
+MESSAGE_COLUMNS = ", ".join(("number", *_COLUMNS))
+"""All of a message."""
+
+INSERT_MESSAGE = f"""
+INSERT INTO messages ({", ".join(_COLUMNS)}) VALUES ({", ".join(f":{name}" for name in _COLUMNS)})
 """
 FINISH = """
 UPDATE messages SET text = ?, status = ?, error = ?, details = ?, seq = ?, size_bytes = ? WHERE conversation = ? AND id = ?
@@ -77,6 +97,11 @@ def read_conversation(row: sqlite3.Row) -> Conversation:
         row["version"],
         row["head"],
         row["num_messages"],
+        json.loads(row["settings"]) if row["settings"] else None,
+        tuple(json.loads(row["tags"])) if row["tags"] else (),
+        bool(row["is_pinned"]),
+        bool(row["is_archived"]),
+        row["trashed_s"],
     )
 
 
@@ -92,6 +117,8 @@ def read_message(row: sqlite3.Row) -> Message:
         error=row["error"],
         seq=row["seq"],
         details=json.loads(row["details"]) if row["details"] else None,
+        is_starred=bool(row["is_starred"]),
+        name=row["name"],
     )
 
 
@@ -108,7 +135,9 @@ def new_row(conversation_id: str, message: Message) -> dict[str, Any]:
         "created_s": message.created_s,
         "seq": message.seq,
         "details": dump_details(message.details),
-        "size_bytes": size_of(message.text + message.thinking),
+        "is_starred": int(message.is_starred),
+        "name": message.name,
+        "size_bytes": size_of(message.counted_text),
     }
 
 
@@ -129,11 +158,20 @@ def next_update(connection: sqlite3.Connection, namespace: str, now_s: float) ->
     return now_s if last_s is None else max(now_s, float(last_s) + _TICK_S)
 
 
-def find(connection: sqlite3.Connection, namespace: str, conversation_id: str) -> sqlite3.Row:
-    """The row of a conversation of this namespace."""
+def free_update(connection: sqlite3.Connection, namespace: str, at_s: float) -> float:
+    """A time of the namespace that no other update has, as soon behind another one as can be."""
+    query = "SELECT MAX(updated_s) FROM conversations WHERE namespace = ? AND updated_s >= ? AND updated_s < ?"
+    (last_s,) = connection.execute(query, (namespace, at_s, at_s + 1)).fetchone()
+    return at_s if last_s is None else float(last_s) + _TICK_S
+
+
+def find(
+    connection: sqlite3.Connection, namespace: str, conversation_id: str, *, trashed: bool | None = False
+) -> sqlite3.Row:
+    """The row of a conversation of this namespace. `trashed`: one in the trash, or none of there; None: either."""
     query = "SELECT * FROM conversations WHERE id = ? AND namespace = ?"
     row: sqlite3.Row | None = connection.execute(query, (conversation_id, namespace)).fetchone()
-    if row is None:
+    if row is None or (trashed is not None and trashed != (row["trashed_s"] is not None)):
         raise no_conversation(conversation_id)
     return row
 

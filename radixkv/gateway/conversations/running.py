@@ -84,9 +84,9 @@ class Branch:
         """End it; its message is gone."""
         self._run.drop(self)
 
-    async def within(self, position: int) -> Transcript | None:
-        """The transcript of a reply that goes on from its first characters; None where nothing is known of its tokens yet."""
-        return await self._run.within(self, position)
+    async def within(self, text: str) -> Transcript | None:
+        """The transcript of a reply that goes on from a text that begins like it; None: nothing is known of its tokens yet."""
+        return await self._run.within(self, text)
 
 
 class Run:
@@ -166,11 +166,10 @@ class Run:
         except RadixKVError as error:
             _LOG.info("a reply that was stopped is not remembered: %s", error)
 
-    async def within(self, branch: Branch, position: int) -> Transcript | None:
+    async def within(self, branch: Branch, text: str) -> Transcript | None:
         """See `Branch.within`."""
         if not self._prompt or self._origin.model.info.thinking is not None:
             return None  # text behind thoughts is what the template makes of it
-        text = branch.message.text[:position]
         return await self._transcripts.within(self._origin.transcript, self._prompt, branch.reply.token_ids, text)
 
     def unsaved(self) -> list[Growth]:
@@ -239,7 +238,7 @@ class Run:
         message.text += growth.text
         told = {"id": message.id, "text": growth.text}
         if growth.thinking:
-            message.details = {"thinking": branch.reply.thinking}
+            message.details = {**self._origin.about, "thinking": branch.reply.thinking}
             told["thinking"] = growth.thinking
         message.seq = self.live.next_version()
         self.live.tell("delta", told | {"seq": message.seq})

@@ -1,43 +1,49 @@
-"""What requests about conversations may say, and what their answers look like for the API's own description of itself."""
+"""What requests about conversations may say."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
-from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
-from radixkv.gateway.fields import FAIL_FAST, Each, Name, Whole
-from radixkv.gateway.options import ApiModel
+from radixkv.gateway.conversations.messages import DEFAULT_TITLE, MAX_TITLE_CHARACTERS
+from radixkv.gateway.conversations.settings import Settings
+from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES, Value
+from radixkv.gateway.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
+from radixkv.gateway.options import ApiModel, ModelName
+from radixkv.worker.sampling import MAX_LOGPROBS
 
 __all__ = [
-    "ConversationObject",
-    "ConversationPage",
-    "ConversationTree",
-    "ImportAnswer",
-    "MessageDetails",
-    "MessageList",
-    "MessageObject",
+    "AlternativesAsked",
+    "BranchCosts",
+    "BulkChange",
+    "ConversationChange",
+    "MessageMarks",
+    "NewBranch",
     "NewConversation",
     "NewMessage",
-    "NewTitle",
-    "RemovedMessages",
     "ReplyOptions",
+    "Role",
+    "dump_tags",
 ]
 
 MAX_DRAFTS = 8
+MAX_TAGS = 16
+MAX_TAG_CHARACTERS = 64
+MAX_IN_BULK = 200
+MAX_APPENDED_CHARACTERS = 1024
 
 Role = Literal["system", "user", "assistant"]
 Text = Annotated[str, Field(min_length=1)]
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
+Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARACTERS)]
+Tags = Annotated[list[Tag], Field(max_length=MAX_TAGS), FAIL_FAST]
 Position = Annotated[Whole, Field(ge=0, le=MAX_CONVERSATION_BYTES)]
 """Characters of a text, as Unicode counts them."""
 
 MessageId = Annotated[str, Field(pattern=r"^msg_[0-9a-f]{32}$")]
-
-
-# -- requests
 
 
 class FirstMessage(ApiModel):
@@ -52,22 +58,58 @@ class NewConversation(ApiModel):
 
     title: Title | None = None
     messages: Annotated[list[Annotated[FirstMessage, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST] | None = None
+    settings: Settings | None = Field(None, description="For replies whose request says nothing else.")
 
 
-class NewTitle(ApiModel):
-    """What a conversation is to be called."""
+class ConversationChange(ApiModel):
+    """What is to be different; what is left out stays."""
 
-    title: Title
+    title: Title | None = None
+    settings: Settings | None = Field(None, description="All of them; null, or an empty object, for none.")
+    tags: Tags | None = Field(None, description="All of them.")
+    pinned: bool | None = None
+    archived: bool | None = None
+
+    def values(self) -> dict[str, Value]:
+        """The same by the columns of a conversation."""
+        values: dict[str, Value] = {}
+        if self.title is not None:
+            values["title"] = self.title.strip() or DEFAULT_TITLE
+        if "settings" in self.model_fields_set:
+            values["settings"] = None if self.settings is None else self.settings.dump()
+        if self.tags is not None:
+            values["tags"] = dump_tags(self.tags)
+        for column, flag in (("is_pinned", self.pinned), ("is_archived", self.archived)):
+            if flag is not None:
+                values[column] = int(flag)
+        return values
 
 
-class ReplyOptions(ApiModel):
+class BulkChange(ApiModel):
+    """What is to be done to several conversations."""
+
+    ids: Annotated[list[Name], Field(max_length=MAX_IN_BULK), FAIL_FAST]
+    action: Literal["trash", "restore", "delete", "archive", "unarchive", "pin", "unpin", "tag", "untag"]
+    tag: Tag | None = Field(None, description="With `tag` and `untag`.")
+
+    @model_validator(mode="after")
+    def _require_a_tag_where_it_goes(self) -> BulkChange:
+        if (self.tag is not None) is not self.action.endswith("tag"):
+            raise ValueError("tag goes with the actions tag and untag")
+        return self
+
+
+class MessageMarks(ApiModel):
+    """What people find a message by; what is left out stays."""
+
+    starred: bool | None = None
+    name: Annotated[str, Field(max_length=MAX_TITLE_CHARACTERS)] | None = Field(None, description="Empty: none.")
+
+
+class ReplyOptions(Settings):
     """How many replies, and how they are drawn."""
 
     n: Annotated[Whole, Field(ge=1, le=MAX_DRAFTS)] = Field(1, description="So many drafts, siblings of each other.")
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
     ids: Annotated[list[MessageId], Field(max_length=MAX_DRAFTS), FAIL_FAST] | None = Field(
         None, description="The replies' ids, `n` of them, so that a repeat of the request begins nothing again."
     )
@@ -79,10 +121,15 @@ class ReplyOptions(ApiModel):
         None, description="With `continue`: from so many characters of its text; left out: from all there are now."
     )
 
+    append: Annotated[str, Field(min_length=1, max_length=MAX_APPENDED_CHARACTERS)] | None = Field(
+        None, description="With `continue`: what they say there, such as another token than that reply had."
+    )
+
     @model_validator(mode="after")
     def _require_something_to_go_on_from(self) -> ReplyOptions:
-        if self.position is not None and not self.continue_:
-            raise ValueError("position goes with continue")
+        for name in ("position", "append"):
+            if getattr(self, name) is not None and not self.continue_:
+                raise ValueError(f"{name} goes with continue")
         return self
 
     @model_validator(mode="after")
@@ -134,97 +181,46 @@ class NewMessage(ApiModel):
         return self
 
 
-# -- answers
+class AlternativesAsked(ApiModel):
+    """A place in a reply."""
+
+    position: Position
+    top: Annotated[Whole, Field(ge=1, le=MAX_LOGPROBS)] = 10
 
 
-class MessageDetails(BaseModel):
-    """How a message came about.
+class Edit(ApiModel):
+    """A message as it is to be corrected."""
 
-    A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
-    in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
-    once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
-    generated. `continues`: the reply whose first `position` characters it begins with. `edited`: by hand. `imported`: from a
-    file.
-    """
-
-    model: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    generated_tokens: int | None = None
-    first_token_ms: float | None = None
-    duration_ms: float | None = None
-    finish_reason: str | None = None
-    drafts: int | None = None
-    generation: str | None = None
-    thinking: str | None = None
-    thinking_tokens: int | None = None
-    continues: str | None = None
-    position: int | None = None
-    edited: bool | None = None
-    imported: bool | None = None
-
-
-class MessageObject(BaseModel):
-    """A message. `seq`: the conversation's version when it last changed. `created`: seconds since 1970."""
-
-    id: str
-    parent: str | None
-    role: Role
+    message: Annotated[Name, Field(min_length=1)]
     text: str
-    status: Literal["complete", "running", "stopped", "failed"]
-    error: str | None
-    created: float
-    seq: int
-    details: MessageDetails | None
 
 
-class ConversationObject(BaseModel):
-    """A conversation. `version` grows with every change; `head`: the message that was added or finished last."""
+class NewBranch(ApiModel):
+    """A branch that is to be told anew. At least one of `system`, `edit` and `start` makes it another one."""
 
-    id: str
-    title: str
-    created: float
-    updated: float
-    version: int
-    head: str | None
-    num_messages: int
-
-
-class ConversationPage(BaseModel):
-    """Some of them, the latest updated first."""
-
-    conversations: list[ConversationObject]
-    has_more: bool
+    leaf: Annotated[Name, Field(min_length=1)] = Field(description="The message that the branch ends at.")
+    system: str | None = Field(None, description="Its instructions; empty: none; left out: as they are.")
+    edit: Edit | None = Field(None, description="A message of it with another text; what follows it is carried over.")
+    start: Annotated[Name, Field(min_length=1)] | None = Field(
+        None, description="A user's message that it begins with, behind its instructions; what is above is left out."
+    )
+    id: MessageId | None = Field(None, description="Of its last message, so that a repeat of the request adds nothing.")
+    dry_run: bool = Field(False, description="Add nothing, and tell what the next reply on it would compute.")
 
 
-class ConversationTree(BaseModel):
-    """One with all its messages, in the order in which they came."""
-
-    conversation: ConversationObject
-    messages: list[MessageObject]
+MAX_ASKED = 100
 
 
-class MessageList(BaseModel):
-    """Messages that were added, or were there."""
+class BranchCosts(ApiModel):
+    """Messages at which branches end."""
 
-    messages: list[MessageObject]
-
-
-class RemovedMessages(BaseModel):
-    """What is gone."""
-
-    ids: list[str]
+    messages: Annotated[
+        list[Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]], Field(max_length=MAX_ASKED), FAIL_FAST
+    ]
+    model: ModelName | None = Field(None, description="Left out: the conversation's, or the one that is served.")
 
 
-class SkippedConversation(BaseModel):
-    """One of a file that was not taken, and why. `index`: its place there, from 0."""
-
-    index: int
-    reason: str
-
-
-class ImportAnswer(BaseModel):
-    """What a file has brought."""
-
-    conversations: list[ConversationObject]
-    skipped: list[SkippedConversation]
+def dump_tags(tags: Iterable[str]) -> str | None:
+    """As a conversation keeps them: each once."""
+    unique = list(dict.fromkeys(tags))
+    return json.dumps(unique, ensure_ascii=False) if unique else None

@@ -1,26 +1,75 @@
-"""Conversations that hold a text, in their titles or messages, whatever its case."""
+"""Conversations that hold a text, in their titles or messages, whatever its case; and the messages that hold it."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from radixkv.gateway.conversations.messages import Conversation
 from radixkv.gateway.conversations.rows import read_conversation
+from radixkv.gateway.conversations.shown import ALL, Shown
 from radixkv.gateway.database import Database
 
-__all__ = ["search"]
+__all__ = ["Found", "Hit", "search"]
 
 SLICE_S = 0.02
 """How long a search keeps readers of the database waiting before others have their turn."""
 
+MAX_HITS = 8
+"""Messages of one conversation that are told; the newest."""
+
+_BEFORE_CHARACTERS, _EXCERPT_CHARACTERS = 60, 240
+_CUT = "…"
+
+
+class Hit(NamedTuple):
+    """A message that holds the text.
+
+    position: where in its text, in characters. excerpt: of the text around it, in one line. marks: where in the excerpt the
+    text stands, each from its first character to behind its last.
+    """
+
+    message: str
+    role: str
+    created_s: float
+    position: int
+    excerpt: str
+    marks: tuple[tuple[int, int], ...]
+
+    def body(self) -> dict[str, Any]:
+        """As the API tells it."""
+        return {
+            "message": self.message,
+            "role": self.role,
+            "created": self.created_s,
+            "position": self.position,
+            "excerpt": self.excerpt,
+            "marks": [list(mark) for mark in self.marks],
+        }
+
+
+class Found(NamedTuple):
+    """A conversation that holds the text. hits: in its messages, the newest first; none: it is in the title alone."""
+
+    conversation: Conversation
+    hits: list[Hit]
+    has_more_hits: bool
+
+    def body(self) -> dict[str, Any]:
+        """As the API tells it."""
+        hits = [hit.body() for hit in self.hits]
+        return {**self.conversation.body(), "hits": hits, "has_more_hits": self.has_more_hits}
+
 
 async def search(
-    database: Database, namespace: str, text: str, limit: int, before_s: float | None = None
-) -> list[Conversation]:
+    database: Database, namespace: str, text: str, limit: int, before_s: float | None = None, shown: Shown = ALL
+) -> list[Found]:
     """The latest updated ones that hold the text, at most `limit`. O(texts of the namespace), in slices."""
-    looking = _Search(namespace, text, limit, before_s)
+    looking = _Search(namespace, text, limit, before_s, shown)
     while not await database.read(looking.go_on, namespace):
         pass
     return looking.found
@@ -35,44 +84,98 @@ class _Search:
         text: str,
         limit: int,
         before_s: float | None,
+        shown: Shown,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.found: list[Conversation] = []
+        self.found: list[Found] = []
         self._namespace = namespace
         self._text = text.casefold()
         self._limit = limit
+        self._where, self._values = shown.where()
         self._before_s = float("inf") if before_s is None else before_s
-        self._seen: tuple[str, int] | None = (
-            None  # the conversation within which time was up, and its last message seen
-        )
+        self._within: _Within | None = None  # the conversation within which time was up
         self._clock = clock
 
     def go_on(self, connection: sqlite3.Connection) -> bool:
         """Search for the time of a slice; whether that was the last one."""
         until_s = self._clock() + SLICE_S
-        query = "SELECT * FROM conversations WHERE namespace = ? AND updated_s < ? ORDER BY updated_s DESC LIMIT 1"
+        condition = f"namespace = ? AND updated_s < ?{self._where}"
+        query = f"SELECT * FROM conversations WHERE {condition} ORDER BY updated_s DESC LIMIT 1"
         while len(self.found) < self._limit:
-            row = connection.execute(query, (self._namespace, self._before_s)).fetchone()
+            row = connection.execute(query, (self._namespace, self._before_s, *self._values)).fetchone()
             if row is None:
                 return True
             conversation = read_conversation(row)
-            if self._text in conversation.title.casefold() or self._is_within(connection, conversation.id, until_s):
-                self.found.append(conversation)
-            elif self._seen is not None:
+            within = self._within
+            if within is None or within.conversation_id != conversation.id:
+                within = _Within(conversation.id)
+            if not within.look(connection, self._text, lambda: self._clock() > until_s):
+                self._within = within
                 return False
+            self._within = None
+            if within.hits or self._text in conversation.title.casefold():
+                self.found.append(Found(conversation, within.hits[:MAX_HITS], len(within.hits) > MAX_HITS))
             self._before_s = conversation.updated_s
             if self._clock() > until_s:
                 return False
         return True
 
-    def _is_within(self, connection: sqlite3.Connection, conversation_id: str, until_s: float) -> bool:
-        seen_id, seen = self._seen or ("", 0)
-        self._seen = None
-        query = "SELECT number, text FROM messages WHERE conversation = ? AND number > ? ORDER BY number"
-        for number, text in connection.execute(query, (conversation_id, seen if seen_id == conversation_id else 0)):
-            if self._text in text.casefold():
-                return True
-            if self._clock() > until_s:
-                self._seen = (conversation_id, number)
+
+class _Within:
+    """How far one conversation has been looked through, from its newest message on."""
+
+    def __init__(self, conversation_id: str) -> None:
+        self.conversation_id = conversation_id
+        self.hits: list[Hit] = []
+        self._before = 2**63 - 1
+
+    def look(self, connection: sqlite3.Connection, text: str, is_late: Callable[[], bool]) -> bool:
+        """Look on; False where that is late before the end."""
+        query = (
+            "SELECT number, id, role, created_s, text FROM messages "
+            "WHERE conversation = ? AND number < ? ORDER BY number DESC"
+        )
+        for row in connection.execute(query, (self.conversation_id, self._before)):
+            hit = _hit(row, text)
+            if hit is not None:
+                self.hits.append(hit)
+                if len(self.hits) > MAX_HITS:
+                    return True
+            self._before = row["number"]
+            if is_late():
                 return False
-        return False
+        return True
+
+
+def _hit(row: sqlite3.Row, folded: str) -> Hit | None:
+    text: str = row["text"]
+    first = next(_places(text, folded), None)
+    if first is None:
+        return None
+    begin = max(0, first[0] - _BEFORE_CHARACTERS)
+    end = max(begin + _EXCERPT_CHARACTERS, first[1])
+    before = _CUT if begin else ""
+    shown = "".join(" " if character.isspace() else character for character in text[begin:end])
+    shift = len(before)
+    marks = tuple((start + shift, stop + shift) for start, stop in _places(shown, folded))
+    marks = marks or ((first[0] - begin + shift, first[1] - begin + shift),)  # it spans lines
+    excerpt = before + shown + (_CUT if end < len(text) else "")
+    return Hit(row["id"], row["role"], row["created_s"], first[0], excerpt, marks)
+
+
+def _places(text: str, folded: str) -> Iterator[tuple[int, int]]:
+    """Where a text holds another one, which is folded: first character and the one behind the last. O(length)."""
+    own = text.casefold()
+    place = own.find(folded)
+    if place < 0:
+        return
+    ends = None if len(own) == len(text) else list(accumulate(len(character.casefold()) for character in text))
+    while place >= 0:
+        until = place + len(folded)
+        yield (place, until) if ends is None else (_character_at(ends, place), _character_at(ends, until - 1) + 1)
+        place = own.find(folded, until)
+
+
+def _character_at(ends: list[int], place: int) -> int:
+    """The character whose folded form holds this place."""
+    return bisect_right(ends, place)

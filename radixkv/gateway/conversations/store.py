@@ -8,51 +8,36 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.conversations.messages import Conversation, Message, new_id, title_of
-from radixkv.gateway.conversations.refusals import conflict, full
+from radixkv.gateway.conversations.import_store import ImportStore
+from radixkv.gateway.conversations.messages import Conversation, Message, new_id
+from radixkv.gateway.conversations.refusals import conflict
 from radixkv.gateway.conversations.rows import (
     BELOW,
     FINISH,
     INSERT_CONVERSATION,
-    INSERT_MESSAGE,
     all_messages,
     dump_details,
     fail_unfinished,
     find,
     find_message,
     find_messages,
+    free_update,
     last_message,
-    new_row,
     next_update,
     path_to,
     read_conversation,
     read_message,
     size_of,
 )
+from radixkv.gateway.conversations.shown import ALL, Shown
+from radixkv.gateway.conversations.trash_store import TrashStore
+from radixkv.gateway.conversations.writing import Change, Value, Writer
 from radixkv.gateway.database import Database
 
-__all__ = ["MAX_MESSAGES", "Change", "ConversationStore", "Growth"]
-
-MAX_MESSAGES = 10_000
-"""Of one conversation."""
-
-MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
-"""Of one conversation: whoever opens it is sent all of it."""
-
-
-class Change(NamedTuple):
-    """What a change has made of a conversation.
-
-    conversation: as it is now. messages: new, changed or removed ones. is_repeat: nothing was changed, it was there before.
-    """
-
-    conversation: Conversation
-    messages: list[Message]
-    is_repeat: bool = False
+__all__ = ["ConversationStore", "Growth"]
 
 
 class Growth(NamedTuple):
@@ -85,13 +70,10 @@ class ConversationStore:
         max_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        for name, value in (("max_conversations", max_conversations), ("max_bytes", max_bytes)):
-            if not value > 0:
-                raise InvalidArgumentError(name, value, "above 0")
         self._database = database
-        self._max_conversations = max_conversations
-        self._max_bytes = max_bytes
-        self._clock = clock
+        self._writer = Writer(max_conversations, max_bytes, clock)
+        self.imports = ImportStore(database, self._writer)
+        self.trash = TrashStore(database, self._writer)
         database.submit(fail_unfinished).result()
 
     # -- whole conversations
@@ -104,41 +86,66 @@ class ConversationStore:
         *,
         created_s: float | None = None,
         head: str | None = None,
+        settings: str | None = None,
+        updated_s: float | None = None,
+        source: str | None = None,
     ) -> Conversation:
         """Store a new one with messages, parents before what stands below them; with none of the latter's parents missing.
 
-        Without a title it is called as its first user's message says. `head`: the last message, unless told.
+        Without a title it is called as its first user's message says. `head`: the last message, unless told. `settings`: JSON.
+        `updated_s`: now, unless told. `source`: by which `imports` finds it.
 
         Raises:
             ApiError: 409: the namespace is full.
         """
-        now_s = self._clock()
+        now_s = self._writer.clock()
         conversation_id = new_id("conv")
         begun_s = now_s if created_s is None else created_s
 
         def insert(connection: sqlite3.Connection) -> Conversation:
-            updated_s = next_update(connection, namespace, now_s)
-            connection.execute(INSERT_CONVERSATION, (conversation_id, namespace, title, begun_s, updated_s))
-            (count,) = connection.execute(
-                "SELECT num_conversations FROM conversation_usage WHERE namespace = ?", (namespace,)
-            ).fetchone()
-            if count > self._max_conversations:
-                raise full(
-                    f"{self._max_conversations:,} conversations are kept already; delete some that you need no more"
-                )
-            change = self._insert(connection, find(connection, namespace, conversation_id), messages, 0)
+            new = {
+                "id": conversation_id,
+                "namespace": namespace,
+                "title": title,
+                "created_s": begun_s,
+                "updated_s": next_update(connection, namespace, now_s),
+                "settings": settings,
+                "source": source,
+                "size_bytes": len((settings or "").encode()),
+            }
+            connection.execute(INSERT_CONVERSATION, new)
+            self._writer.check_number(connection, namespace)
+            self._writer.insert(connection, find(connection, namespace, conversation_id), messages, 0)
             if head is not None:
                 connection.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, conversation_id))
-            return change.conversation._replace(head=head or change.conversation.head)
+            if updated_s is not None:
+                free_s = free_update(connection, namespace, updated_s)
+                connection.execute("UPDATE conversations SET updated_s = ? WHERE id = ?", (free_s, conversation_id))
+            return read_conversation(find(connection, namespace, conversation_id))
 
         return await self._database.run(insert, namespace)
 
-    async def page(self, namespace: str, limit: int, before_s: float | None = None) -> list[Conversation]:
+    async def page(
+        self, namespace: str, limit: int, before_s: float | None = None, shown: Shown = ALL
+    ) -> list[Conversation]:
         """The latest updated ones, updated before a time; at most `limit`."""
-        query = "SELECT * FROM conversations WHERE namespace = ? AND updated_s < ? ORDER BY updated_s DESC LIMIT ?"
-        values = (namespace, float("inf") if before_s is None else before_s, limit)
+        where, values = shown.where()
+        query = (
+            f"SELECT * FROM conversations WHERE namespace = ? AND updated_s < ?{where} ORDER BY updated_s DESC LIMIT ?"
+        )
+        bounds = (namespace, float("inf") if before_s is None else before_s, *values, limit)
         return await self._database.read(
-            lambda connection: [read_conversation(row) for row in connection.execute(query, values)], namespace
+            lambda connection: [read_conversation(row) for row in connection.execute(query, bounds)], namespace
+        )
+
+    async def tags(self, namespace: str) -> list[tuple[str, int]]:
+        """All tags of conversations that are not in the trash, and how many have each. O(the namespace's conversations)."""
+        query = (
+            "SELECT each.value, COUNT(*) FROM conversations, json_each(conversations.tags) AS each "
+            "WHERE namespace = ? AND trashed_s IS NULL GROUP BY each.value ORDER BY each.value"
+        )
+        return await self._database.read(
+            lambda connection: [tuple(row) for row in connection.execute(query, (namespace,))], namespace
         )
 
     async def open(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
@@ -150,25 +157,39 @@ class ConversationStore:
 
         return await self._database.read(read, namespace)
 
-    async def rename(self, namespace: str, conversation_id: str, title: str, told: int) -> Conversation:
-        """Give it a title."""
+    async def about(self, namespace: str, conversation_id: str) -> Conversation:
+        """One without its messages."""
+        return await self._database.read(
+            lambda connection: read_conversation(find(connection, namespace, conversation_id)), namespace
+        )
+
+    async def change(
+        self, namespace: str, conversation_id: str, values: Mapping[str, Value], told: int
+    ) -> Conversation:
+        """Give it a title, settings or tags (JSON), or a mark, by the names of columns. A title alone counts as an update.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
 
         def update(connection: sqlite3.Connection) -> Conversation:
             row = find(connection, namespace, conversation_id)
-            connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, conversation_id))
-            return self._touch(connection, row, max(row["version"], told) + 1, row["head"])
+            return self._writer.change(connection, row, values, max(row["version"], told) + 1)
 
         return await self._database.run(update, namespace)
 
     async def delete(self, namespace: str, conversation_id: str) -> list[Message]:
-        """Remove it; returns all messages that it had."""
+        """Remove it, also from the trash; returns all messages that it had, those in the trash last."""
 
         def remove(connection: sqlite3.Connection) -> list[Message]:
-            find(connection, namespace, conversation_id)
+            find(connection, namespace, conversation_id, trashed=None)
+            query = "SELECT * FROM trashed_messages WHERE conversation = ?"
+            thrown = [read_message(row) for row in connection.execute(query, (conversation_id,))]
             messages = all_messages(connection, conversation_id)
             connection.execute("DELETE FROM messages WHERE conversation = ?", (conversation_id,))
+            connection.execute("DELETE FROM trashed_messages WHERE conversation = ?", (conversation_id,))
             connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
-            return messages
+            return messages + thrown
 
         return await self._database.run(remove, namespace)
 
@@ -187,11 +208,31 @@ class ConversationStore:
             if not there:
                 if message.parent is not None:
                     find_message(connection, conversation_id, message.parent, "parent")
-                return self._insert(connection, row, [message], told)
+                return self._writer.insert(connection, row, [message], told)
             same = there[0]
             if (same.parent, same.role, same.text) != (message.parent, message.role, message.text):
                 raise conflict(f"another message has the id {message.id!r}; give every message one of its own", "id")
             return Change(read_conversation(row), there, is_repeat=True)
+
+        return await self._database.run(insert, namespace)
+
+    async def add_path(self, namespace: str, conversation_id: str, messages: Sequence[Message], told: int) -> Change:
+        """Add messages, each below the one before it. The same last one again changes nothing.
+
+        Raises:
+            ApiError: 409: another message has one of their ids, or a bound is reached.
+        """
+
+        def insert(connection: sqlite3.Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            there = find_messages(connection, conversation_id, [message.id for message in messages])
+            if [(each.id, each.parent, each.text) for each in there] == [(m.id, m.parent, m.text) for m in messages]:
+                return Change(read_conversation(row), there, is_repeat=True)
+            for taken in there:
+                raise conflict(f"another message has the id {taken.id!r}; give every branch one of its own", "id")
+            if messages[0].parent is not None:
+                find_message(connection, conversation_id, messages[0].parent, "parent")
+            return self._writer.insert(connection, row, messages, told)
 
         return await self._database.run(insert, namespace)
 
@@ -207,7 +248,7 @@ class ConversationStore:
             find_message(connection, conversation_id, replies[0].parent or "")
             for taken in find_messages(connection, conversation_id, [reply.id for reply in replies]):
                 raise conflict(f"another message has the id {taken.id!r}; give every reply one of its own", "ids")
-            return self._insert(connection, row, replies, told)
+            return self._writer.insert(connection, row, replies, told)
 
         return await self._database.run(insert, namespace)
 
@@ -243,12 +284,12 @@ class ConversationStore:
                     reply.error,
                     dump_details(reply.details),
                     version,
-                    size_of(reply.text + reply.thinking),
+                    size_of(reply.counted_text),
                 )
                 if connection.execute(FINISH, (*values, conversation_id, reply.id)).rowcount:
                     reply.seq = version
                     ended.append(reply)
-            return Change(self._touch(connection, row, version, ended[-1].id), ended) if ended else None
+            return Change(self._writer.touch(connection, row, version, ended[-1].id), ended) if ended else None
 
         return await self._database.run(update)
 
@@ -260,6 +301,36 @@ class ConversationStore:
             return find_message(connection, conversation_id, message_id)
 
         return await self._database.read(read, namespace)
+
+    async def mark(self, namespace: str, conversation_id: str, message: Message, told: int) -> Change:
+        """Store the star and the name of a message; no update of the conversation.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
+
+        def update(connection: sqlite3.Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            find_message(connection, conversation_id, message.id)
+            message.seq = max(row["version"], told) + 1
+            connection.execute(
+                "UPDATE messages SET is_starred = ?, name = ?, seq = ?, size_bytes = ? WHERE conversation = ? AND id = ?",
+                (
+                    int(message.is_starred),
+                    message.name,
+                    message.seq,
+                    size_of(message.counted_text),
+                    conversation_id,
+                    message.id,
+                ),
+            )
+            self._writer.check_bounds(connection, conversation_id, namespace)
+            return Change(
+                self._writer.change(connection, find(connection, namespace, conversation_id), {}, message.seq),
+                [message],
+            )
+
+        return await self._database.run(update, namespace)
 
     async def path(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
         """From the conversation's beginning to a message. O(its length)."""
@@ -309,51 +380,7 @@ class ConversationStore:
             head = row["head"]
             if head is None or head in {each.id for each in removed}:
                 head = above[-1].id if above else last_message(connection, conversation_id)
-            conversation = self._touch(connection, row, max(row["version"], told) + 1, head)
+            conversation = self._writer.touch(connection, row, max(row["version"], told) + 1, head)
             return Change(conversation, removed), above
 
         return await self._database.run(delete, namespace)
-
-    # -- within a job
-
-    def _insert(
-        self, connection: sqlite3.Connection, row: sqlite3.Row, messages: Sequence[Message], told: int
-    ) -> Change:
-        version, title = max(row["version"], told), row["title"]
-        for message in messages:
-            version += 1
-            message.seq = version
-            connection.execute(INSERT_MESSAGE, new_row(row["id"], message))
-            if title is None and message.role == "user":
-                title = title_of(message.text)
-        if title != row["title"]:
-            connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, row["id"]))
-        self._check_bounds(connection, row["id"], row["namespace"])
-        head = messages[-1].id if messages else row["head"]
-        return Change(self._touch(connection, row, version, head), list(messages))
-
-    def _check_bounds(self, connection: sqlite3.Connection, conversation_id: str, namespace: str) -> None:
-        row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-        if row["num_messages"] > MAX_MESSAGES:
-            raise full(
-                f"a conversation has at most {MAX_MESSAGES:,} messages; delete branches of it, or begin another one"
-            )
-        if row["size_bytes"] > MAX_CONVERSATION_BYTES:
-            bound = f"a conversation has at most {MAX_CONVERSATION_BYTES:,} bytes"
-            raise full(f"{bound}; delete branches of it, or begin another one")
-        (size,) = connection.execute(
-            "SELECT size_bytes FROM conversation_usage WHERE namespace = ?", (namespace,)
-        ).fetchone()
-        if size > self._max_bytes:
-            raise full(
-                f"your conversations have at most {self._max_bytes:,} bytes in all; delete some that you need no more"
-            )
-
-    def _touch(self, connection: sqlite3.Connection, row: sqlite3.Row, version: int, head: str | None) -> Conversation:
-        """It has changed."""
-        updated_s = next_update(connection, row["namespace"], self._clock())
-        values = (version, head, updated_s, row["id"])
-        connection.execute("UPDATE conversations SET version = ?, head = ?, updated_s = ? WHERE id = ?", values)
-        return read_conversation(
-            connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
-        )

@@ -1,0 +1,128 @@
+"""What else might have stood at a place of a reply: the most likely tokens there, computed from the tokens it was generated as.
+
+prompt | Hel | lo | , wor | ld |        position 4 lies in the token "lo", which begins at 3
+               └ scored behind all before it, which is cached: one token is computed
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fastapi import Request
+
+from radixkv.core.tokens import TOKEN_BYTES, num_tokens, unpack_tokens
+from radixkv.gateway.auth import Tenant
+from radixkv.gateway.backend import Backend
+from radixkv.gateway.conversations.begun import Begun, find_reply
+from radixkv.gateway.conversations.keeping import kept_by
+from radixkv.gateway.conversations.refusals import conflict, not_possible
+from radixkv.gateway.errors import ApiError
+from radixkv.gateway.exchange import Exchange
+from radixkv.gateway.logprobs import LEAST_LOGPROB, token_text
+from radixkv.gateway.models import ServedModel
+from radixkv.gateway.transcripts import Transcripts
+from radixkv.gateway.turns import chat_model, read_prompt
+from radixkv.worker.request import GenerateParams
+from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.stream import PromptLogprobs
+
+__all__ = ["tell_alternatives"]
+
+
+class _Place(NamedTuple):
+    """A token of a reply. prefix: packed ids of all before it. position: where in the text it begins, in characters."""
+
+    prefix: bytes
+    token: bytes
+    position: int
+
+
+async def tell_alternatives(
+    request: Request, exchange: Exchange, tenant: Tenant, conversation_id: str, message_id: str, position: int, top: int
+) -> dict[str, Any]:
+    """The token of a reply in which a position lies, and the `top` most likely ones there, at temperature 1 and unfiltered.
+
+    Raises:
+        ApiError: 404: there is no such message. 400: it is no reply, or ends before the position. 409: nobody knows its tokens.
+        RadixKVError: the worker cannot take it now.
+    """
+    with kept_by(request).lives.held(conversation_id) as live:
+        begun = await find_reply(request, live, tenant, conversation_id, message_id, None)
+        if position >= len(begun.text):
+            bound = f"it must be below {len(begun.text)}, the characters of the reply now"
+            raise not_possible(f"position is {position}; {bound}", "position")
+        model = await _model_of(request, begun)
+        place = await _find(request, tenant, conversation_id, begun, position)
+    sampling = SamplingParams(max_tokens=0, prompt_logprobs=top, prompt_logprobs_start=num_tokens(place.prefix))
+    params = GenerateParams(
+        token_ids=place.prefix + place.token,
+        sampling=sampling,
+        namespace=tenant.namespace,
+        adapter=model.adapter,
+        request_id=exchange.request_id,
+    )
+    scored: PromptLogprobs | None = None
+    async with await exchange.generate(request.app.state.backend, params) as stream:
+        async for event in stream:
+            if isinstance(event, PromptLogprobs):
+                scored = event
+    assert scored is not None  # one position was asked about
+    return await _told(request.app.state.backend, model, begun, place, scored)
+
+
+async def _model_of(request: Request, begun: Begun) -> ServedModel:
+    """The one that wrote a reply, where it is still served; else the one that is."""
+    details = begun.reply.details or {}
+    try:
+        return await chat_model(request, (details.get("settings") or details).get("model"))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return await chat_model(request, None)
+
+
+async def _find(request: Request, tenant: Tenant, conversation_id: str, begun: Begun, position: int) -> _Place:
+    transcripts: Transcripts = request.app.state.transcripts
+    path = await kept_by(request).store.path(tenant.namespace, conversation_id, begun.parent)
+    transcript = await begun.transcript(request, tenant, path)
+    tokens = await read_prompt(request.app.state.backend, transcript, ())
+    stem = transcript.stem
+    if not stem or not tokens.startswith(stem):
+        raise conflict("the tokens of this reply are not known any more: the template writes it in another way")
+    before = await transcripts.splice(tokens[len(stem) :], begun.text[:position])
+    prefix = stem + before.tokens
+    behind = tokens[len(prefix) :]
+    return _Place(prefix, behind[:TOKEN_BYTES], position - len(before.rest))
+
+
+async def _told(
+    backend: Backend, model: ServedModel, begun: Begun, place: _Place, scored: PromptLogprobs
+) -> dict[str, Any]:
+    (own,) = unpack_tokens(place.token)
+    ranked = scored.top(0)
+    spelled = await backend.spell({own, *(token_id for token_id, _ in ranked)})
+    loses_blank = place.position == 0 and spelled[own].startswith(b" ") and not begun.text.startswith(" ")
+
+    def told(token_id: int, logprob: float) -> dict[str, Any]:
+        name, text = token_text(spelled[token_id]), _text(spelled[token_id])
+        if token_id in model.info.eos_token_ids:
+            text = None
+        if text is not None and loses_blank:
+            text = text.removeprefix(" ")  # as the tokenizer takes it from a first word
+        return {"token": name, "text": text or None, "logprob": max(LEAST_LOGPROB, logprob)}
+
+    return {
+        "model": model.name,
+        "position": place.position,
+        **told(own, scored.logprobs[0]),
+        "rank": scored.ranks[0],
+        "alternatives": [told(token_id, logprob) for token_id, logprob in ranked],
+    }
+
+
+def _text(spelled: bytes) -> str | None:
+    """None for a piece of a character."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return None

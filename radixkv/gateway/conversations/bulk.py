@@ -1,0 +1,55 @@
+"""One change to several conversations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixkv.gateway.conversations.keeping import Conversations
+from radixkv.gateway.conversations.refusals import conflict
+from radixkv.gateway.conversations.schema import MAX_TAGS, BulkChange, dump_tags
+from radixkv.gateway.conversations.writing import Value
+from radixkv.gateway.errors import ApiError
+
+__all__ = ["change_all"]
+
+_FLAGS: dict[str, dict[str, Value]] = {
+    "archive": {"is_archived": 1},
+    "unarchive": {"is_archived": 0},
+    "pin": {"is_pinned": 1},
+    "unpin": {"is_pinned": 0},
+}
+
+
+async def change_all(kept: Conversations, namespace: str, asked: BulkChange) -> dict[str, Any]:
+    """Change one after the other; what was changed, what is not there, and what was refused with the reason."""
+    done: list[str] = []
+    missing: list[str] = []
+    refused: list[dict[str, str]] = []
+    for conversation_id in dict.fromkeys(asked.ids):
+        try:
+            await _change(kept, namespace, conversation_id, asked)
+            done.append(conversation_id)
+        except ApiError as error:
+            if error.status == 404:
+                missing.append(conversation_id)
+            else:
+                refused.append({"id": conversation_id, "reason": error.message})
+    return {"ids": done, "missing": missing, "refused": refused}
+
+
+async def _change(kept: Conversations, namespace: str, conversation_id: str, asked: BulkChange) -> None:
+    match asked.action:
+        case "trash":
+            await kept.trash.throw(namespace, conversation_id)
+        case "restore":
+            await kept.trash.restore(namespace, conversation_id)
+        case "delete":
+            await kept.delete(namespace, conversation_id)
+        case "tag" | "untag":
+            before = (await kept.store.about(namespace, conversation_id)).tags
+            tags = [tag for tag in before if tag != asked.tag] + [asked.tag or ""] * (asked.action == "tag")
+            if len(tags) > MAX_TAGS:
+                raise conflict(f"it has {MAX_TAGS} tags already", "tag")
+            await kept.change(namespace, conversation_id, {"tags": dump_tags(tags)})
+        case flag:
+            await kept.change(namespace, conversation_id, _FLAGS[flag])

@@ -1,0 +1,55 @@
+"""Conversations that were imported before, as they are stored: found by their source, and given what is new."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from radixkv.gateway.conversations.messages import Message
+from radixkv.gateway.conversations.rows import find, read_conversation
+from radixkv.gateway.conversations.writing import Change, Writer
+from radixkv.gateway.database import Database
+
+__all__ = ["ImportStore"]
+
+
+class ImportStore:
+    """Those of all namespaces."""
+
+    def __init__(self, database: Database, writer: Writer) -> None:
+        self._database = database
+        self._writer = writer
+
+    async def known(self, namespace: str, source: str) -> str | None:
+        """The id of the conversation that was imported from there and is not in the trash."""
+        query = "SELECT id FROM conversations WHERE namespace = ? AND source = ? AND trashed_s IS NULL"
+
+        def read(connection: sqlite3.Connection) -> str | None:
+            row = connection.execute(query, (namespace, source)).fetchone()
+            return None if row is None else str(row[0])
+
+        return await self._database.read(read, namespace)
+
+    async def merge(self, namespace: str, conversation_id: str, messages: Sequence[Message], told: int) -> Change:
+        """Add those of these messages, parents first, that are neither there nor in the trash, where their parents are.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
+
+        def insert(connection: sqlite3.Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            query = "SELECT id FROM messages WHERE conversation = ?"
+            there: set[str | None] = {None, *(each[0] for each in connection.execute(query, (conversation_id,)))}
+            query = "SELECT id FROM trashed_messages WHERE conversation = ?"
+            thrown = {each[0] for each in connection.execute(query, (conversation_id,))}
+            new: list[Message] = []
+            for message in messages:
+                if message.id not in there and message.id not in thrown and message.parent in there:
+                    new.append(message)
+                    there.add(message.id)
+            if not new:
+                return Change(read_conversation(row), [], is_repeat=True)
+            return self._writer.insert(connection, row, new, told)
+
+        return await self._database.run(insert, namespace)

@@ -1,0 +1,91 @@
+"""What a branch costs before it is gone on from: its tokens, and how many of them are cached now. It is no use of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from fastapi import Request
+
+from radixkv.client import RemoteReader
+from radixkv.core.errors import RadixKVError
+from radixkv.core.namespaces import derived_namespace
+from radixkv.core.tokens import num_tokens
+from radixkv.gateway.auth import Tenant
+from radixkv.gateway.cache_view.observer import CacheObserver
+from radixkv.gateway.conversations.keeping import Conversations
+from radixkv.gateway.conversations.messages import Message
+from radixkv.gateway.models import ServedModel
+from radixkv.gateway.transcripts import Transcripts
+from radixkv.gateway.turns import read_prompt
+
+__all__ = ["Cost", "cost_of", "costs_of"]
+
+MAX_READ_CHARACTERS = 4_000_000
+"""Of the branches of one request, each from its beginning; of those behind, nothing is told."""
+
+
+class Cost(NamedTuple):
+    """Tokens of a branch: all, and those that are cached; None: it is not known. max_prompt: as many the model takes."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    max_prompt_tokens: int
+
+    @property
+    def computed_tokens(self) -> int | None:
+        """Those that a reply computes before its first token, at least the last one; None: it is not known."""
+        if self.prompt_tokens is None or self.cached_tokens is None:
+            return None
+        return max(1, self.prompt_tokens - self.cached_tokens)
+
+    def body(self) -> dict[str, Any]:
+        """As the API tells it."""
+        return {**self._asdict(), "computed_tokens": self.computed_tokens}
+
+
+async def cost_of(request: Request, tenant: Tenant, model: ServedModel, path: Sequence[Message]) -> Cost:
+    """The cost of a reply to a path, or, where it ends with a reply, of going on from that.
+
+    Raises:
+        InvalidArgumentError: the model's template does not take the messages.
+        UnavailableError: the worker cannot be reached.
+    """
+    state = request.app.state
+    conversations: Conversations = state.conversations
+    transcripts: Transcripts = state.transcripts
+    goes_on = path[-1].role == "assistant"
+    transcript = await transcripts.read(tenant.namespace, conversations.turns_of(path), goes_on=goes_on)
+    tokens = await read_prompt(state.backend, transcript, ())
+    namespace = derived_namespace(tenant.namespace, adapter=model.adapter)
+    cached = await _num_cached(state.cache_observer, tokens, namespace)
+    return Cost(num_tokens(tokens), cached, model.info.max_length - 1)
+
+
+async def costs_of(
+    request: Request, tenant: Tenant, model: ServedModel, conversation_id: str, message_ids: Sequence[str]
+) -> list[Cost]:
+    """The cost of each branch that ends at one of these messages.
+
+    Raises:
+        ApiError: 404: one of them is not there.
+    """
+    conversations: Conversations = request.app.state.conversations
+    costs: list[Cost] = []
+    left = MAX_READ_CHARACTERS
+    for message_id in message_ids:
+        path = await conversations.store.path(tenant.namespace, conversation_id, message_id) if left > 0 else []
+        left -= sum(len(message.text) for message in path)
+        unknown = Cost(None, None, model.info.max_length - 1)
+        costs.append(unknown if left < 0 or not path else await cost_of(request, tenant, model, path))
+    return costs
+
+
+async def _num_cached(observer: CacheObserver | None, tokens: bytes, namespace: str) -> int | None:
+    if observer is None:
+        return None
+    try:
+        return (await observer.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace))).num_tokens
+    except RadixKVError:  # the service is away, or holds no pool
+        return None

@@ -1,0 +1,72 @@
+"""How replies are drawn: what a request or a conversation says of it, and what then held."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from radixkv.gateway.fields import FAIL_FAST, Whole
+from radixkv.gateway.models import ServedModel
+from radixkv.gateway.options import ApiModel, GenerationOptions, ModelName
+from radixkv.worker.sampling import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, SamplingParams
+
+__all__ = ["MAX_STOP_TEXTS", "MAX_STOP_TEXT_CHARACTERS", "Settings", "told_settings"]
+
+MAX_STOP_TEXTS = 16
+MAX_STOP_TEXT_CHARACTERS = 256
+"""They are kept with each reply."""
+
+_SEED_BITS = 32
+"""Of a seed that is drawn here: any program that reads JSON keeps it whole."""
+
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_TEXT_CHARACTERS)]
+
+
+class Settings(ApiModel):
+    """How replies are drawn. What is left out, or null, the conversation's settings say; what they leave out, the model's."""
+
+    model: ModelName | None = Field(None, description="The model, or an adapter of it.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(None, description="0 and -1 keep all.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Annotated[list[StopText], Field(max_length=MAX_STOP_TEXTS), FAIL_FAST] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What is said, by name."""
+        return self.model_dump(include=set(Settings.model_fields), exclude_none=True)
+
+    def over(self, kept: dict[str, Any] | None) -> Settings:
+        """These, and what a conversation's settings say besides."""
+        return Settings.model_validate({**(kept or {}), **self.given()})
+
+    def dump(self) -> str | None:
+        """As a conversation keeps them; None: they say nothing."""
+        given = self.given()
+        return json.dumps(given, ensure_ascii=False) if given else None
+
+    def sampling(self, model: ServedModel, n: int, max_tokens: int) -> SamplingParams:
+        """How `n` replies are drawn, with a seed of their own where these name none.
+
+        Raises:
+            ApiError: 400 with the field that is at fault.
+        """
+        given = {**self.given(), "model": model.name, "n": n}
+        given.setdefault("seed", secrets.randbits(_SEED_BITS))
+        given.pop("max_tokens", None)
+        return GenerationOptions.model_validate(given).sampling(model.info, max_tokens=max_tokens)
+
+
+def told_settings(model: ServedModel, sampling: SamplingParams) -> dict[str, Any]:
+    """What held for replies, by the names of `Settings`: the same again is drawn with them."""
+    names = set(Settings.model_fields) - {"model", "stop"}
+    held = {name: getattr(sampling, name) for name in Settings.model_fields if name in names}
+    return {"model": model.name, **held, "stop": list(sampling.stop)}

@@ -1,0 +1,130 @@
+"""How conversations grow and change within a job of the database: versions, heads, dates and bounds."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.conversations.messages import Conversation, Message, title_of
+from radixkv.gateway.conversations.refusals import full
+from radixkv.gateway.conversations.rows import INSERT_MESSAGE, new_row, next_update, read_conversation
+
+__all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Value", "Writer"]
+
+MAX_MESSAGES = 10_000
+"""Of one conversation."""
+
+MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
+"""Of one conversation: whoever opens it is sent all of it."""
+
+
+Value = str | float | None
+
+_COUNTED = ("settings", "tags")
+"""Columns of a conversation that count against the bounds of bytes."""
+
+
+class Change(NamedTuple):
+    """What a change has made of a conversation.
+
+    conversation: as it is now. messages: new, changed or removed ones. is_repeat: nothing was changed, it was there before.
+    """
+
+    conversation: Conversation
+    messages: list[Message]
+    is_repeat: bool = False
+
+
+class Writer:
+    """Writes rows of conversations. The database's thread uses it.
+
+    Args:
+        max_conversations, max_bytes: bounds of each namespace.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, max_conversations: int, max_bytes: int, clock: Callable[[], float]) -> None:
+        for name, value in (("max_conversations", max_conversations), ("max_bytes", max_bytes)):
+            if not value > 0:
+                raise InvalidArgumentError(name, value, "above 0")
+        self.max_conversations = max_conversations
+        self.max_bytes = max_bytes
+        self.clock = clock
+
+    def insert(
+        self, connection: sqlite3.Connection, row: sqlite3.Row, messages: Sequence[Message], told: int
+    ) -> Change:
+        """Add messages to the conversation of a row, parents first.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
+        version, title = max(row["version"], told), row["title"]
+        for message in messages:
+            version += 1
+            message.seq = version
+            connection.execute(INSERT_MESSAGE, new_row(row["id"], message))
+            if title is None and message.role == "user":
+                title = title_of(message.text)
+        if title != row["title"]:
+            connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, row["id"]))
+        self.check_bounds(connection, row["id"], row["namespace"])
+        head = messages[-1].id if messages else row["head"]
+        return Change(self.touch(connection, row, version, head), list(messages))
+
+    def check_number(self, connection: sqlite3.Connection, namespace: str) -> None:
+        """Raises ApiError 409: the namespace has too many conversations."""
+        query = "SELECT num_conversations FROM conversation_usage WHERE namespace = ?"
+        (count,) = connection.execute(query, (namespace,)).fetchone()
+        if count > self.max_conversations:
+            raise full(f"{self.max_conversations:,} conversations are kept already; delete some that you need no more")
+
+    def check_bounds(self, connection: sqlite3.Connection, conversation_id: str, namespace: str) -> None:
+        """Raises ApiError 409: the conversation, or its namespace, is too large."""
+        row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+        if row["num_messages"] > MAX_MESSAGES:
+            raise full(
+                f"a conversation has at most {MAX_MESSAGES:,} messages; delete branches of it, or begin another one"
+            )
+        if row["size_bytes"] > MAX_CONVERSATION_BYTES:
+            bound = f"a conversation has at most {MAX_CONVERSATION_BYTES:,} bytes"
+            raise full(f"{bound}; delete branches of it, or begin another one")
+        (size,) = connection.execute(
+            "SELECT size_bytes FROM conversation_usage WHERE namespace = ?", (namespace,)
+        ).fetchone()
+        if size > self.max_bytes:
+            raise full(
+                f"your conversations have at most {self.max_bytes:,} bytes in all; delete some that you need no more"
+            )
+
+    def touch(self, connection: sqlite3.Connection, row: sqlite3.Row, version: int, head: str | None) -> Conversation:
+        """The conversation of a row has changed now; as it is then."""
+        updated_s = next_update(connection, row["namespace"], self.clock())
+        values = (version, head, updated_s, row["id"])
+        connection.execute("UPDATE conversations SET version = ?, head = ?, updated_s = ? WHERE id = ?", values)
+        return read_conversation(
+            connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
+        )
+
+    def change(
+        self, connection: sqlite3.Connection, row: sqlite3.Row, values: Mapping[str, Value], version: int
+    ) -> Conversation:
+        """Set columns of the conversation of a row. A title counts as an update, what else is kept of it does not.
+
+        Raises:
+            ApiError: 409: a bound is reached.
+        """
+        kept = {**{name: row[name] for name in _COUNTED}, **values}
+        size = sum(len(str(kept[name] or "").encode()) - len((row[name] or "").encode()) for name in _COUNTED)
+        told: dict[str, Value] = {**values, "version": version, "size_bytes": row["size_bytes"] + size}
+        if "title" in values:
+            told["updated_s"] = next_update(connection, row["namespace"], self.clock())
+        columns = ", ".join(f"{name} = :{name}" for name in told)  # names of ours
+        connection.execute(f"UPDATE conversations SET {columns} WHERE id = :id", {**told, "id": row["id"]})
+        if size > 0:
+            self.check_bounds(connection, row["id"], row["namespace"])
+        return read_conversation(
+            connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
+        )

@@ -1,0 +1,103 @@
+"""`GET /v1/radixkv/me`: who calls, what it may ask for, and what it has used of that."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from radixkv.gateway.auth import CurrentTenant
+from radixkv.gateway.bodies import JsonRoute
+from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.database import Database
+from radixkv.service.limits import Limiter
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["radixkv"], route_class=JsonRoute)
+
+
+class Limits(BaseModel):
+    """What may be asked for; null: as much as there is."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    max_concurrent: int | None
+
+
+class Rate(BaseModel):
+    """What is left of a limit per minute, and when all of it is there again."""
+
+    kind: str
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+class Kept(BaseModel):
+    """What is stored, and its bounds; conversations in the trash count."""
+
+    number: int
+    size_bytes: int
+    max_number: int | None = Field(description="null: only the bytes are bounded")
+    max_bytes: int
+
+
+class Me(BaseModel):
+    """The caller. `needs_key`: callers are told apart here by their keys."""
+
+    name: str
+    needs_key: bool
+    is_operator: bool
+    limits: Limits
+    rates: list[Rate]
+    num_running: int = Field(description="Requests under way that count, this one not among them")
+    conversations: Kept
+    responses: Kept
+    jobs: Kept = Field(description="Files and batches")
+
+
+@router.get("/v1/radixkv/me", response_model=Me)
+async def tell_me(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """Who calls, the limits, what is left of them, and what is stored. It tells nothing of others."""
+    state = request.app.state
+    limiter: Limiter = state.limiter
+    standing = limiter.standing(tenant)
+    database: Database = state.database
+    limits = tenant.limits
+    return {
+        "name": tenant.name,
+        "needs_key": not state.keys.is_open,
+        "is_operator": tenant.is_operator,
+        "limits": {name: getattr(limits, name) for name in Limits.model_fields},
+        "rates": [rate._asdict() for rate in standing.rates],
+        "num_running": standing.num_running,
+        **await database.read(lambda connection: _kept(connection, tenant.namespace, state.config), tenant.namespace),
+    }
+
+
+def _kept(connection: sqlite3.Connection, namespace: str, config: GatewayConfig) -> dict[str, Any]:
+    tables = {
+        "conversations": (
+            "SELECT num_conversations, size_bytes FROM conversation_usage WHERE namespace = ?",
+            config.max_conversations,
+            config.max_conversation_bytes,
+        ),
+        "responses": (
+            "SELECT num_responses, size_bytes FROM usage WHERE namespace = ?",
+            config.max_responses,
+            config.max_response_bytes,
+        ),
+        "jobs": (
+            "SELECT num_files + num_batches, size_bytes FROM job_usage WHERE namespace = ?",
+            None,
+            config.max_job_bytes,
+        ),
+    }
+    told: dict[str, Any] = {}
+    for name, (query, max_number, max_bytes) in tables.items():
+        number, size = connection.execute(query, (namespace,)).fetchone() or (0, 0)
+        told[name] = {"number": number, "size_bytes": size, "max_number": max_number, "max_bytes": max_bytes}
+    return told
