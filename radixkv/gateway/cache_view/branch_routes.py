@@ -93,9 +93,9 @@ async def _that_say(turn: Turn, request: Request, tenant: Tenant) -> list[tuple[
     """Messages that say at least what a turn does, the latest updated conversations' first; a template leaves blanks out."""
     kept, text = _conversations(request), turn.text[-MAX_SEARCHED_CHARACTERS:]
     async with request.app.state.one_by_one.place(tenant.namespace):
-        conversations, _ = await kept.page(tenant.namespace, MAX_READ, None, text)
+        holders, _ = await kept.search(tenant.namespace, text, MAX_READ)
     found = []
-    for conversation in conversations:
+    for conversation in (each.conversation for each in holders):
         _, messages = await kept.view(tenant.namespace, conversation.id)
         found += [(conversation, each) for each in messages if turn.role in ("", each.role) and turn.text in each.text]
     return found[:MAX_READ]
