@@ -12,7 +12,8 @@ The *new* tokens of a request are those of its prompt behind the longest beginni
 the replay or with that prompt and its reply. They are counted on token ids from the tokenizer, without the cache; what the
 gateway leaves out of a prompt, such as Claude Code's billing line, is in neither. Of every request the gateway's usage must
 tell at most its new tokens and one more as computed: the last token of a prompt is run for its logits, that of a reply has no
-KV yet.
+KV yet. A line or an order that parts prompts which should share a beginning makes their tokens new, so that bar does not see
+it: a second one is the share of all prompt tokens that is found.
 
 llama.cpp's server is given every prompt as token ids, so that both compute the same tokens whatever each would make of tools.
 radixkv is given what the agent sent, so that its time has JSON, template and tokenizer in it. Each request goes to radixkv and
@@ -52,6 +53,9 @@ from radixkv.worker.request import Prompt
 __all__ = ["main"]
 
 MOST_BEYOND = 1
+LEAST_FOUND = 0.9
+"""At full size: conversations that did not find each other's tools would have to compute more than that leaves."""
+
 FIRST_TOKEN_BOUND = 1.0
 REPLY_TOKENS = 4
 QUICK_PROJECTS = 2
@@ -190,6 +194,9 @@ def make_report(counted: Sequence[Played], timed: Sequence[Timed], seed: int, wh
             MOST_BEYOND,
         )
     ]
+    num_prompt = sum(played.answer.num_prompt for played in counted)
+    num_computed = sum(played.num_computed for played in counted)
+    bars.append(Bar("prompt tokens found, of all", 1 - num_computed / num_prompt, LEAST_FOUND, at_least=True))
     rows = time_rows(timed)
     for agent in AGENTS:
         for kind in (BEGUN, NEXT):
@@ -200,9 +207,9 @@ def make_report(counted: Sequence[Played], timed: Sequence[Timed], seed: int, wh
     tables = [token_table(counted), *([time_table(rows)] if timed else [])]
     figures = {
         "requests": len(counted),
-        "prompt_tokens": sum(played.answer.num_prompt for played in counted),
+        "prompt_tokens": num_prompt,
         "new_tokens": sum(played.num_new for played in counted),
-        "computed_tokens": sum(played.num_computed for played in counted),
+        "computed_tokens": num_computed,
         "most_beyond": {
             "tokens": max(p.num_beyond for p in counted),
             "times": max((t.ours.num_beyond for t in timed), default=None),

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.agents.__main__ import MOST_BEYOND, make_report
+from bench.agents.__main__ import MOST_BEYOND, Timed, make_report
+from bench.agents.llama import LlamaAnswer
 from bench.agents.recording import Conversation, Request
 from bench.agents.replay import Answer, Played, Seen, Turn, ask, interleaved
 
@@ -109,4 +110,20 @@ def test_one_request_that_computes_more_than_its_new_tokens_and_one_fails_the_ru
     good, other = Played(turns[0], Answer(100, 75, 0.1), 25), Played(turns[1], Answer(100, num_cached, 0.1), 25)
     report = make_report([good, other], [], 0, "no peer")
     assert report.bars[0].passed == (75 - num_cached <= MOST_BEYOND)
-    assert not any(bar.passed for bar in report.bars[1:])
+    assert not any(bar.passed for bar in report.bars[1:])  # three quarters are found, and no times are there
+
+
+def test_each_kind_of_request_is_held_against_llama_cpp_by_itself() -> None:
+    timed = []
+    for agent in ("Claude Code", "Codex"):
+        for project, place, first_s in (("orders", 0, 9.0), ("weather", 0, 0.1), ("weather", 1, 0.4)):
+            played = Played(Turn(agent, project, place, request(0)), Answer(100, 95, first_s), 5)
+            timed.append(Timed(played, LlamaAnswer(50, 0.2)))
+    report = make_report([each.ours for each in timed], timed, 0, "")
+    assert [round(bar.value or 0, 3) for bar in report.bars] == [0, 0.95, 0.5, 2.0, 0.5, 2.0]
+    assert [bar.passed for bar in report.bars] == [True, True, True, False, True, False]
+    assert [row[0] for row in report.tables[1].rows][:3] == [
+        "Claude Code: first of all",
+        "Claude Code: new conversation",
+        "Claude Code: next request",
+    ]
