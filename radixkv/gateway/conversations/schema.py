@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.conversations.store import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.fields import FAIL_FAST, Each, Name, Whole
-from radixkv.gateway.options import ApiModel
 
 __all__ = [
     "ConversationObject",
@@ -63,6 +63,8 @@ class NewTitle(ApiModel):
 class ReplyOptions(ApiModel):
     """How many replies, and how they are drawn."""
 
+    draws = True
+
     n: Annotated[Whole, Field(ge=1, le=MAX_DRAFTS)] = Field(1, description="So many drafts, siblings of each other.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -94,6 +96,8 @@ class ReplyOptions(ApiModel):
 
 class NewMessage(ApiModel):
     """A message to be added: below another one, or as a beginning of its own."""
+
+    draws = True
 
     id: MessageId | None = Field(
         None, description="Yours to choose, so that a repeat of the request adds nothing again."
