@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
 from radixkv.gateway.formats import Constraint, schema_constraint
-from radixkv.gateway.options import ApiModel, CacheSalt, ModelName, StopTexts, drawing
+from radixkv.gateway.options import CacheSalt, ModelName, StopTexts, drawing
 from radixkv.gateway.thinking_wish import Effort, ThinkingWish
 from radixkv.gateway.tools import (
     MAX_TOOLS,
@@ -35,6 +36,22 @@ class CacheControl(ApiModel):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = Field(None, description="5m where it is left out.")
+
+
+_READ = frozenset(
+    (
+        "text",
+        "thinking",
+        "tool_use",
+        "tool_result",
+        "tool_reference",
+        "document",
+        "search_result",
+        "image",
+        "redacted_thinking",
+    )
+)
+"""Types of blocks of which something stands in the prompt, or which are no server's."""
 
 
 class TextBlock(ApiModel):
@@ -74,7 +91,14 @@ class Block(Piece):
     tool_use_id: Name | None = None
     content: str | Annotated[list[ResultPart], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     thinking: str | None = Field(None, description="Of an earlier reply.")
+    signature: str | None = Field(None, description="Accepted; thoughts are not signed here.")
+    data: str | None = Field(None, description="Of thoughts that cannot be read, which are left out.")
+    caller: PlainObject | None = Field(None, description="Accepted; the model alone calls here.")
     is_error: bool | None = Field(None, description="Accepted; the model reads the content alone.")
+
+    @property
+    def is_read(self) -> bool:
+        return self.type in _READ
 
 
 class Turn(ApiModel):
@@ -93,6 +117,10 @@ class Tool(ApiModel):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self.is_own
 
     @property
     def is_own(self) -> bool:
@@ -211,6 +239,8 @@ class MessagesPrompt(ApiModel):
 
 class MessagesRequest(MessagesPrompt):
     """Body of `POST /v1/messages`."""
+
+    draws = True
 
     max_tokens: Annotated[Whole, Field(ge=0, lt=2**31)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None

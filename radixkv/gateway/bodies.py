@@ -20,10 +20,10 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from radixkv.core.json_text import read_json
+from radixkv.gateway.api_model import ApiModel, unknown_fields
 from radixkv.gateway.calls import Calls
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import EXCHANGE
-from radixkv.gateway.options import ApiModel, unknown_fields
 from radixkv.gateway.refusals import refusal_of
 
 __all__ = ["SMALL_BYTES", "JsonRoute", "off_loop"]

@@ -208,7 +208,7 @@ def plan_turn(
     Raises:
         ApiError: 400 with the field that is at fault.
     """
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
     given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = body.sampling(

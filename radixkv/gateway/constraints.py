@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import Field
 
 from radixkv.core.json_text import read_json
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, PlainObject
 from radixkv.gateway.formats import (
@@ -27,7 +28,7 @@ from radixkv.gateway.formats import (
     json_object,
     schema_constraint,
 )
-from radixkv.gateway.options import ApiModel, GenerationOptions, check_plain
+from radixkv.gateway.options import GenerationOptions, check_plain
 from radixkv.worker.sampling import Grammar
 
 __all__ = ["ConstrainedOptions"]

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.bodies import JsonRoute, off_loop
@@ -16,7 +17,7 @@ from radixkv.gateway.exchange import CurrentExchange
 from radixkv.gateway.fields import TokenIds
 from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.models import RADIXKV_VERSION, served_model
-from radixkv.gateway.options import ApiModel, ModelName
+from radixkv.gateway.options import ModelName
 from radixkv.gateway.tools import ChatTools, plan_tools
 from radixkv.gateway.turns import chat_model, read_prompt
 from radixkv.worker.request import Prompt

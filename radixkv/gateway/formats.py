@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import PlainObject
-from radixkv.gateway.options import ApiModel
 from radixkv.gateway.schemas import Definitions, Detail, engine_schema
 from radixkv.worker.sampling import Grammar
 

@@ -15,11 +15,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, Each
 from radixkv.gateway.item_lists import ItemLists, no_item
-from radixkv.gateway.options import ApiModel
 from radixkv.gateway.responses_answers import AnyItem, ItemList
 from radixkv.gateway.responses_items import page_of, read_input
 from radixkv.gateway.responses_schema import InputItem, Metadata

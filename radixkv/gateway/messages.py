@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.core.json_text import num_values, read_json
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.client_noise import without_noise
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
-from radixkv.gateway.options import ApiModel, check_plain
+from radixkv.gateway.options import check_plain
 from radixkv.worker.request import ModelInfo
 from radixkv.worker.text import Message
 
@@ -59,6 +60,12 @@ class ContentPart(ApiModel):
 
     type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
+    refusal: str | None = Field(None, description="Of an earlier reply, which said no more.")
+
+    @property
+    def said(self) -> str | None:
+        """Its text; None where it is no text."""
+        return self.text if self.type in _TEXT_PARTS else self.refusal if self.type == "refusal" else None
 
 
 class ChatMessage(ApiModel):
@@ -68,6 +75,7 @@ class ChatMessage(ApiModel):
     content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     name: Name | None = None
     refusal: str | None = None
+    audio: PlainValue = Field(None, description="Not supported.")
     tool_calls: Annotated[list[Annotated[ToolCall, Each]], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     tool_call_id: Name | None = None
     function_call: FunctionCall | None = Field(None, description="As one of `tool_calls`, which have replaced it.")
@@ -132,6 +140,8 @@ def _template_message(message: ChatMessage, param: str) -> Message:
 
 def _text(message: ChatMessage, param: str) -> str:
     content = message.content
+    if message.audio is not None:
+        raise unsupported_part("audio", f"{param}.audio")
     if content is None:
         if message.role not in ("assistant", "tool", "function"):  # a tool may have nothing to say
             raise ApiError(400, f"{param}.content is missing", code="missing_value", param=f"{param}.content")
@@ -139,9 +149,9 @@ def _text(message: ChatMessage, param: str) -> str:
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
-        if part.type not in _TEXT_PARTS or part.text is None:
+        if part.said is None:
             raise unsupported_part(part.type, f"{param}.content.{index}")
-    return "".join(part.text or "" for part in content)
+    return "".join(part.said or "" for part in content)
 
 
 def placeholder(kind: str) -> str:

@@ -1,21 +1,21 @@
 """What every request that generates may say about how, and the sampling parameters that this means.
 
-Names, types and bounds are the OpenAI API's; behind them stand extensions of this server. Frontends send many fields that are
-not known: they are left out and named in a header. Those that would change the answer and cannot be honoured are refused.
+Names, types and bounds are the OpenAI API's; behind them stand extensions of this server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, overload
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from radixkv.core.api import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import MAX_SALT_CHARS
 from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
 from radixkv.worker.request import ModelInfo
@@ -35,96 +35,23 @@ from radixkv.worker.sampling import (
 )
 
 __all__ = [
-    "CHANGES_THE_ANSWER",
-    "ApiModel",
     "CacheSalt",
     "GenerationOptions",
     "MaxTokens",
     "ModelName",
     "RetentionRanges",
+    "Stop",
     "StopTexts",
     "StreamOptions",
+    "Unbounded",
     "check_plain",
+    "drawing",
     "retention_of",
-    "unknown_fields",
+    "stop_texts",
 ]
 
 MAX_STOP_CHARACTERS = 1024
 _UINT64 = 2**64
-
-_OFF: Sequence[Any] = (None, False, 0, "", [], {})
-CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
-    **dict.fromkeys(
-        (
-            "allowed_token_ids",
-            "bad_words",
-            "cache_salt",
-            "chat_template",
-            "continue_final_message",
-            "documents",
-            "dry_multiplier",
-            "ebnf",
-            "echo",
-            "function_call",
-            "functions",
-            "grammar",
-            "guided_choice",
-            "guided_grammar",
-            "guided_json",
-            "guided_regex",
-            "include_stop_str_in_output",
-            "json_schema",
-            "logits_processors",
-            "mirostat",
-            "regex",
-            "return_tokens_as_token_ids",
-            "structured_outputs",
-            "truncate_prompt_tokens",
-            "xtc_probability",
-        ),
-        _OFF,
-    ),
-    **dict.fromkeys(
-        (
-            "chat_template_kwargs",
-            "custom_logit_processor",
-            "dynatemp_range",
-            "extra_key",
-            "frequency_penalty",
-            "logit_bias",
-            "logprob_token_ids",
-            "lora",
-            "lora_path",
-            "min_tokens",
-            "n_indent",
-            "n_probs",
-            "no_stop_trim",
-            "presence_penalty",
-            "prompt_embeds",
-            "repetition_detection",
-            "return_hidden_states",
-            "session_params",
-            "stop_regex",
-            "store",
-            "structural_tag",
-            "use_beam_search",
-        ),
-        _OFF,
-    ),
-    **dict.fromkeys(("best_of", "n", "num_beams"), (None, 1)),
-    "n_predict": (None, -1),
-    "response_format": (None, {"type": "text"}),
-    "top_n_sigma": (None, -1, 0),
-    "typ_p": (None, 1),
-    "add_generation_prompt": (None, True),
-    "prompt_logprobs": (None,),
-    "add_special_tokens": (None, True),
-    "skip_special_tokens": (None, True),
-    "repeat_penalty": (None, 1),
-    "repetition_penalty": (None, 1),
-    "typical_p": (None, 1),
-}
-"""Fields of other servers that are refused where a model does not have them, unless they say no more than leaving them out."""
 
 
 def _no_empty_stop(value: Any) -> Any:
@@ -133,41 +60,13 @@ def _no_empty_stop(value: Any) -> Any:
 
 _StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[_StopText], Field(max_length=MAX_STOPS), FAIL_FAST]
+Stop = Annotated[_StopText | StopTexts | None, BeforeValidator(_no_empty_stop)]
+"""One text or several."""
 
 
-class ApiModel(BaseModel):
-    """Base of what the API reads: exact types, no NaN; unknown fields are ignored."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    def check(self) -> None:
-        """Refuse what the schema cannot say. Called once, where the body is read; what takes long is worked out here.
-
-        Raises:
-            ApiError: 400 with the field that is at fault.
-        """
-
-
-def unknown_fields(model: ApiModel, told: Mapping[str, Any], place: str = "") -> list[str]:
-    """The fields of a body, and of the objects in it, that its model does not have, but for those that say nothing.
-
-    Lists are not looked into: what messages, items and tools hold besides is told by those who read them.
-
-    Raises:
-        ApiError: 400: one of them would change the answer.
-    """
-    fields = {field.alias or name: name for name, field in type(model).model_fields.items()}
-    unknown: list[str] = []
-    for name, value in told.items():
-        inner = getattr(model, fields[name]) if name in fields else None
-        if isinstance(inner, ApiModel) and isinstance(value, Mapping):
-            unknown += unknown_fields(inner, value, f"{place}{name}.")
-        elif name not in fields and value is not None and model.model_config.get("extra") != "allow":
-            if value not in CHANGES_THE_ANSWER.get(name, (value,)):
-                message = f"{place}{name} is not supported here; leave it out"
-                raise ApiError(400, message, code="unsupported_parameter", param=f"{place}{name}")
-            unknown.append(f"{place}{name}")
-    return unknown
+def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """All of them."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 class StreamOptions(ApiModel):
@@ -214,7 +113,10 @@ def _unbounded(value: Any) -> Any:
     return None if value == -1 else value
 
 
-MaxTokens = Annotated[Annotated[Whole, Field(ge=0, lt=2**31)] | None, BeforeValidator(_unbounded)]
+Unbounded = BeforeValidator(_unbounded)
+"""Of a number of tokens: -1 is none."""
+
+MaxTokens = Annotated[Annotated[Whole, Field(ge=0, lt=2**31)] | None, Unbounded]
 """Of a reply; -1, as some frontends have it, is none. 0: the prompt is computed, and nothing is drawn."""
 
 RetentionRanges = Annotated[list[RetentionRange], Field(max_length=MAX_RETENTION_RANGES), FAIL_FAST]
@@ -235,12 +137,14 @@ def retention_of(ranges: Iterable[RetentionRange] | None) -> tuple[Retention, ..
 class GenerationOptions(ApiModel):
     """Fields that chat completions and completions share."""
 
+    draws = True
+
     model: ModelName | None = None
     n: Annotated[Whole, Field(ge=1, le=128)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[Whole, Field(ge=-(2**63), lt=_UINT64)] | None = None
-    stop: Annotated[_StopText | StopTexts | None, BeforeValidator(_no_empty_stop)] = None
+    stop: Stop = None
     logit_bias: LogitBias | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -372,7 +276,7 @@ class GenerationOptions(ApiModel):
                 n=self.n or 1,
                 **drawing(defaults, self.temperature, self.top_p, self.top_k, self.min_p),
                 seed=None if self.seed is None else self.seed % _UINT64,
-                stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+                stop=stop_texts(self.stop),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 ignore_eos=bool(self.ignore_eos),
                 logit_bias=biases,

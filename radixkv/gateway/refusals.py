@@ -24,6 +24,14 @@ _NOT_SERVED = {
     "moderations": "no moderation is served here",
     **dict.fromkeys(("images", "videos"), "no images are served here"),
     **dict.fromkeys(("audio", "realtime"), "no sound is served here"),
+    **dict.fromkeys(
+        ("completion", "infill", "apply-template", "slots"), "of llama.cpp's own API little is served here"
+    ),
+    **dict.fromkeys(
+        ("api/chat", "api/generate", "api/show", "api/tags", "api/ps"), "Ollama's own API is not served here"
+    ),
+    "generate": "SGLang's own API is not served here",
+    "responses/compact": "no conversation is compacted here",
 }
 """What other servers have, by the beginning of the path."""
 
@@ -95,15 +103,19 @@ def _path(error: Any, body: Any) -> list[str | int]:
 def _of_http(error: HTTPException, request: Request) -> ApiError:
     messages = {404: _no_such_url(request), 405: "this URL does not take this method"}
     codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
-    message = messages.get(error.status_code, str(error.detail))
-    code = codes.get(error.status_code)
-    return ApiError(error.status_code, message, code=code, headers=error.headers)
+    status = 404 if error.status_code == 405 and _why_not_served(request) else error.status_code
+    message = messages.get(status, str(error.detail))
+    return ApiError(status, message, code=codes.get(status), headers=error.headers)
+
+
+def _why_not_served(request: Request) -> str | None:
+    asked = request.url.path.removeprefix("/v1").strip("/")
+    return next((why for start, why in _NOT_SERVED.items() if f"{asked}/".startswith(f"{start}/")), None)
 
 
 def _no_such_url(request: Request) -> str:
     """Which there are: of what other servers have, no more than is served here."""
-    asked = request.url.path.removeprefix("/v1").strip("/")
-    why = next((why for start, why in _NOT_SERVED.items() if f"{asked}/".startswith(f"{start}/")), None)
+    why = _why_not_served(request)
     if why is None and not request.url.path.startswith("/v1/"):
         return "there is no such URL here; the API lies below /v1 and is described at /docs"
     described = (request.app.openapi_schema or {}).get("paths", {})  # made when the server starts

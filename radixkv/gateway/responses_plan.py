@@ -99,6 +99,7 @@ async def make_plan(
     exchange: Exchange = http.scope[EXCHANGE]
     thinks = model.info.thinking is not None
     exchange.leave_out(left_out_tools(request.tools))
+    exchange.leave_out(request.left_out_includes)
     exchange.leave_out(left_out_items(request.input, thinks=thinks))
     arguments, unread = thinking_arguments(model.info, ThinkingWish(None, request.effort))
     exchange.leave_out("reasoning.effort" for _ in unread)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import (
     FAIL_FAST,
@@ -18,10 +19,20 @@ from radixkv.gateway.fields import (
     Plain,
     PlainObject,
     PlainValue,
+    Whole,
     check_fits,
 )
 from radixkv.gateway.formats import Constraint, json_object, schema_constraint
-from radixkv.gateway.options import ApiModel, CacheSalt, ModelName, RetentionRanges, StopTexts, check_plain, drawing
+from radixkv.gateway.options import (
+    CacheSalt,
+    ModelName,
+    RetentionRanges,
+    Stop,
+    Unbounded,
+    check_plain,
+    drawing,
+    stop_texts,
+)
 from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.thinking_wish import Effort
 from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
@@ -35,7 +46,18 @@ MAX_INCLUDE = 64
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 MAX_TOP_LOGPROBS = 20
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
+"""All of `include` that is honoured."""
+
 _UINT64 = 2**64
+
+
+_READ = frozenset(
+    (
+        *("message", "reasoning", "item_reference", "function_call", "function_call_output"),
+        *("custom_tool_call", "custom_tool_call_output", "local_shell_call"),
+    )
+)
+"""Types of items that are no other server's."""
 
 
 class InputPart(ApiModel):
@@ -64,6 +86,13 @@ class InputItem(ApiModel):
     input: str | None = None
     action: PlainObject | None = None
     output: str | InputParts | None = None
+    phase: Name | None = Field(None, description="Accepted; of an earlier reply.")
+    summary: PlainValue = Field(None, description="Accepted; the thoughts themselves are in `content`.")
+    encrypted_content: str | None = Field(None, description="Accepted; the thoughts themselves are in `content`.")
+
+    @property
+    def is_read(self) -> bool:
+        return (self.type or "message") in _READ
 
 
 class Reasoning(ApiModel):
@@ -108,6 +137,8 @@ Metadata = Annotated[
 class ResponseRequest(ApiModel):
     """The body of POST /v1/responses. Bounds are the OpenAI API's; the last fields are extensions of this server."""
 
+    draws = True
+
     model: ModelName | None = None
     input: str | Annotated[list[Annotated[InputItem, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST]
     instructions: str | None = Field(None, description="A system message. Not carried over from the previous response.")
@@ -116,14 +147,14 @@ class ResponseRequest(ApiModel):
         description="Any stored response: the new one goes on behind it. It needs the same `cache_salt`, or none as well; "
         "under another one it is refused.",
     )
-    position: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+    position: Annotated[Whole, Field(ge=1, lt=2**31)] | None = Field(
         None,
         description="Extension. The new one goes on behind so many characters of that one's text, which may still be written.",
     )
     store: bool | None = Field(None, description="Default true.")
     stream: bool | None = None
     background: bool | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_output_tokens: Annotated[Annotated[Whole, Field(ge=1, lt=2**31)] | None, Unbounded] = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: TextConfig | None = None
@@ -131,7 +162,7 @@ class ResponseRequest(ApiModel):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
     tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = Field(None, description="Accepted, and told back; no tool runs here.")
+    max_tool_calls: Whole | None = Field(None, description="Accepted, and told back; no tool runs here.")
     metadata: Metadata | None = None
     user: Name | None = Field(None, description="Accepted, and told back.")
     safety_identifier: Name | None = Field(None, description="Accepted, and told back.")
@@ -139,19 +170,19 @@ class ResponseRequest(ApiModel):
     service_tier: Name | None = Field(None, description="Accepted; there is one.")
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[Name], Field(max_length=MAX_INCLUDE), FAIL_FAST] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     conversation: ListId | ConversationId | None = Field(
         None, description="Its items stand before the input; input and output are added to it."
     )
     prompt: PlainValue = Field(None, description="Not supported; use instructions and input.")
 
     cache_salt: CacheSalt = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=_UINT64)] | None = Field(None, description="Extension.")
-    stop: StopTexts | None = Field(None, description="Extension.")
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=_UINT64)] | None = Field(None, description="Extension.")
+    stop: Stop = Field(None, description="Extension.")
+    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
     ignore_eos: bool | None = Field(None, description="Extension.")
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
+    priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
         None, description="Extension. The higher, the earlier it is served among your own."
     )
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
@@ -181,6 +212,11 @@ class ResponseRequest(ApiModel):
         told = self.model_dump(include=set(type(self).model_fields) - {"input"}, exclude_unset=True)
         for name, value in told.items():  # the response repeats most of them
             check_plain(value, name)
+
+    @property
+    def left_out_includes(self) -> list[str]:
+        """The places of what is asked to be included and never is."""
+        return [f"include.{index}" for index, name in enumerate(self.include or ()) if name != INCLUDE_LOGPROBS]
 
     @property
     def effort(self) -> Effort | None:
@@ -236,7 +272,7 @@ class ResponseRequest(ApiModel):
                 max_tokens=max_tokens,
                 **drawing(info.sampling, self.temperature, self.top_p, self.top_k, self.min_p),
                 seed=None if self.seed is None else self.seed % _UINT64,
-                stop=tuple(self.stop or ()),
+                stop=stop_texts(self.stop),
                 ignore_eos=bool(self.ignore_eos),
                 logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
                 grammar=grammar,

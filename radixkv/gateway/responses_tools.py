@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 from pydantic_core import from_json
 
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.call_parser import FunctionCalled
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, Name, PlainObject
-from radixkv.gateway.options import ApiModel
 from radixkv.gateway.tools import (
     MAX_NAME_CHARACTERS,
     MAX_TOOLS,
@@ -66,6 +66,10 @@ class ResponseTool(SpacedTool):
     """One of `tools`. Functions, namespaces of them and custom tools are offered to the model, others are left out."""
 
     tools: Annotated[list[SpacedTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self.type in ("function", "namespace", "custom")
 
 
 class NamedChoice(ApiModel):

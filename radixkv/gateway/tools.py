@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, Name, Plain
 from radixkv.gateway.formats import MAX_TOLD, Constraint, looser, require_all
-from radixkv.gateway.options import ApiModel
 from radixkv.gateway.schemas import Definitions, Detail, engine_schema
 from radixkv.worker.sampling import Grammar
 

@@ -44,6 +44,8 @@ CLIENTS = (
     Client("pydantic-ai", "pydantic_ai_agent.py", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
     Client("outlines", "outlines_backends.py", ("outlines[openai]==1.3.3",)),
     Client("llm", "llm_command.py", ("llm==0.36",)),
+    Client("inspect-ai", "inspect_evaluation.py", ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.13.0")),
+    Client("smg", "smg_router.py", ("smg==1.13.0",)),
 )
 
 

@@ -38,7 +38,8 @@ BESIDE = (
 """What it needs that this project does not; torch and transformers are those that are installed."""
 
 TIMEOUT_S = 400.0
-NUM_QUESTIONS = 50
+NUM_REQUESTS = 200
+NUM_CHOICES = 4
 WORDS = ("river", "stone", "cloud", "lamp", "bread", "paper", "green", "seven", "quiet", "north")
 
 pytestmark = pytest.mark.slow
@@ -101,10 +102,10 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions = [
         {
             "question": " ".join(draws.choices(WORDS, k=8)),
-            "choices": [" ".join(draws.choices(WORDS, k=draws.randint(1, 3))) for _ in range(4)],
-            "answer": draws.randrange(4),
+            "choices": [" ".join(draws.choices(WORDS, k=draws.randint(1, 3))) for _ in range(NUM_CHOICES)],
+            "answer": draws.randrange(NUM_CHOICES),
         }
-        for _ in range(NUM_QUESTIONS)
+        for _ in range(NUM_REQUESTS)
     ]
     (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
     shared = (
@@ -167,11 +168,12 @@ def served_at(served: Served) -> dict[str, Any]:
 
 def test_multiple_choice_is_scored_as_by_transformers(packages: Path, tasks: Path, served: Served) -> None:
     before = served.engine.stats().engine
-    ours = evaluate(packages, tasks, tasks=["choice"], **served_at(served))
+    asked = {"tasks": ["choice"], "limit": NUM_REQUESTS // NUM_CHOICES}
+    ours = evaluate(packages, tasks, **asked, **served_at(served))
     after = served.engine.stats().engine
     arguments = {"pretrained": served.folder, "dtype": "float32", "device": "cpu"}
-    theirs = evaluate(packages, tasks, tasks=["choice"], model="hf", model_args=arguments, batch_size=8)
-    assert len(ours["samples"]["choice"]) == NUM_QUESTIONS
+    theirs = evaluate(packages, tasks, **asked, model="hf", model_args=arguments, batch_size=8)
+    assert len(ours["samples"]["choice"]) == NUM_REQUESTS // NUM_CHOICES
     for (doc, told), (other_doc, expected) in zip(ours["samples"]["choice"], theirs["samples"]["choice"], strict=True):
         assert doc == other_doc
         for [[logprob, is_greedy]], [[wanted, was_greedy]] in zip(told, expected, strict=True):
@@ -179,11 +181,11 @@ def test_multiple_choice_is_scored_as_by_transformers(packages: Path, tasks: Pat
             assert str(is_greedy) == str(was_greedy)
     assert ours["results"]["choice"]["acc,none"] == theirs["results"]["choice"]["acc,none"]
     num_asked = after.num_prompt_tokens - before.num_prompt_tokens
-    assert after.num_finished - before.num_finished == 4 * NUM_QUESTIONS
+    assert after.num_finished - before.num_finished == NUM_REQUESTS
     assert after.num_computed_tokens - before.num_computed_tokens < num_asked / 4  # the shots were computed once
 
 
 def test_replies_are_generated_until_their_stop(packages: Path, tasks: Path, served: Served) -> None:
     found = evaluate(packages, tasks, tasks=["words"], **served_at(served))
-    assert len(found["samples"]["words"]) == NUM_QUESTIONS
+    assert len(found["samples"]["words"]) == NUM_REQUESTS
     assert all("\n" not in reply for _, [[reply]] in found["samples"]["words"])

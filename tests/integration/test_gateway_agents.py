@@ -9,14 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from chat_stack import Stack, chat_stack
+from field_matrix import ENDPOINTS
 from openai import OpenAI
 from responses_calls import create, said, stream
 
-from radixkv.gateway.chat import ChatRequest
-from radixkv.gateway.completions import CompletionRequest
+from radixkv.gateway.api_model import CHANGES_THE_ANSWER
 from radixkv.gateway.exchange import LEFT_OUT
-from radixkv.gateway.options import CHANGES_THE_ANSWER
-from radixkv.gateway.responses_schema import ResponseRequest
 
 PNG = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 RULES = "You edit files. " * 60
@@ -278,7 +276,7 @@ BODIES = {
 def test_no_field_is_ignored_in_silence(http: httpx.Client, path: str) -> None:
     answer = sent(http, path, **BODIES[path], frobnicate=3, nothing=None, **{"bad\r\nname": 1})
     assert left_out(answer) == ["frobnicate", "?"]
-    model = {"completions": CompletionRequest, "chat/completions": ChatRequest}.get(path, ResponseRequest)
+    model = ENDPOINTS[path]
     for name, harmless in CHANGES_THE_ANSWER.items():
         if name in model.model_fields:
             continue

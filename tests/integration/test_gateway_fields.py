@@ -36,3 +36,58 @@ def test_a_field_without_effect_is_named_and_one_that_would_have_one_refused(htt
         answer = http.post(path, json={**BODIES[path], name: "x"})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"].startswith(name)
+
+
+TEXT = [{"type": "text", "text": "Hi"}]
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+LEGAL: list[tuple[str, dict[str, Any]]] = [
+    *((path, {name: None for name in known_names(path) if name not in BODIES[path]}) for path in ENDPOINTS),
+    ("chat/completions", {"tools": [], "stop": [], "logit_bias": {}, "modalities": ["text"], "user": "u"}),
+    ("chat/completions", {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "none"}),
+    (
+        "chat/completions",
+        {"logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}, "prompt_cache_key": "k"},
+    ),
+    ("chat/completions", {"messages": [{"role": "system", "content": TEXT}, {"role": "user", "content": TEXT * 2}]}),
+    (
+        "chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": ""},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "refusal", "refusal": "No."}],
+                    "audio": None,
+                    "annotations": [],
+                },
+                {"role": "user", "content": []},
+            ]
+        },
+    ),
+    ("completions", {"suffix": "", "stop": [], "logit_bias": {}, "best_of": 1, "n": 1}),
+    ("responses", {"tools": [], "stop": "", "include": [], "reasoning": {}, "text": {"format": {"type": "text"}}}),
+    ("responses", {"max_output_tokens": 1.0, "top_k": 4.0, "seed": 5.0, "stop": "x"}),
+    ("messages", {"tools": [], "stop_sequences": [], "system": [], "metadata": {}, "thinking": {"type": "disabled"}}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), LEGAL)
+def test_what_says_nothing_or_is_said_in_another_way_is_taken_without_a_word(
+    http: httpx.Client, path: str, fields: dict[str, Any]
+) -> None:
+    answer = http.post(path, json={**BODIES[path], **fields})
+    assert answer.status_code == 200, answer.text
+    assert "x-radixkv-left-out" not in answer.headers
+
+
+def test_what_is_asked_to_be_included_and_never_is_is_named(http: httpx.Client) -> None:
+    asked = ["message.output_text.logprobs", "reasoning.encrypted_content", "nonsense"]
+    answer = http.post("responses", json={**BODIES["responses"], "include": asked})
+    assert answer.headers["x-radixkv-left-out"] == "include.1, include.2"
+
+
+def test_a_spoken_reply_in_a_history_is_refused_by_name(http: httpx.Client) -> None:
+    spoken = [{"role": "user", "content": "Hi"}, {"role": "assistant", "audio": {"id": "a"}}]
+    answer = http.post("chat/completions", json={"messages": spoken})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages.1.audio"

@@ -135,6 +135,9 @@ def test_a_ping_is_answered_as_health_is(http: httpx.Client) -> None:
         ("/v1/moderations", "no moderation is served here"),
         ("/v1/rerank", "no scores of texts are served here"),
         ("/v1/audio/speech", "no sound is served here"),
+        ("/completion", "of llama.cpp's own API little is served here"),
+        ("/api/chat", "Ollama's own API is not served here"),
+        ("/v1/responses/compact", "no conversation is compacted here"),
         ("/v1/nothing", "there is no such URL here"),
     ],
 )

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from radixkv.gateway.anthropic_schema import MessagesRequest
+from radixkv.gateway.api_model import ApiModel, unknown_fields
 from radixkv.gateway.chat import ChatRequest
 from radixkv.gateway.completions import CompletionRequest
 from radixkv.gateway.errors import ApiError
-from radixkv.gateway.options import ApiModel, unknown_fields
 from radixkv.gateway.responses_schema import ResponseRequest
 
 __all__ = ["ENDPOINTS", "KNOWN", "README", "fate", "known_names", "table"]
@@ -53,6 +53,11 @@ _LLAMA_CPP = (
     repeat_last_n repeat_penalty response_fields return_progress return_tokens samplers t_max_predict_ms timings_per_token \
     top_k top_n_sigma typ_p typical_p xtc_probability xtc_threshold"
 )
+_OTHERS = (
+    "banned_strings banned_tokens custom_token_bans dynamic_temperature encoder_repetition_penalty epsilon_cutoff eta_cutoff \
+    grammar_string guidance_scale max_new_tokens min_p mirostat_mode negative_prompt no_repeat_ngram_size nsigma penalty_alpha \
+    repetition_penalty rep_pen smoothing_factor tfs tfs_z top_a top_k typical typical_p xtc_probability"
+)
 _LLAMA_CPP_CHAT = "add_generation_prompt chat_template_kwargs parse_tool_calls reasoning_budget reasoning_format \
     thinking_forced_open"
 
@@ -65,12 +70,14 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "vLLM": f"{_VLLM} {_VLLM_CHAT}",
         "SGLang": f"{_SGLANG} {_SGLANG_CHAT}",
         "llama.cpp": f"{_LLAMA_CPP} {_LLAMA_CPP_CHAT}",
+        "text-generation-webui, TabbyAPI, KoboldCpp": _OTHERS,
     },
     "completions": {
         "OpenAI": f"{_OPENAI_SAMPLING} best_of echo prompt suffix",
         "vLLM": f"{_VLLM} prompt_embeds response_format",
         "SGLang": _SGLANG,
         "llama.cpp": _LLAMA_CPP,
+        "text-generation-webui, TabbyAPI, KoboldCpp": _OTHERS,
     },
     "responses": {
         "OpenAI": "background context_management conversation include input instructions max_output_tokens max_tool_calls \

@@ -22,11 +22,11 @@ from request_schemas import body_model, routes_of, unbounded
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway import bodies
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.app import create_app
 from radixkv.gateway.bodies import SMALL_BYTES, JsonRoute
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.fields import FAIL_FAST, PlainObject
-from radixkv.gateway.options import ApiModel
 from radixkv.worker.request import ModelInfo
 
 

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, MAX_TITLE_CHARACTERS
 from radixkv.gateway.conversations.settings import Settings
 from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES, Value
 from radixkv.gateway.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
-from radixkv.gateway.options import ApiModel, ModelName
+from radixkv.gateway.options import ModelName
 from radixkv.worker.sampling import MAX_LOGPROBS
 
 __all__ = [
@@ -109,6 +110,8 @@ class MessageMarks(ApiModel):
 class ReplyOptions(Settings):
     """How many replies, and how they are drawn."""
 
+    draws = True
+
     n: Annotated[Whole, Field(ge=1, le=MAX_DRAFTS)] = Field(1, description="So many drafts, siblings of each other.")
     ids: Annotated[list[MessageId], Field(max_length=MAX_DRAFTS), FAIL_FAST] | None = Field(
         None, description="The replies' ids, `n` of them, so that a repeat of the request begins nothing again."
@@ -141,6 +144,8 @@ class ReplyOptions(Settings):
 
 class NewMessage(ApiModel):
     """A message to be added: below another one, or as a beginning of its own."""
+
+    draws = True
 
     id: MessageId | None = Field(
         None, description="Yours to choose, so that a repeat of the request adds nothing again."

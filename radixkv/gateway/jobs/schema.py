@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.fields import ClosedModel, Name, Whole
 from radixkv.gateway.jobs.batches import Batch
-from radixkv.gateway.options import ApiModel
 from radixkv.gateway.responses_schema import Metadata
 
 __all__ = [

@@ -1,0 +1,121 @@
+"""The base of what bodies are read into, and what becomes of the fields that it does not have.
+
+Frontends send many fields that are not known: they are left out, and named in a header. Those that would change the answer, and
+cannot be honoured, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from radixkv.gateway.errors import ApiError
+
+__all__ = ["CHANGES_THE_ANSWER", "ApiModel", "unknown_fields"]
+
+_OFF: Sequence[Any] = (None, False, 0, "", [], {})
+
+_OF_OTHER_ENDPOINTS = "\
+    allowed_token_ids bad_words cache_salt chat_template_kwargs continue_final_message conversation documents ebnf \
+    echo frequency_penalty function_call functions grammar guided_choice guided_grammar guided_json guided_regex \
+    ignore_eos include_stop_str_in_output input instructions json_schema logit_bias max_completion_tokens \
+    max_output_tokens max_tokens messages min_p min_tokens output_config output_format presence_penalty \
+    previous_response_id prompt regex return_tokens_as_token_ids stop stop_sequences stop_token_ids \
+    structured_outputs system text tool_choice tools truncate_prompt_tokens"
+_OF_OTHER_SERVERS = "\
+    banned_strings banned_tokens chat_template custom_logit_processor custom_token_bans dry_multiplier \
+    dynamic_temperature dynatemp_range epsilon_cutoff eta_cutoff extra_key grammar_string logits_processors \
+    logprob_token_ids lora lora_path max_new_tokens mirostat mirostat_mode n_indent n_probs negative_prompt \
+    no_repeat_ngram_size no_stop_trim nsigma penalty_alpha prompt_embeds repetition_detection return_hidden_states \
+    session_params smoothing_factor stop_regex store structural_tag top_a use_beam_search xtc_probability"
+_OFF_AT_ONE = "\
+    best_of encoder_repetition_penalty guidance_scale n num_beams rep_pen repeat_penalty repetition_penalty tfs \
+    tfs_z typ_p typical typical_p"
+_OFF_AT_TRUE = "add_generation_prompt add_special_tokens skip_special_tokens"
+_OF_THE_PROMPT = "\
+    add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs continue_final_message \
+    conversation documents functions input instructions messages previous_response_id prompt prompt_embeds system \
+    tools truncate_prompt_tokens"
+
+CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(_OF_OTHER_ENDPOINTS.split(), _OFF),
+    **dict.fromkeys(_OF_OTHER_SERVERS.split(), _OFF),
+    **dict.fromkeys(_OFF_AT_ONE.split(), (None, 1)),
+    **dict.fromkeys(_OFF_AT_TRUE.split(), (None, True)),
+    "n_predict": (None, -1),
+    "prompt_logprobs": (None,),
+    "response_format": (None, {"type": "text"}),
+    "top_n_sigma": (None, -1, 0),
+}
+"""Fields that are refused where a model does not have them, unless they say no more than leaving them out."""
+
+_PROMPT = frozenset(_OF_THE_PROMPT.split())
+"""Those that change a prompt; where nothing is drawn behind it, the others change nothing."""
+
+
+class ApiModel(BaseModel):
+    """Base of what the API reads: exact types, no NaN; unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    draws: ClassVar[bool] = False
+    """Whether a reply is generated for it."""
+
+    def check(self) -> None:
+        """Refuse what the schema cannot say. Called once, where the body is read; what takes long is worked out here.
+
+        Raises:
+            ApiError: 400 with the field that is at fault.
+        """
+
+    @property
+    def is_read(self) -> bool:
+        """Whether any of it is; what is left out as a whole is told by its own place."""
+        return True
+
+
+def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
+    """The fields of a body, and of all objects in it, that its model does not have, but for those that say nothing. O(fields).
+
+    Of the members of lists, messages and tools, the first place of each name is told.
+
+    Raises:
+        ApiError: 400: one of them would change the answer.
+    """
+    found: dict[str, str] = {}
+    _look(model, told, found, model.draws)
+    return list(found.values())
+
+
+@cache
+def _fields(kind: type[ApiModel]) -> Mapping[str, str]:
+    """The model's attributes by the names that bodies have."""
+    return {field.alias or name: name for name, field in kind.model_fields.items()}
+
+
+def _look(
+    model: ApiModel, told: Mapping[str, Any], found: dict[str, str], draws: bool, place: str = "", path: str = ""
+) -> None:
+    """Add to `found` the places of unknown fields, by their path, which is the place without its numbers."""
+    in_list = place != path
+    fields, takes_all = _fields(type(model)), model.model_config.get("extra") == "allow"
+    for name, value in told.items():
+        if name not in fields:
+            if takes_all or value is None or (in_list and not value):
+                continue
+            matters = not in_list and (draws or name in _PROMPT)
+            if matters and value not in CHANGES_THE_ANSWER.get(name, (value,)):
+                message = f"{place}{name} is not supported here; leave it out"
+                raise ApiError(400, message, code="unsupported_parameter", param=f"{place}{name}")
+            found.setdefault(f"{path}{name}", f"{place}{name}")
+        elif isinstance(value, dict | list):
+            inner = getattr(model, fields[name])
+            if isinstance(inner, ApiModel) and isinstance(value, dict):
+                _look(inner, value, found, draws, f"{place}{name}.", f"{path}{name}.")
+            elif isinstance(inner, list) and isinstance(value, list) and inner and isinstance(inner[0], ApiModel):
+                for index, (each, its_fields) in enumerate(zip(inner, value, strict=True)):
+                    if each.is_read:
+                        _look(each, its_fields, found, draws, f"{place}{name}.{index}.", f"{path}{name}.")
