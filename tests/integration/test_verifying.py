@@ -79,9 +79,12 @@ def test_a_block_that_was_changed_differs_and_those_that_follow_it(engine: Engin
     assert verdicts == [BlockVerdict.DIFFERS if number in wrong else BlockVerdict.AGREES for number in range(8)]
 
 
-def test_what_is_not_cached_is_gone_and_computes_nothing(engine: Engine) -> None:
+def test_what_is_not_cached_is_gone_and_computes_and_evicts_nothing(engine: Engine) -> None:
     num_rows = len(engine.runner.rows)  # type: ignore[attr-defined]
-    assert engine.verify_block(pack_tokens([9, 9, 9, 9])).verdict is BlockVerdict.GONE
+    before = engine.call(places)
+    for length in (4, 32):  # as much as the pool has room for, and more
+        assert engine.verify_block(pack_tokens([9] * length)).verdict is BlockVerdict.GONE
+    assert engine.call(places) == before
     for namespace in ("other", "", "x" * 10_000):  # the last two can hold nothing
         assert engine.verify_block(cached_blocks()[2], namespace).verdict is BlockVerdict.GONE
     engine.call(lambda holder: holder.clear())

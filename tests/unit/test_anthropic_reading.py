@@ -103,3 +103,26 @@ def test_fields_and_tools_that_are_not_honoured_are_named() -> None:
         }
     )
     assert keep_readable(prompt) == ["container", "mcp_servers", "tools.0"]
+
+
+NOISE = "x-anthropic-billing-header: cc_version=2; cch=5f0b1;\n"
+
+
+@pytest.mark.parametrize(
+    ("system", "read_as", "left_out"),
+    [
+        (f"{NOISE}Be kind.", "Be kind.", ["system"]),
+        ("Be kind.", "Be kind.", []),
+        ([NOISE, NOISE], ["", NOISE], ["system.0"]),
+        (["Be kind.", NOISE], ["Be kind.", NOISE], []),
+    ],
+)
+def test_what_clients_put_first_in_a_system_prompt_for_somebody_else_is_left_out(
+    system: str | list[str], read_as: str | list[str], left_out: list[str]
+) -> None:
+    blocks = system if isinstance(system, str) else [{"type": "text", "text": text} for text in system]
+    body = {"model": "m", "system": blocks, "messages": [{"role": "user", "content": "hi"}]}
+    prompt = MessagesPrompt.model_validate(body)
+    assert keep_readable(prompt) == left_out
+    told: Any = prompt.system
+    assert (told if isinstance(told, str) else [block.text for block in told]) == read_as
