@@ -86,9 +86,11 @@ class InputItem(ApiModel):
     input: str | None = None
     action: PlainObject | None = None
     output: str | InputParts | None = None
-    phase: Name | None = Field(None, description="Accepted; of an earlier reply.")
-    summary: PlainValue = Field(None, description="Accepted; the thoughts themselves are in `content`.")
-    encrypted_content: str | None = Field(None, description="Accepted; the thoughts themselves are in `content`.")
+    phase: Name | None = Field(default=None, description="Accepted; of an earlier reply.")
+    summary: PlainValue = Field(default=None, description="Accepted; the thoughts themselves are in `content`.")
+    encrypted_content: str | None = Field(
+        default=None, description="Accepted; the thoughts themselves are in `content`."
+    )
 
     @property
     def is_read(self) -> bool:
