@@ -83,13 +83,14 @@ export class Composer extends Component {
     this.field?.focus();
   };
 
-  /** Whether the message that the next one goes below is still being written. */
-  isWaiting() {
+  /** The message that the next one goes below: the last one in sight. */
+  above() {
     const shown = view.conversation.value;
-    const branching = view.branching.value;
-    if (!shown?.shape.value) return false;
-    const above = shown.get(branching ? branching.from : view.tip.value);
-    return above?.status === "running" && !branching?.at;
+    return shown?.shape.value ? shown.get(view.branching.value?.from ?? view.tip.value) : undefined;
+  }
+
+  isWaiting() {
+    return this.above()?.status === "running" && !view.branching.value?.at;
   }
 
   onKey = (event) => {
@@ -109,8 +110,7 @@ export class Composer extends Component {
   };
 
   render(_, { error, isSending, showsSettings }) {
-    const shown = view.conversation.value;
-    const last = shown?.shape.value ? shown.get(view.tip.value) : null;
+    const last = this.above();
     const { n, temperature } = readSettings();
     const chosen = `${n > 1 ? `${n} drafts` : "1 reply"}${temperature == null ? "" : `, temperature ${temperature}`}`;
     return html`

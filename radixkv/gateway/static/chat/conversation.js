@@ -120,10 +120,10 @@ export class Conversation {
 
   // -- what the server tells
 
-  /** A message is new, or has changed. */
+  /** A message is new, or has changed: each change has a higher `seq`, and may be told twice. */
   put(message) {
     const known = this.get(message.id);
-    if (known && known.seq > message.seq) return;
+    if (known && known.seq >= message.seq) return;
     this.#put(message);
   }
 
