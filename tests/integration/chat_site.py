@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 
-__all__ = ["THREE", "Site", "converse", "hold_in_a_reply", "say", "shown"]
+__all__ = ["THREE", "Site", "converse", "delete", "hold_in_a_reply", "say", "shown"]
 
 THREE = (
     ("First question", "First answer."),
@@ -76,6 +76,13 @@ def converse(site: Site, page: Page, *turns: tuple[str, str]) -> None:
         say(page, question)
         expect(shown(page)).to_have_count(before + 2)
         expect(shown(page).last).to_contain_text(answer)
+
+
+def delete(message: Locator) -> None:
+    """Delete a message and what follows it."""
+    message.get_by_role("button", name="Other actions").click()
+    message.get_by_role("button", name="Delete this").click()
+    message.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
 
 
 def hold_in_a_reply(site: Site, page: Page) -> None:

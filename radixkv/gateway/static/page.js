@@ -1,5 +1,7 @@
 // What every page begins with: the header, light or dark, and calls to the server with the key that it asks for.
 
+import { ask } from "./dialog.js";
+import { Icon } from "./icons.js";
 import { createParser } from "./vendor/eventsource-parser.js";
 import { html, render, signal } from "./vendor/htm-preact.js";
 
@@ -143,35 +145,26 @@ let asking = null;
 
 /** Ask for an API key, once for all calls that wait for one; whether one was given. `isUnknown`: the one sent was refused. */
 export function askForKey(isUnknown = false) {
-  asking ??= new Promise((done) => {
-    const dialog = document.createElement("dialog");
-    dialog.setAttribute("aria-labelledby", "key-title");
-    document.body.append(dialog);
-    const close = (key) => {
-      if (key) localStorage.setItem(KEY, key);
-      dialog.close();
-      dialog.remove();
-      asking = null;
-      done(Boolean(key));
-    };
-    const submit = (event) => {
-      event.preventDefault();
-      close(String(new FormData(event.target).get("key")).trim());
-    };
-    dialog.addEventListener("cancel", () => close(""));
-    render(
-      html`<form onSubmit=${submit}>
-        <h2 id="key-title">${isUnknown ? "The server does not know this key" : "This server needs an API key"}</h2>
-        <p>${isUnknown ? "Enter another one." : "Whoever runs the server gives you one."} It is stored in this browser only.</p>
-        <p><label for="key-field">Key</label><br /><input id="key-field" name="key" type="password" autocomplete="off" required
-          pattern="\\s*[!-~]+\\s*" title="Letters, digits and signs of ASCII, without spaces" /></p>
-        <button class="main">Go on</button> <button type="button" onClick=${() => close("")}>Cancel</button>
-      </form>`,
-      dialog,
-    );
-    dialog.showModal();
+  asking ??= ask("key-title", (close) => keyForm(isUnknown, close)).then((key) => {
+    if (key) localStorage.setItem(KEY, key);
+    asking = null;
+    return Boolean(key);
   });
   return asking;
+}
+
+function keyForm(isUnknown, close) {
+  const submit = (event) => {
+    event.preventDefault();
+    close(String(new FormData(event.target).get("key")).trim());
+  };
+  return html`<form onSubmit=${submit}>
+    <h2 id="key-title">${isUnknown ? "The server does not know this key" : "This server needs an API key"}</h2>
+    <p>${isUnknown ? "Enter another one." : "Whoever runs the server gives you one."} It is stored in this browser only.</p>
+    <p><label for="key-field">Key</label><br /><input id="key-field" name="key" type="password" autocomplete="off" required autofocus
+      pattern="\\s*[!-~]+\\s*" title="Letters, digits and signs of ASCII, without spaces" /></p>
+    <button class="main">Go on</button> <button type="button" onClick=${() => close()}>Cancel</button>
+  </form>`;
 }
 
 // -- the header
@@ -184,7 +177,7 @@ function applyTheme(theme) {
 let theme = localStorage.getItem(THEME) ?? "system";
 applyTheme(theme);
 
-const SIGNS = { system: "◐", light: "☀", dark: "☾" };
+const ICONS = { system: "sun-moon", light: "sun", dark: "moon" };
 const LINKS = [["/", "Chat"], ["/tree", "Tree"], ["/fragmentation", "Memory"], ["/docs", "API"]];
 
 function Header({ extra }) {
@@ -204,7 +197,7 @@ function Header({ extra }) {
     </nav>
     ${extra}
     <button class="bare" onClick=${turn} aria-label=${`Colours: ${theme}. Change`} title=${`Colours: ${theme}`}>
-      ${SIGNS[theme]}
+      <${Icon} name=${ICONS[theme]} />
     </button>
   `;
 }

@@ -23,7 +23,7 @@ export const removeMessage = (id, message) => call("DELETE", `${ROOT}/${id}/mess
 
 /**
  * Store a message and begin the replies that it asks for. One that is stored although no reply could be begun counts as sent:
- * `refusal` then says why there is none.
+ * `refusal` is then why there is none.
  */
 export async function post(id, message) {
   try {
@@ -33,7 +33,7 @@ export async function post(id, message) {
     const { messages } = await call("GET", `${ROOT}/${id}`);
     const stored = messages.find((one) => one.id === message.id);
     if (!stored) throw error;
-    return { messages: [stored], refusal: error.message };
+    return { messages: [stored], refusal: error };
   }
 }
 

@@ -1,137 +1,156 @@
 // Where one writes: the text is kept in this browser until the server has it.
 
-import { Component, html } from "../vendor/htm-preact.js";
+import { Component, html, signal } from "../vendor/htm-preact.js";
+import { Icon } from "../icons.js";
+import { isReachable } from "../page.js";
+import { send, stop } from "./actions.js";
 import { characters, ending, excerpt, newId } from "./conversation.js";
+import { textsOf } from "./files.js";
+import { ContextMeter } from "./meter.js";
+import { keep, readSettings } from "./settings.js";
+import { Settings } from "./settings_fields.js";
+import * as view from "./view.js";
 
-const SETTINGS = "radixkv.settings";
-const MOST_DRAFTS = 8;
 const KEPT = "radixkv.draft.";
 
-/** How replies are asked for: `{n, temperature, max_tokens}`, as far as chosen; kept in this browser. */
-export function readSettings() {
-  try {
-    return { n: 1, ...JSON.parse(localStorage.getItem(SETTINGS) ?? "{}") };
-  } catch {
-    return { n: 1 };
-  }
+/** What stands in the field. */
+export const draft = signal("");
+
+const place = () => view.followed.peek() ?? "new";
+
+function write(text) {
+  draft.value = text;
+  keep(KEPT + place(), text);
 }
 
-/**
- * The field and what belongs to it; nothing is sent while what it would go on from is still being written (`isWaiting`). `branchAt`: how many characters of `branchFrom` it goes on from. `onSend({id, text, settings})` resolves once the server has the message, and throws what a
- * person should read; the same id is sent again after that.
- */
+/** Write something else into the field, and go there. */
+export function writeInstead(text) {
+  write(text);
+  document.getElementById("composer-text")?.focus();
+}
+
+/** Add what text files say to the draft; what else they are is told. */
+export async function addFiles(files) {
+  const { texts, refused } = await textsOf(files);
+  if (refused.length) view.notice.value = { text: refused.join(" ") };
+  if (texts.length) writeInstead([draft.peek().trimEnd(), ...texts].filter(Boolean).join("\n\n"));
+}
+
+/** Nothing is sent while what it would go on from is still being written. */
 export class Composer extends Component {
-  state = { text: "", settings: readSettings(), error: null, isSending: false, showsSettings: false };
-  #id = newId();
+  state = { error: null, isSending: false, showsSettings: false };
+  #id = newId(); // of the message: sent again with the same one it is stored once
+  #isSending = false; // known at once, unlike the state
 
   componentDidMount() {
-    this.restore(this.props.place);
+    this.ends = view.followed.subscribe(() => this.restore());
   }
 
-  componentDidUpdate({ place }) {
-    if (place !== this.props.place) this.restore(this.props.place);
-    this.fit();
+  componentWillUnmount() {
+    this.ends();
   }
 
-  restore(place) {
-    this.#id = newId();
-    this.setState({ text: localStorage.getItem(KEPT + place) ?? "", error: null }, () => this.fit());
-  }
-
-  fit() {
+  componentDidUpdate() {
     if (!this.field) return;
     this.field.style.height = "auto";
     this.field.style.height = `${Math.min(this.field.scrollHeight + 2, window.innerHeight * 0.4)}px`;
   }
 
-  focus() {
-    this.field?.focus();
+  restore() {
+    this.#id = newId();
+    draft.value = localStorage.getItem(KEPT + place()) ?? "";
+    this.setState({ error: null });
   }
 
-  fill(text) {
-    this.setText(text);
-    this.focus();
-  }
-
-  setText(text) {
-    this.setState({ text });
-    try {
-      if (text) localStorage.setItem(KEPT + this.props.place, text);
-      else localStorage.removeItem(KEPT + this.props.place);
-    } catch {
-      // full: the text is in the field all the same
-    }
-  }
-
-  setSettings(change) {
-    const settings = { ...this.state.settings, ...change };
-    this.setState({ settings });
-    localStorage.setItem(SETTINGS, JSON.stringify(settings));
-  }
-
-  send = async (event) => {
-    event?.preventDefault();
-    const { text, settings, isSending } = this.state;
-    const { place, onSend, isWaiting } = this.props;
-    if (!text.trim() || isSending || isWaiting) return;
+  submit = async (event) => {
+    event.preventDefault();
+    const text = draft.peek();
+    if (!text.trim() || this.#isSending || this.isWaiting()) return;
+    const from = place();
+    this.#isSending = true;
     this.setState({ isSending: true, error: null });
     try {
-      await onSend({ id: this.#id, text, settings });
-      localStorage.removeItem(KEPT + place);
+      await send({ id: this.#id, text, settings: readSettings() });
+      keep(KEPT + from, "");
       this.#id = newId();
-      this.setState({ isSending: false });
-      if (this.props.place === place) this.setText(this.state.text.startsWith(text) ? this.state.text.slice(text.length) : this.state.text);
+      const now = draft.peek();
+      if (place() === from) write(now.startsWith(text) ? now.slice(text.length) : now);
     } catch (error) {
-      this.setState({ error: error.message, isSending: false });
+      this.setState({ error });
     }
-    this.focus();
+    this.#isSending = false;
+    this.setState({ isSending: false });
+    this.field?.focus();
   };
+
+  /** The message that the next one goes below: the last one in sight. */
+  above() {
+    const shown = view.conversation.value;
+    return shown?.shape.value ? shown.get(view.branching.value?.from ?? view.tip.value) : undefined;
+  }
+
+  isWaiting() {
+    return this.above()?.status === "running" && !view.branching.value?.at;
+  }
 
   onKey = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && matchMedia("(hover: hover)").matches) this.send(event);
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.send(event);
-    if (event.key === "Escape" && this.props.branchFrom) this.props.onLeaveBranch();
+    const isEnter = event.key === "Enter" && !event.isComposing;
+    const sends = event.ctrlKey || event.metaKey || (!event.shiftKey && matchMedia("(hover: hover)").matches);
+    if (isEnter && sends) {
+      event.preventDefault();
+      this.form.requestSubmit(); // which looks at the fields of the settings too
+    }
+    if (event.key === "Escape") view.branching.value = null;
   };
 
-  render({ branchFrom, branchAt, onLeaveBranch, isRunning, isWaiting, onStop }, { text, settings, error, isSending, showsSettings }) {
-    const chosen = `${settings.n > 1 ? `${settings.n} drafts` : "1 reply"}${settings.temperature == null ? "" : `, temperature ${settings.temperature}`}`;
+  onPaste = (event) => {
+    if (!event.clipboardData.files.length || event.clipboardData.types.includes("text/plain")) return;
+    event.preventDefault();
+    addFiles(event.clipboardData.files);
+  };
+
+  render(_, { error, isSending, showsSettings }) {
+    const last = this.above();
+    const { n, temperature } = readSettings();
+    const chosen = `${n > 1 ? `${n} drafts` : "1 reply"}${temperature == null ? "" : `, temperature ${temperature}`}`;
     return html`
-      <form class="composer" onSubmit=${this.send}>
-        ${error && html`<p class="notice danger" role="alert">${error} <button type="submit">Send again</button></p>`}
-        ${branchFrom &&
-        html`<p class="branching small">
-          <span>A new branch below “${branchAt ? ending(characters(branchFrom.text).slice(0, branchAt).join("")) : excerpt(branchFrom.text)}”</span>
-          <button type="button" class="bare" onClick=${onLeaveBranch} aria-label="Go on at the end instead">✕</button>
-        </p>`}
+      <form class="composer" onSubmit=${this.submit} ref=${(form) => (this.form = form)}>
+        ${error && html`<${NotSent} error=${error} />`}
+        <${Branching} />
         <label class="hidden-text" for="composer-text">Message</label>
         <textarea
-          id="composer-text" rows="1" value=${text} placeholder="Write a message" onInput=${(event) => this.setText(event.target.value)}
-          onKeyDown=${this.onKey} ref=${(field) => (this.field = field)}
+          id="composer-text" rows="1" value=${draft.value} placeholder="Write a message" onInput=${(event) => write(event.target.value)}
+          onKeyDown=${this.onKey} onPaste=${this.onPaste} ref=${(field) => (this.field = field)}
         ></textarea>
         <div class="composer-foot">
           <button type="button" class="bare small" aria-expanded=${showsSettings} aria-controls="settings"
-            onClick=${() => this.setState({ showsSettings: !showsSettings })}>${chosen} ▾</button>
+            onClick=${() => this.setState({ showsSettings: !showsSettings })}>${chosen}<${Icon} name="chevron-down" /></button>
+          <${ContextMeter} draft=${draft} />
           <span class="spring"></span>
-          ${isRunning && html`<button type="button" onClick=${onStop}>■ Stop</button>`}
-          <button class="main" disabled=${!text.trim() || isSending || isWaiting}>${isSending ? "Sending" : "Send"}</button>
+          ${last?.status === "running" && html`<button type="button" onClick=${() => stop(last)}><${Icon} name="square" />Stop</button>`}
+          <button class="main" disabled=${!draft.value.trim() || isSending || this.isWaiting()}>${isSending ? "Sending" : "Send"}</button>
         </div>
-        ${showsSettings && html`<${Settings} settings=${settings} onChange=${(change) => this.setSettings(change)} />`}
+        ${showsSettings && html`<${Settings} />`}
       </form>
     `;
   }
 }
 
-function Settings({ settings, onChange }) {
-  const number = (name) => (event) => onChange({ [name]: event.target.value === "" ? undefined : Number(event.target.value) });
-  return html`
-    <fieldset id="settings" class="settings">
-      <legend class="hidden-text">How replies are asked for</legend>
-      <label>Drafts at once <input type="number" min="1" max=${MOST_DRAFTS} value=${settings.n}
-        onInput=${(event) => onChange({ n: Math.min(MOST_DRAFTS, Math.max(1, Math.round(Number(event.target.value) || 1))) })} /></label>
-      <label>Temperature <input type="number" min="0" max="2" step="0.1" placeholder="model's" value=${settings.temperature ?? ""}
-        onInput=${number("temperature")} /></label>
-      <label>Longest reply <input type="number" min="1" step="1" placeholder="tokens" value=${settings.max_tokens ?? ""}
-        onInput=${number("max_tokens")} /></label>
-    </fieldset>
-  `;
+/** Why the message has not been sent, and how to try again. */
+function NotSent({ error }) {
+  const why = error.status !== 0 ? error.message : isReachable.value ? "" : `${error.message} `;
+  return html`<p class="notice danger" role="alert">${why}${error.status === 0 && "This was not sent."} <button type="submit">Send again</button></p>`;
+}
+
+/** What the next message goes below, where that is not the end of the branch. */
+function Branching() {
+  const branching = view.branching.value;
+  const from = branching && view.conversation.value?.get(branching.from);
+  if (!from) return null;
+  const { at } = branching;
+  const above = at ? ending(characters(from.text).slice(0, at).join("")) : excerpt(from.text);
+  return html`<p class="branching small">
+    <span>A new branch below “${above}”</span>
+    <button type="button" class="bare icon-button" onClick=${() => (view.branching.value = null)} aria-label="Go on at the end instead"><${Icon} name="x" /></button>
+  </p>`;
 }

@@ -4,36 +4,57 @@
 //               │         └─ assistant                    regenerated: a sibling
 //               └─ user (edited) ── assistant
 
+import { batch, signal } from "../vendor/htm-preact.js";
+
 const NONE = [];
 
+/**
+ * Each message is a signal of its own, so that one that grows concerns nobody else. Whoever shows more than one message reads
+ * `shape`, which changes with all but the text of messages under way.
+ */
 export class Conversation {
+  shape = signal(0);
+  #info = signal(null);
+
   /** @param {{conversation: object, messages: object[]}} snapshot as the server tells it */
   constructor(snapshot) {
     this.#chosen = new Map();
     this.load(snapshot);
   }
 
-  #messages;
-  #children;
+  #messages; // a signal by id
+  #children; // ids by parent id
   #chosen; // by parent id: the child whose branch was looked at last
 
   /** Take in the whole state; the branch that is looked at stays, where it is still there. */
   load({ conversation, messages }) {
-    this.info = conversation;
+    const before = this.#messages ?? new Map();
     this.#messages = new Map();
     this.#children = new Map();
-    for (const message of messages) this.#put(message);
+    batch(() => {
+      this.info = conversation;
+      for (const message of messages) this.#put(message, before.get(message.id));
+    });
+  }
+
+  get info() {
+    return this.#info.value;
+  }
+
+  set info(info) {
+    this.#info.value = info;
   }
 
   get isEmpty() {
     return this.#messages.size === 0;
   }
 
-  get size() {
-    return this.#messages.size;
+  get(id) {
+    return this.#messages.get(id)?.peek();
   }
 
-  get(id) {
+  /** A message as the signal that tells of its changes. */
+  cell(id) {
     return this.#messages.get(id);
   }
 
@@ -41,13 +62,9 @@ export class Conversation {
     return this.#messages.has(id);
   }
 
-  all() {
-    return this.#messages.values();
-  }
-
   /** Messages below `id`, oldest first; roots below null. */
   children(id) {
-    return this.#children.get(id) ?? NONE;
+    return (this.#children.get(id) ?? NONE).map((child) => this.get(child));
   }
 
   /** The versions of a message, itself among them, oldest first. */
@@ -66,10 +83,10 @@ export class Conversation {
   tip(id) {
     let at = id;
     for (;;) {
-      const below = this.children(at);
-      if (!below.length) return at;
+      const below = this.#children.get(at);
+      if (!below) return at;
       const chosen = this.#chosen.get(at);
-      at = (below.find((one) => one.id === chosen) ?? below.at(-1)).id;
+      at = below.includes(chosen) ? chosen : below.at(-1);
     }
   }
 
@@ -84,17 +101,13 @@ export class Conversation {
     for (const message of this.lineage(id)) this.#chosen.set(message.parent, message.id);
   }
 
-  /** Messages under way, on any branch. */
-  running() {
-    return [...this.#messages.values()].filter((message) => message.status === "running");
-  }
-
   /** What all replies have taken from the cache and computed, in tokens. */
   totals() {
     let read = 0;
     let cached = 0;
     const counted = new Set();
-    for (const { id, details } of this.#messages.values()) {
+    for (const cell of this.#messages.values()) {
+      const { id, details } = cell.peek();
       if (!details?.prompt_tokens) continue;
       const generation = details.generation ?? id; // drafts have read one prompt together
       if (counted.has(generation)) continue;
@@ -107,10 +120,10 @@ export class Conversation {
 
   // -- what the server tells
 
-  /** A message is new, or has changed. */
+  /** A message is new, or has changed: each change has a higher `seq`, and may be told twice. */
   put(message) {
     const known = this.get(message.id);
-    if (known && known.seq > message.seq) return;
+    if (known && known.seq >= message.seq) return;
     this.#put(message);
   }
 
@@ -119,7 +132,7 @@ export class Conversation {
     const message = this.get(id);
     if (!message || message.seq >= seq) return;
     const details = thinking ? { ...message.details, thinking: (message.details?.thinking ?? "") + thinking } : message.details;
-    this.#replace({ ...message, text: message.text + text, details, seq });
+    this.cell(id).value = { ...message, text: message.text + text, details, seq };
   }
 
   /** Messages are gone. */
@@ -130,25 +143,22 @@ export class Conversation {
       this.#messages.delete(id);
       this.#children.delete(id);
       this.#chosen.delete(id);
-      const rest = this.children(message.parent).filter((one) => one.id !== id);
+      const rest = (this.#children.get(message.parent) ?? NONE).filter((one) => one !== id);
       if (rest.length) this.#children.set(message.parent, rest);
       else this.#children.delete(message.parent);
     }
+    this.shape.value += 1;
   }
 
-  #put(message) {
-    if (this.#messages.has(message.id)) {
-      this.#replace(message);
-      return;
+  #put(message, cell = this.cell(message.id) ?? signal(message)) {
+    if (!this.#messages.has(message.id)) {
+      this.#messages.set(message.id, cell);
+      this.#children.set(message.parent, [...(this.#children.get(message.parent) ?? NONE), message.id]);
     }
-    this.#messages.set(message.id, message);
-    this.#children.set(message.parent, [...this.children(message.parent), message]);
-  }
-
-  #replace(message) {
-    this.#messages.set(message.id, message);
-    const siblings = this.children(message.parent).map((one) => (one.id === message.id ? message : one));
-    this.#children.set(message.parent, siblings);
+    batch(() => {
+      cell.value = message;
+      this.shape.value += 1;
+    });
   }
 }
 

@@ -1,72 +1,66 @@
 // Above the branch that is shown: the conversation's title, what it has saved, what can be done with it as a whole.
 
-import { Component, html } from "../vendor/htm-preact.js";
+import { html, useRef } from "../vendor/htm-preact.js";
+import { Icon } from "../icons.js";
+import { removeAll, rename, save } from "./actions.js";
+import { Menu } from "./menu.js";
+import { model } from "./model.js";
+import { conversation, panel, toggle } from "./view.js";
 
 const KEYS = [
   ["Enter", "send; with Shift a new line"],
   ["↑ ↓", "from message to message"],
   ["← →", "the other versions of a message"],
   ["e", "edit it"], ["r", "a further reply"], ["b", "go on from it in a new branch"], ["c", "its versions side by side"],
+  ["1 – 9", "of those go on with that one"],
   ["Esc", "leave an edit, a branch, a comparison"],
 ];
+const ITEMS = [
+  { name: "Rename", icon: "pencil", act: rename },
+  { name: "Save this branch as Markdown", icon: "download", act: () => save("markdown") },
+  { name: "Save this branch as HTML", icon: "download", act: () => save("html") },
+  { name: "Save all as JSON", icon: "download", act: () => save("json") },
+  { name: "Show in the tree", icon: "git-fork", act: () => location.assign(`/tree${location.hash}`) },
+  { name: "Delete", icon: "trash", act: removeAll, isDanger: true },
+];
 
-/** `does`: `toggle(panel)`, `rename()`, `save(format)`, `remove()`. `shows`: the panel that is open on a narrow screen. */
-export class Head extends Component {
-  choose(action) {
-    this.closeMenu();
-    action();
-  }
+export function Head() {
+  const shown = conversation.value;
+  return html`
+    <div class="chat-head">
+      <${SideButton} name="list" controls="sidebar" label="Conversations" icon="menu" />
+      <h1>${shown?.info.title ?? "New chat"}</h1>
+      ${model.value && html`<span class="soft small served" title="The model that replies">${model.value.id}</span>`}
+      <${Saved} />
+      <${Keys} />
+      ${shown && html`<${Menu} id="more" label="More" items=${ITEMS} /><${SideButton} name="map" controls="map" label="Branches" icon="git-fork" />`}
+    </div>
+  `;
+}
 
-  closeMenu() {
-    this.menu.open = false;
-    this.menu.querySelector("summary").focus();
-  }
+/** Opens a side on a narrow screen. */
+function SideButton({ name, controls, label, icon }) {
+  return html`<button class="bare icon-button only-narrow" aria-expanded=${panel.value === name} aria-controls=${controls} aria-label=${label}
+    onClick=${() => toggle(name)}><${Icon} name=${icon} /></button>`;
+}
 
-  onKey = (event) => {
-    if (event.key !== "Escape" || !this.menu.open) return;
-    event.stopPropagation();
-    this.closeMenu();
-  };
+function Saved() {
+  const shown = conversation.value;
+  const { read, cached } = shown?.shape.value ? shown.totals() : { read: 0, cached: 0 };
+  if (!read) return null;
+  return html`<span class="soft small numbers saved" title="Of all tokens that the replies of this conversation had to read">
+    ${cached.toLocaleString()} tokens reused (${Math.round((100 * cached) / read)}%)
+  </span>`;
+}
 
-  onFocusOut = ({ relatedTarget }) => {
-    if (!this.menu.contains(relatedTarget)) this.menu.open = false;
-  };
-
-  render({ conversation, shows, does }) {
-    const totals = conversation?.totals();
-    const share = totals?.read ? Math.round((100 * totals.cached) / totals.read) : 0;
-    return html`
-      <div class="chat-head">
-        <button class="bare only-narrow" aria-expanded=${shows === "list"} aria-controls="sidebar" aria-label="Conversations"
-          onClick=${() => does.toggle("list")}>☰</button>
-        <h1>${conversation?.info.title ?? "New chat"}</h1>
-        ${totals?.read > 0 &&
-        html`<span class="soft small numbers saved" title="Of all tokens that the replies of this conversation had to read">
-          ${totals.cached.toLocaleString()} tokens reused (${share}%)
-        </span>`}
-        <button class="bare" aria-label="Keys" title="Keys" onClick=${() => this.keys.showModal()}>?</button>
-        ${conversation &&
-        html`
-          <details class="menu" ref=${(element) => (this.menu = element)} onKeyDown=${this.onKey} onFocusOut=${this.onFocusOut}>
-            <summary aria-label="More" class="button">⋯</summary>
-            <div class="menu-items">
-              <button class="bare" onClick=${() => this.choose(does.rename)}>Rename</button>
-              <button class="bare" onClick=${() => this.choose(() => does.save("markdown"))}>Save this branch as Markdown</button>
-              <button class="bare" onClick=${() => this.choose(() => does.save("html"))}>Save this branch as HTML</button>
-              <button class="bare" onClick=${() => this.choose(() => does.save("json"))}>Save all as JSON</button>
-              <a class="button bare" href=${`/tree${location.hash}`}>Show in the tree</a>
-              <button class="bare danger" onClick=${() => this.choose(does.remove)}>Delete</button>
-            </div>
-          </details>
-          <button class="bare only-narrow" aria-expanded=${shows === "map"} aria-controls="map" aria-label="Branches"
-            onClick=${() => does.toggle("map")}><svg viewBox="0 0 20 20" aria-hidden="true"><path d="M6 5v10M6 12c0-4 8-2 8-6" /><circle cx="6" cy="4" r="2" /><circle cx="6" cy="16" r="2" /><circle cx="14" cy="4" r="2" /></svg></button>
-        `}
-      </div>
-      <dialog ref=${(element) => (this.keys = element)} aria-labelledby="keys-title">
-        <h2 id="keys-title">Keys</h2>
-        <dl class="keys">${KEYS.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl>
-        <form method="dialog"><button class="main">Close</button></form>
-      </dialog>
-    `;
-  }
+function Keys() {
+  const dialog = useRef(null);
+  return html`
+    <button class="bare icon-button" aria-label="Keys" title="Keys" onClick=${() => dialog.current.showModal()}><${Icon} name="circle-question-mark" /></button>
+    <dialog ref=${dialog} aria-labelledby="keys-title">
+      <h2 id="keys-title">Keys</h2>
+      <dl class="keys">${KEYS.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl>
+      <form method="dialog"><button class="main">Close</button></form>
+    </dialog>
+  `;
 }

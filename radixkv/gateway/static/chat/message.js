@@ -1,14 +1,21 @@
 // One message: what it says, its versions, what it cost, and what can be done with it.
 
 import { Component, html } from "../vendor/htm-preact.js";
+import { Icon } from "../icons.js";
+import * as actions from "./actions.js";
 import { excerpt } from "./conversation.js";
+import { Editor, isEdited } from "./editor.js";
 import { Markdown } from "./markdown.js";
+import { Menu } from "./menu.js";
+import { compareVersions, focusNext, turn } from "./view.js";
 
-const NAMES = { system: "Instructions", user: "You", assistant: "Reply" };
+export const NAMES = { system: "Instructions", user: "You", assistant: "Reply" };
 const MOST_SHOWN = 12_000; // characters of a message of one's own, before it is asked for whole
+const COPIED_MS = 1500;
 
 /**
- * One message of a branch. `does`: what can be done with it, by name; see `Chat`. Shown again only when something of it changes.
+ * One message of a branch, which is `cell`'s value: the `place`-th of `count` versions. Shown again only when something of it
+ * changes.
  *
  * Keys, while the message has the focus: left and right show its other versions, e edits, r regenerates, b branches, c compares.
  */
@@ -16,8 +23,7 @@ export class Message extends Component {
   state = { isEditing: false, isWhole: false };
 
   shouldComponentUpdate(next, state) {
-    if (state !== this.state) return true;
-    return ["message", "place", "count", "isTip", "isStart"].some((name) => next[name] !== this.props[name]);
+    return state !== this.state || Object.keys(next).some((name) => next[name] !== this.props[name]);
   }
 
   edit = () => this.setState({ isEditing: true });
@@ -27,50 +33,48 @@ export class Message extends Component {
     this.element?.focus();
   };
 
-  save = async (text) => {
-    if (await this.props.does.edit(this.props.message, text)) this.close();
-  };
-
   onKey = (event) => {
     if (event.target !== this.element || event.ctrlKey || event.metaKey || event.altKey) return;
-    const { message, does, count } = this.props;
-    const actions = {
-      ArrowLeft: () => does.turn(message, -1),
-      ArrowRight: () => does.turn(message, 1),
-      ArrowUp: () => does.focus(message, -1),
-      ArrowDown: () => does.focus(message, 1),
+    const message = this.props.cell.peek();
+    const does = {
+      ArrowLeft: () => turn(message, -1),
+      ArrowRight: () => turn(message, 1),
+      ArrowUp: () => focusNext(message, -1),
+      ArrowDown: () => focusNext(message, 1),
       e: this.edit,
-      r: message.role === "system" ? null : () => does.regenerate(message),
-      b: message.status === "running" && !message.text ? null : () => does.branch(message),
-      c: count > 1 ? () => does.compare(message) : null,
+      r: message.role === "system" ? null : () => actions.regenerate(message),
+      b: message.status === "running" && !message.text ? null : () => actions.branch(message),
+      c: this.props.count > 1 ? () => compareVersions(message) : null,
     };
-    const action = actions[event.key];
+    const action = does[event.key];
     if (!action) return;
     event.preventDefault();
     action();
   };
 
-  render({ message, place, count, isTip, isStart, does }, { isEditing, isWhole }) {
+  render({ cell, place, count, isTip, isStart, isLinked, isLeftOut }, { isEditing, isWhole }) {
+    const message = cell.value;
     const { id, role, status } = message;
     const isLong = role !== "assistant" && message.text.length > MOST_SHOWN && !isWhole;
     const text = isLong ? message.text.slice(0, MOST_SHOWN) : message.text;
+    const marks = [isStart && "start", isLinked && "linked"].filter(Boolean).join(" ");
     return html`
       <article
-        id=${id} class=${`message ${role} ${status} ${isStart ? "start" : ""}`} tabindex=${isTip ? 0 : -1}
+        id=${id} class=${`message ${role} ${status} ${marks}`} tabindex=${isTip ? 0 : -1} hidden=${isLeftOut}
         aria-label=${`${NAMES[role]}: ${excerpt(message.text, 80) || status}`} onKeyDown=${this.onKey} ref=${(element) => (this.element = element)}
       >
-        <div class="message-head">
-          <h2>${NAMES[role]}</h2>
-          ${message.details?.edited && html`<span class="soft small">edited by hand</span>`}
-          ${count > 1 && html`<${Versions} message=${message} place=${place} count=${count} turn=${does.turn} />`}
-        </div>
+        <h2 class=${role === "system" ? "small soft" : "hidden-text"}>${NAMES[role]}</h2>
         ${isEditing
-          ? html`<${Editor} message=${message} onSave=${this.save} onClose=${this.close} />`
+          ? html`<${Editor} message=${message} name=${NAMES[role]} onClose=${this.close} />`
           : html`<${Thinking} details=${message.details} />
               <${Content} role=${role} text=${text} />
               ${isLong && html`<button onClick=${() => this.setState({ isWhole: true }, () => this.element.focus())}>Show all ${message.text.length.toLocaleString()} characters</button>`}
-              <${Outcome} message=${message} again=${() => does.regenerate(message)} />
-              <${Actions} message=${message} count=${count} does=${does} edit=${this.edit} />`}
+              <${Outcome} message=${message} />`}
+        <div class="foot">
+          ${count > 1 && html`<${Versions} message=${message} place=${place} count=${count} />`}
+          <${Cost} message=${message} />
+          ${!isEditing && html`<${Actions} message=${message} count=${count} edit=${this.edit} />`}
+        </div>
       </article>
     `;
   }
@@ -86,27 +90,33 @@ function Content({ role, text }) {
   return role === "assistant" ? html`<${Markdown} text=${text} />` : html`<div class="plain" dir="auto">${text}</div>`;
 }
 
-function Versions({ message, place, count, turn }) {
+function Versions({ message, place, count }) {
   return html`
     <span class="versions" role="group" aria-label="Versions">
-      <button class="bare" aria-label="Earlier version" disabled=${place === 0} onClick=${() => turn(message, -1)}>‹</button>
+      <button class="bare icon-button" aria-label="Earlier version" disabled=${place === 0} onClick=${() => turn(message, -1)}><${Icon} name="chevron-left" /></button>
       <span class="numbers small">${place + 1} / ${count}</span>
-      <button class="bare" aria-label="Later version" disabled=${place === count - 1} onClick=${() => turn(message, 1)}>›</button>
+      <button class="bare icon-button" aria-label="Later version" disabled=${place === count - 1} onClick=${() => turn(message, 1)}><${Icon} name="chevron-right" /></button>
+      <${IconButton} icon="columns-2" name="Compare" title="All versions side by side" class="only-wide" act=${() => compareVersions(message)} />
     </span>
   `;
 }
 
-/** How a reply came to its end, if that is worth a word. */
-function Outcome({ message, again }) {
+/** How a message came to its end, if that is worth a word, and how it goes on from there. */
+function Outcome({ message }) {
   const { role, status, details, error, text } = message;
-  if (role !== "assistant") return null;
-  if (status === "running") return html`<p class="soft small writing">${text ? "writing" : details?.thinking ? "thinking" : "reading"}<span class="dots" aria-hidden="true"></span></p>`;
-  if (status === "failed") {
-    return html`<p class="notice danger">${error ?? "This reply broke off."} <button onClick=${again}>Try again</button></p>`;
+  const isReply = role === "assistant";
+  if (isReply && status === "running") {
+    return html`<p class="soft small writing">${text ? "writing" : details?.thinking ? "thinking" : "reading"}<span class="dots" aria-hidden="true"></span></p>`;
   }
-  if (status === "stopped") return html`<p class="soft small">Stopped.</p>`;
-  if (details?.finish_reason === "length") return html`<p class="soft small">Cut at the longest length allowed.</p>`;
-  return null;
+  const goesOn = canGoOn(message) && html`<button class="small" title="Write on from the end of this reply, as a new version"
+    onClick=${() => actions.goOn(message)}><${Icon} name="step-forward" />Continue</button>`;
+  if (isReply && status === "failed") {
+    return html`<p class="notice danger outcome"><span>${error ?? "This reply broke off."}</span>
+      <button onClick=${() => actions.regenerate(message)}>Try again</button>${goesOn}</p>`;
+  }
+  const isCut = isReply && details?.finish_reason === "length";
+  const words = [status === "stopped" && "Stopped.", isCut && "Cut at the longest length allowed.", details?.edited && "edited by hand"].filter(Boolean);
+  return words.length ? html`<p class="soft small outcome"><span>${words.join(" ")}</span>${goesOn}</p>` : null;
 }
 
 /** Whether a reply may have more to say: it did not come to an end of its own. */
@@ -115,47 +125,74 @@ function canGoOn({ role, status, details, parent, text }) {
   return status === "stopped" || status === "failed" || details?.finish_reason === "length" || Boolean(details?.edited);
 }
 
-function Actions({ message, count, does, edit }) {
-  const { role, status } = message;
+function IconButton({ icon, name, title, act, isDisabled = false, class: more = "" }) {
+  return html`<button class=${`bare icon-button ${more}`} aria-label=${name} title=${title} disabled=${isDisabled} onClick=${act}><${Icon} name=${icon} /></button>`;
+}
+
+function Actions({ message, count, edit }) {
+  const { id, role, status, text } = message;
   const isOwn = role !== "assistant";
+  const what = isOwn ? "message" : "reply";
   if (status === "running") {
+    const title = "Go on from what is written so far; this reply goes on too";
     return html`
-      <div class="actions">
-        <button class="bare" onClick=${() => does.stop(message)}>■ Stop</button>
-        <button class="bare" disabled=${!message.text} onClick=${() => does.branch(message)} title="Go on from what is written so far; this reply goes on too">Branch</button>
-      </div>
+      <span class="actions">
+        <${IconButton} icon="git-branch" name="Branch" title=${title} isDisabled=${!text} act=${() => actions.branch(message)} />
+        <${IconButton} icon="square" name="Stop" title="Stop this reply" act=${() => actions.stop(message)} />
+      </span>
     `;
   }
-  const what = isOwn ? "message" : "reply";
+  const items = [
+    { name: "Copy text", icon: "copy", act: () => actions.copy(message) },
+    { name: "Copy link", icon: "link", act: () => actions.copyLink(message) },
+    count > 1 && { name: "Compare all versions", icon: "columns-2", act: () => compareVersions(message) },
+    { name: `Delete this ${what} and what follows it`, icon: "trash", act: () => actions.remove(message), isDanger: true },
+  ];
   return html`
-    <div class="actions">
-      <${Cost} message=${message} />
-      <span class="buttons">
-        ${canGoOn(message) && html`<button class="bare" onClick=${() => does.goOn(message)} title="Write on from the end of this reply, as a new version">Continue</button>`}
-        <button class="bare" onClick=${() => does.copy(message)} title=${`Copy the ${what}'s text`}>Copy</button>
-        <button class="bare" onClick=${edit} title="A new version beside this one">Edit</button>
-        ${role !== "system" &&
-        html`<button class="bare" onClick=${() => does.regenerate(message)} title="A further reply beside those there are">
-          ${isOwn ? "Reply again" : "Regenerate"}
-        </button>`}
-        <button class="bare" onClick=${() => does.branch(message)} title="Go on from here, beside what follows now">Branch</button>
-        ${count > 1 && html`<button class="bare" onClick=${() => does.compare(message)} title="All versions side by side">Compare</button>`}
-        <button class="bare" onClick=${() => does.remove(message)} aria-label=${`Delete this ${what} and what follows it`} title="Delete, with what follows">✕</button>
-      </span>
-    </div>
+    <span class="actions">
+      <${Copy} message=${message} title=${`Copy the ${what}'s text`} />
+      <${IconButton} icon="pencil" name="Edit" title=${isEdited(id) ? "Go on with your edit" : "Edit: a new version beside this one"} act=${edit} />
+      ${role !== "system" &&
+      html`<${IconButton} icon="refresh-cw" name=${isOwn ? "Reply again" : "Regenerate"} title="A further reply beside those there are"
+        act=${() => actions.regenerate(message)} />`}
+      <${IconButton} icon="git-branch" name="Branch" title="Branch: go on from here, beside what follows now" act=${() => actions.branch(message)} />
+      <${Menu} id=${`menu-${id}`} label="Other actions" items=${items} />
+    </span>
   `;
+}
+
+/** Copies the text, and shows for a moment that it has. */
+class Copy extends Component {
+  state = { isCopied: false };
+
+  componentWillUnmount() {
+    clearTimeout(this.timer);
+  }
+
+  copy = async () => {
+    if (!(await actions.copy(this.props.message))) return;
+    clearTimeout(this.timer);
+    this.setState({ isCopied: true });
+    this.timer = setTimeout(() => this.setState({ isCopied: false }), COPIED_MS);
+  };
+
+  render({ title }, { isCopied }) {
+    return html`<button class="bare icon-button only-wide" aria-label=${isCopied ? "Copied" : "Copy"} title=${title} onClick=${this.copy}>
+      <${Icon} name=${isCopied ? "check" : "copy"} />${isCopied && html`<span class="small">Copied</span>`}
+    </button>`;
+  }
 }
 
 /** Tokens reused and computed, and how soon the reply began. */
 function Cost({ message }) {
   const parts = costs(message.details);
-  if (!parts.length) return html`<span></span>`;
+  if (!parts.length) return null;
   const { prompt_tokens: read, cached_tokens: reused } = message.details;
   const share = `${Math.round((100 * reused) / Math.max(1, read))}%`;
   return html`
-    <span class="cost small soft numbers">
+    <span class="cost small soft numbers" title=${parts.join(" · ")}>
       <span class="share" title=${`${share} of the prompt was reused`} aria-hidden="true"><span style=${{ width: share }}></span></span>
-      ${parts.join(" · ")}
+      <span>${parts.join(" · ")}</span>
     </span>
   `;
 }
@@ -173,43 +210,4 @@ export function costs(details) {
 
 function time(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
-}
-
-class Editor extends Component {
-  state = { isSaving: false };
-
-  componentDidMount() {
-    this.field.focus();
-    this.field.setSelectionRange(this.field.value.length, this.field.value.length);
-  }
-
-  onKey = (event) => {
-    if (event.key === "Escape") this.props.onClose();
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.save();
-  };
-
-  save = async () => {
-    const text = this.field.value.trim();
-    if (!text || this.state.isSaving) return;
-    this.setState({ isSaving: true });
-    await this.props.onSave(text);
-    this.setState({ isSaving: false });
-  };
-
-  render({ message, onClose }, { isSaving }) {
-    const isOwn = message.role === "user";
-    return html`
-      <div class="editor">
-        <textarea
-          aria-label=${`Edit: ${NAMES[message.role]}`} rows=${Math.min(16, 2 + message.text.split("\n").length)} onKeyDown=${this.onKey}
-          ref=${(field) => (this.field = field)} defaultValue=${message.text}
-        ></textarea>
-        <div class="buttons">
-          <button class="main" aria-disabled=${isSaving} onClick=${this.save}>${isOwn ? "Send as a new branch" : "Keep as a new version"}</button>
-          <button onClick=${onClose}>Cancel</button>
-          <span class="soft small">What is there now stays as another version.</span>
-        </div>
-      </div>
-    `;
-  }
 }

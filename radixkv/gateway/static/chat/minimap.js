@@ -4,23 +4,24 @@
 
 import { Component, html } from "../vendor/htm-preact.js";
 import { excerpt } from "./conversation.js";
+import * as view from "./view.js";
 
 const STEP = 22;
 const MARGIN = 14;
 const NAMES = { system: "Instructions", user: "You", assistant: "Reply" };
 
 /** Where each message stands: a map from id to {message, x, y}, and the size of the whole. O(messages), without recursion. */
-export function layOut(conversation) {
+export function layOut(tree) {
   const spots = new Map();
   let column = -1;
   let depth = 0;
-  const open = [...conversation.children(null)].reverse().map((message) => ({ message, level: 0, isFirst: false }));
+  const open = [...tree.children(null)].reverse().map((message) => ({ message, level: 0, isFirst: false }));
   while (open.length) {
     const { message, level, isFirst } = open.pop();
     if (!isFirst) column += 1;
     depth = Math.max(depth, level);
     spots.set(message.id, { message, level, x: MARGIN + column * STEP, y: MARGIN + level * STEP });
-    const below = conversation.children(message.id);
+    const below = tree.children(message.id);
     for (let index = below.length - 1; index >= 0; index--) {
       open.push({ message: below[index], level: level + 1, isFirst: index === 0 });
     }
@@ -28,7 +29,9 @@ export function layOut(conversation) {
   return { spots, width: 2 * MARGIN + Math.max(0, column) * STEP, height: 2 * MARGIN + depth * STEP };
 }
 
-/** The map. `onGo(id)` shows a branch; `onCompare(id)` sets it beside the one that is shown (shift and click, or c). */
+const beside = (id) => view.compare([view.tip.peek(), view.conversation.peek().tip(id)]);
+
+/** The map: a click shows a branch; with Shift, or with c, it stands beside the one that is shown. */
 export class Minimap extends Component {
   state = { focused: null };
 
@@ -36,12 +39,13 @@ export class Minimap extends Component {
     this.keepInSight();
   }
 
-  componentDidUpdate({ tip }) {
-    if (tip !== this.props.tip) this.keepInSight();
+  componentDidUpdate() {
+    if (this.tip !== view.tip.peek()) this.keepInSight();
   }
 
   /** The end of the branch that is shown stays in sight. */
   keepInSight() {
+    this.tip = view.tip.peek();
     const spot = this.element.querySelector(".tip")?.getBoundingClientRect();
     if (!spot) return;
     const box = this.element.getBoundingClientRect();
@@ -50,14 +54,14 @@ export class Minimap extends Component {
   }
 
   onKey = (event) => {
-    const { conversation, tip, onGo, onCompare } = this.props;
-    const at = conversation.get(this.state.focused ?? tip);
+    const shown = view.conversation.peek();
+    const at = shown.get(this.state.focused ?? view.tip.peek());
     if (!at) return;
-    const siblings = conversation.siblings(at);
-    const place = siblings.indexOf(at);
+    const siblings = shown.siblings(at);
+    const place = siblings.findIndex((one) => one.id === at.id);
     const next = {
-      ArrowUp: conversation.get(at.parent),
-      ArrowDown: conversation.children(at.id)[0],
+      ArrowUp: shown.get(at.parent),
+      ArrowDown: shown.children(at.id)[0],
       ArrowLeft: siblings[place - 1],
       ArrowRight: siblings[place + 1],
     };
@@ -66,15 +70,17 @@ export class Minimap extends Component {
       if (next[event.key]) this.setState({ focused: next[event.key].id }, () => this.element.querySelector('[tabindex="0"]')?.focus());
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
-      onGo(at.id);
+      view.reveal(at.id);
     } else if (event.key === "c") {
-      onCompare(at.id);
+      beside(at.id);
     }
   };
 
-  render({ conversation, tip, onGo, onCompare }, { focused }) {
-    const { spots, width, height } = layOut(conversation);
-    const shown = new Set(conversation.lineage(tip).map((message) => message.id));
+  render(_, { focused }) {
+    view.conversation.value.shape.value; // what is drawn changes with it
+    const tip = view.tip.value;
+    const { spots, width, height } = layOut(view.conversation.value);
+    const shown = new Set(view.shownBranch().map((message) => message.id));
     const stop = spots.has(focused) ? focused : tip;
     const edges = { weak: [], strong: [] };
     for (const { message, x, y } of spots.values()) {
@@ -95,7 +101,7 @@ export class Minimap extends Component {
                 aria-label=${`${NAMES[message.role]}: ${excerpt(message.text, 50) || message.status}`}
                 class=${`spot ${message.role} ${message.status} ${shown.has(message.id) ? "shown" : ""} ${message.id === tip ? "tip" : ""}`}
                 transform=${`translate(${x} ${y})`} onFocus=${() => this.setState({ focused: message.id })}
-                onClick=${(event) => (event.shiftKey ? onCompare(message.id) : onGo(message.id))}
+                onClick=${(event) => (event.shiftKey ? beside(message.id) : view.reveal(message.id))}
               >
                 <title>${excerpt(message.text, 120)}</title>
                 <circle class="hit" r="11" />

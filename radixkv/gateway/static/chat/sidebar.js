@@ -1,25 +1,37 @@
 // The conversations that the server keeps: to open, look for, begin, import.
 
-import { Component, html } from "../vendor/htm-preact.js";
+import { Component, html, signal } from "../vendor/htm-preact.js";
+import { Icon } from "../icons.js";
 import { importBatch, list } from "./api.js";
+import { go } from "./routing.js";
+import { followed, listVersion, panel } from "./view.js";
 
 const PAGE = 50;
 const MOST_AT_ONCE = 200; // that the server lists
 const BATCH_BYTES = 2_000_000;
 const PAUSE_MS = 200;
 
-/** The list. `version`: whatever changes when the list may have; `onOpen(id)`, `onNew()`. */
+/** Files to be imported, dropped on the list. */
+export const dropped = signal(null);
+
+function begin() {
+  go("");
+  document.getElementById("composer-text")?.focus();
+}
+
 export class Sidebar extends Component {
   state = { conversations: [], hasMore: false, search: "", error: null, report: null };
   #turn = 0; // of the list that was asked for last
 
   componentDidMount() {
-    this.load();
-    addEventListener("focus", () => this.load()); // other tabs begin conversations too
-  }
-
-  componentDidUpdate({ version }) {
-    if (version !== this.props.version) this.load();
+    const onFocus = () => this.load(); // other tabs begin conversations too
+    addEventListener("focus", onFocus);
+    const stops = [
+      listVersion.subscribe(() => this.load()),
+      dropped.subscribe((files) => files && this.importAll(files)),
+      () => removeEventListener("focus", onFocus),
+    ];
+    this.componentWillUnmount = () => stops.forEach((stop) => stop());
   }
 
   async load(more = false) {
@@ -44,25 +56,29 @@ export class Sidebar extends Component {
     this.timer = setTimeout(() => this.load(), PAUSE_MS);
   };
 
-  onFile = async (event) => {
-    const [file] = event.target.files;
+  onFile = (event) => {
+    const files = [...event.target.files];
     event.target.value = "";
-    if (!file) return;
-    try {
-      const report = await importFile(file, (done, all) => this.setState({ report: `Importing: ${done} of ${all}` }));
-      this.setState({ report });
-    } catch (error) {
-      this.setState({ report: error.message });
-    }
-    this.load();
+    this.importAll(files);
   };
 
-  render({ current, onOpen, onNew }, { conversations, hasMore, search, error, report }) {
+  async importAll(files) {
+    const reports = [];
+    for (const file of files) {
+      const onProgress = (done, all) => this.setState({ report: `Importing ${file.name}: ${done} of ${all}` });
+      const report = await importFile(file, onProgress).catch((error) => error.message);
+      reports.push(files.length > 1 ? `${file.name}: ${report}` : report);
+      this.setState({ report: reports.join(" ") });
+    }
+    this.load();
+  }
+
+  render(_, { conversations, hasMore, search, error, report }) {
     return html`
       <div class="sidebar-head">
-        <button class="main" onClick=${onNew}>New chat</button>
-        <button onClick=${() => this.chooser.click()} title="ChatGPT's conversations.json, OpenAssistant trees, or an export of this page">Import</button>
-        <input type="file" accept=".json,.jsonl,application/json" class="hidden-text" tabindex="-1" aria-label="File to import"
+        <button class="main" onClick=${begin}><${Icon} name="plus" />New chat</button>
+        <button onClick=${() => this.chooser.click()} title="Also files dropped here: ChatGPT's conversations.json, OpenAssistant trees, or an export of this page"><${Icon} name="upload" />Import</button>
+        <input type="file" multiple accept=".json,.jsonl,application/json" class="hidden-text" tabindex="-1" aria-label="File to import"
           ref=${(element) => (this.chooser = element)} onChange=${this.onFile} />
       </div>
       <label class="hidden-text" for="search">Search conversations</label>
@@ -73,7 +89,7 @@ export class Sidebar extends Component {
         ${conversations.map(
           ({ id, title, num_messages }) => html`
             <li key=${id}>
-              <a href=${`#${id}`} aria-current=${id === current ? "true" : undefined} onClick=${() => onOpen(id)}>
+              <a href=${`#${id}`} aria-current=${id === followed.value ? "true" : undefined} onClick=${() => (panel.value = null)}>
                 <span class="title">${title}</span><span class="small soft numbers" aria-label=${`${num_messages} messages`}>${num_messages}</span>
               </a>
             </li>
@@ -102,7 +118,7 @@ export async function importFile(file, onProgress) {
       numImported += answer.conversations.length;
       skipped.push(...answer.skipped.map(({ index, reason }) => `No. ${numDone + index + 1}: ${reason}`));
     } catch (error) {
-      if (error.status !== 413) throw new Error(numImported ? `${numImported} imported, then: ${error.message}` : error.message);
+      if (error.status !== 413) throw new Error(numImported ? `${numImported} imported, then: ${error.message}` : error.message, { cause: error });
       skipped.push(...batch.map((_, index) => `No. ${numDone + index + 1}: ${error.message}`));
     }
     numDone = end;
@@ -120,8 +136,8 @@ function readEntries(text) {
   } catch {
     try {
       values = text.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line));
-    } catch {
-      throw new Error("This file is no JSON. Of a ChatGPT export it is the file conversations.json within the archive.");
+    } catch (error) {
+      throw new Error("This file is no JSON. Of a ChatGPT export it is the file conversations.json within the archive.", { cause: error });
     }
   }
   return values.map((value) => ({ value, size: JSON.stringify(value).length }));

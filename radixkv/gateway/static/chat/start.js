@@ -1,23 +1,29 @@
 // What a conversation without messages shows.
 
-import { html } from "../vendor/htm-preact.js";
+import { html, useRef } from "../vendor/htm-preact.js";
+import { playBranching } from "./actions.js";
+import { writeInstead } from "./composer.js";
+import { instructionsWritten, keepInstructions } from "./instructions.js";
+import { model } from "./model.js";
 
-const IDEAS = [
-  "Explain why the sky is blue to a child of six.",
-  "Write a short poem about branches.",
-  "What should I look at first in a Python project that is slow?",
-];
+const IDEAS = ["Explain why the sky is blue to a child of six.", "Write a short poem about branches."];
 
-/** `onIdea(text)`; `field`: takes the field for instructions, of a conversation that is not there yet (`isNew`). */
-export function Start({ isNew, field, onIdea }) {
+/** `isNew`: the conversation is not there yet. */
+export function Start({ isNew }) {
+  const first = useRef(instructionsWritten()).current;
   return html`
     <div class="thread start-page">
-      <h2>What shall it be about?</h2>
+      <h2>Start a conversation</h2>
+      ${model.value && html`<p class="soft model-line"><strong>${model.value.id}</strong>, on this server. It reads up to ${model.value.max_model_len.toLocaleString()} tokens.</p>`}
       <p class="soft">Edit any message, ask for several drafts, go back and branch: what branches share is computed once.</p>
-      <div class="ideas">${IDEAS.map((idea) => html`<button onClick=${() => onIdea(idea)}>${idea}</button>`)}</div>
-      ${isNew && html`<details class="instructions"><summary>Instructions for the model</summary>
+      <div class="ideas">
+        ${isNew && html`<button class="main" onClick=${playBranching}>Show me branching</button>`}
+        ${IDEAS.map((idea) => html`<button onClick=${() => writeInstead(idea)}>${idea}</button>`)}
+      </div>
+      ${isNew && html`<details class="instructions" open=${Boolean(first)}><summary>Instructions for the model</summary>
         <label class="hidden-text" for="instructions">Instructions</label>
-        <textarea id="instructions" rows="3" ref=${field} placeholder="You are a helpful assistant"></textarea></details>`}
+        <textarea id="instructions" rows="3" defaultValue=${first} onInput=${(event) => keepInstructions(event.target.value)}
+          placeholder="You are a helpful assistant"></textarea></details>`}
     </div>
   `;
 }

@@ -1,0 +1,194 @@
+// What one does to a conversation. A refusal is shown as a notice.
+
+import { isReachable } from "../page.js";
+import { effect } from "../vendor/htm-preact.js";
+import { askForText, isConfirmed } from "../dialog.js";
+import * as api from "./api.js";
+import { copyText } from "./clipboard.js";
+import { characters, newId } from "./conversation.js";
+import { saveText } from "./download.js";
+import { inWords } from "./errors.js";
+import { close, drop } from "./following.js";
+import { go } from "./routing.js";
+import { readSettings } from "./settings.js";
+import { dressed } from "./text/dressed.js";
+import { forgetInstructions, instructionsWritten } from "./instructions.js";
+import * as view from "./view.js";
+
+const idOfShown = () => view.conversation.peek()?.info.id ?? null;
+
+/** Whether it went well; if not, what is wrong is shown. */
+async function attempt(action) {
+  view.notice.value = null;
+  try {
+    await action();
+    return true;
+  } catch (error) {
+    view.notice.value = inWords(error);
+    return false;
+  }
+}
+
+effect(() => {
+  if (isReachable.value && view.notice.peek()?.status === 0) view.notice.value = null;
+});
+
+let begun = null; // a conversation whose first message has not arrived yet
+
+/**
+ * A new message below what is shown, in a new conversation if there is none, and the replies to it. Throws what a person should
+ * read; sent again with the same `id` it is stored once.
+ */
+export async function send({ id, text, settings }) {
+  view.notice.value = null;
+  const shown = view.conversation.peek();
+  if (view.followed.peek() && !shown) throw new Error("This conversation is still being fetched.");
+  const { from = null, at = null } = view.branching.peek() ?? {};
+  let parent = from ?? view.tip.peek();
+  let owner = idOfShown();
+  if (!owner) {
+    const instructions = instructionsWritten();
+    begun ??= await api.create(instructions ? [{ role: "system", text: instructions }] : []);
+    owner = begun.id;
+    parent = begun.head;
+  }
+  const answer = await api.post(owner, { id, parent, position: at, role: "user", text, replies: api.repliesOf(settings, id) });
+  if (begun) forgetInstructions();
+  begun = null;
+  view.listVersion.value += 1;
+  if (owner === idOfShown()) {
+    view.isAtEnd.value = true;
+    take(owner, answer);
+  } else if (!view.followed.peek()) {
+    const replies = answer.messages.slice(1).map((one) => one.id);
+    go(`#${owner}${replies.length > 1 ? `/${replies.join(",")}` : ""}`);
+    if (answer.refusal) view.notice.value = inWords(answer.refusal);
+  }
+}
+
+/** What the server has answered is shown at once, unless one has gone to another conversation; its events tell the same. */
+function take(owner, { messages, refusal = null }) {
+  if (owner !== idOfShown()) return;
+  const shown = view.conversation.peek();
+  view.notice.value = refusal && inWords(refusal);
+  for (const message of messages) shown.put(message);
+  const replies = messages.filter((message) => message.role === "assistant");
+  view.show((replies[0] ?? messages.at(-1)).id, { isStep: true });
+  view.compare(replies.map((reply) => reply.id));
+}
+
+/** Four drafts of one short reply, side by side, in a new conversation. */
+export const playBranching = () =>
+  attempt(() => send({ id: newId(), text: "Write one sentence about the sea.", settings: { ...readSettings(), n: 4, max_tokens: 60 } }));
+
+/** A new version of a message beside it; whether it is there. */
+export const edit = (message, text) =>
+  attempt(async () => {
+    if (text === message.text) return;
+    const owner = idOfShown();
+    const id = newId();
+    const replies = message.role === "user" ? api.repliesOf(readSettings(), id) : undefined;
+    take(owner, await api.post(owner, { id, parent: message.parent, role: message.role, text, replies }));
+  });
+
+/** Further replies beside those there are. */
+export const regenerate = (message) => askForReplies(message, { isContinued: false });
+
+/** One more reply, which begins with all of this one's text. */
+export const goOn = (message) => askForReplies(message, { isContinued: true });
+
+const askForReplies = (message, { isContinued }) =>
+  attempt(async () => {
+    const below = isContinued || message.role === "user" ? message.id : message.parent;
+    const owner = idOfShown();
+    const replies = api.repliesOf({ ...readSettings(), ...(isContinued && { n: 1 }) }, newId());
+    take(owner, await api.reply(owner, below, { ...replies, continue: isContinued }));
+  });
+
+/** The next message goes below this one: of a reply that is being written, below what is written of it now. */
+export function branch({ id, status, text }) {
+  const at = status === "running" ? characters(text).length : null;
+  view.branchFrom({ id }, at);
+}
+
+export const stop = (message) => attempt(() => api.stop(idOfShown(), message.id));
+
+/** Whether the text is in the clipboard. */
+export const copy = (message) => copied(message.text);
+
+/** Copy the address of a message. */
+export const copyLink = (message) => copied(`${location.origin}${location.pathname}#${idOfShown()}/${message.id}`);
+
+const copied = (text) => attempt(() => copyText(text).then(() => view.say("Copied.")));
+
+export const remove = (message) =>
+  attempt(async () => {
+    const shown = view.conversation.peek();
+    let numBelow = -1;
+    for (const open = [message.id]; open.length; numBelow++) for (const one of shown.children(open.pop())) open.push(one.id);
+    const what = numBelow ? `This message and the ${numBelow} below it` : "This message";
+    if (!(await isConfirmed({ title: "Delete?", text: `${what} will be gone for good.`, action: "Delete" }))) return;
+    const owner = shown.info.id;
+    const { ids } = await api.removeMessage(owner, message.id);
+    if (owner === idOfShown()) drop(ids);
+  });
+
+export const rename = () =>
+  attempt(async () => {
+    const { id, title: before } = view.conversation.peek().info;
+    const title = await askForText({ title: "Title of this conversation", text: before, action: "Rename" });
+    if (title) await api.rename(id, title);
+  });
+
+export const removeAll = () =>
+  attempt(async () => {
+    const { id, title } = view.conversation.peek().info;
+    const text = `“${title}” with all its branches will be gone for good.`;
+    if (!(await isConfirmed({ title: "Delete this conversation?", text, action: "Delete it" }))) return;
+    await api.remove(id);
+    if (idOfShown() === id || !view.followed.peek()) close();
+  });
+
+/** Save the branch that is shown ("markdown", "html") or the whole conversation ("json") as a file. */
+export const save = (format) =>
+  attempt(async () => {
+    const { id, title } = view.conversation.peek().info;
+    const text = await api.exported(id, format, view.tip.peek());
+    const name = title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation";
+    saveText(format === "html" ? await dressed(text) : text, `${name}.${format === "markdown" ? "md" : format}`);
+  });
+
+/**
+ * The branch that is shown without its beginning, as a new branch: what fits into half of what the model can read. `overflow`: how
+ * many tokens the branch has, and the most that the model reads.
+ */
+export const leaveOutBeginning = (overflow) =>
+  attempt(async () => {
+    const owner = idOfShown();
+    const branchOf = view.conversation.peek().lineage(view.tip.peek());
+    const { kept, above } = fitting(branchOf, overflow);
+    let parent = above;
+    for (const { role, text } of kept.slice(0, -1)) {
+      const id = newId();
+      await api.post(owner, { id, parent, role, text });
+      parent = id;
+    }
+    const last = kept.at(-1);
+    const id = newId();
+    const replies = last.role === "user" ? api.repliesOf(readSettings(), id) : undefined;
+    take(owner, await api.post(owner, { id, parent, role: last.role, text: last.text, replies }));
+  });
+
+/** The end of a branch, from a user's message on, that takes half of the room; and what it goes below, its instructions or null. */
+function fitting(branchOf, { tokens, most }) {
+  const turns = branchOf.filter((message) => message.role !== "system");
+  const above = branchOf.find((message) => message.role === "system")?.id ?? null;
+  const room = ((most / 2) * branchOf.reduce((sum, { text }) => sum + text.length, 0)) / tokens;
+  let length = 0;
+  let first = turns.length;
+  for (let index = turns.length - 1; index > 0 && (length += turns[index].text.length) <= room; index--) {
+    if (turns[index].role === "user") first = index;
+  }
+  if (first === turns.length) throw new Error("The last message alone is longer than the model can read. Edit it to a shorter one.");
+  return { kept: turns.slice(first), above };
+}

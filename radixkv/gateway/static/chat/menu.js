@@ -1,0 +1,40 @@
+// A button that opens a list of actions. It closes with Escape, with a click elsewhere, and with a choice.
+
+import { Component, html } from "../vendor/htm-preact.js";
+import { Icon } from "../icons.js";
+
+const ROOM_PX = 220; // below the button, or the list stands above it
+
+/** `id`: of the list; `label`: of the button; `items`: `{name, icon, act, isDanger}` each, without those that are false. */
+export class Menu extends Component {
+  place = ({ newState }) => {
+    if (newState !== "open") return;
+    const { top, bottom, right } = this.button.getBoundingClientRect();
+    const isAbove = innerHeight - bottom < ROOM_PX && top > ROOM_PX;
+    Object.assign(this.list.style, {
+      right: `${Math.max(4, document.documentElement.clientWidth - right)}px`,
+      top: isAbove ? "auto" : `${bottom + 4}px`,
+      bottom: isAbove ? `${innerHeight - top + 4}px` : "auto",
+    });
+  };
+
+  choose(act) {
+    this.list.hidePopover();
+    this.button.focus({ preventScroll: true });
+    act();
+  }
+
+  render({ id, label, items }) {
+    return html`
+      <button class="bare icon-button" aria-label=${label} title=${label} popovertarget=${id} ref=${(element) => (this.button = element)}>
+        <${Icon} name="ellipsis" />
+      </button>
+      <div id=${id} popover="auto" class="menu-items" onBeforeToggle=${this.place} ref=${(element) => (this.list = element)}>
+        ${items.filter(Boolean).map(
+          ({ name, icon, act, isDanger = false }) =>
+            html`<button class=${isDanger ? "bare danger" : "bare"} onClick=${() => this.choose(act)}><${Icon} name=${icon} />${name}</button>`,
+        )}
+      </div>
+    `;
+  }
+}
