@@ -3,7 +3,7 @@
 import { Component, html } from "../vendor/htm-preact.js";
 import morph from "../vendor/morphdom.js";
 import { Blocks } from "./text/blocks.js";
-import { useCode } from "./text/code.js";
+import { actOnCode } from "./text/code.js";
 import { isSameFormula, showFormulas } from "./text/math.js";
 import { clean } from "./text/reader.js";
 import { watchScrolling } from "./text/scrolling.js";
@@ -62,7 +62,7 @@ export class Markdown extends Component {
 function onClick(event) {
   const note = event.target.closest('a[href^="#footnote"]:not([target])');
   if (!note) {
-    useCode(event);
+    actOnCode(event);
     return;
   }
   event.preventDefault(); // the page's address names a message

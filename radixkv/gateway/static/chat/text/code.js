@@ -33,7 +33,7 @@ const ACTS = {
 };
 
 /** What a click on a button of a block of code does; whether it was one. */
-export function useCode(event) {
+export function actOnCode(event) {
   const button = event.target.closest("[data-act]");
   if (!button) return false;
   const block = button.closest(".code");
