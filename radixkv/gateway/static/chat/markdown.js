@@ -67,7 +67,7 @@ function onClick(event) {
   }
   event.preventDefault(); // the page's address names a message
   const target = document.getElementById(note.hash.slice(1));
-  const place = target.matches("a") ? target.previousElementSibling : target;
+  const place = /** @type {HTMLElement} */ (target.matches("a") ? target.previousElementSibling : target);
   place.tabIndex = place.matches("a") ? 0 : -1;
   place.focus();
 }

@@ -100,6 +100,7 @@ function Conditions({ read, settings: own }) {
   };
   const picked = (event) => event.target.files.length && state.load("file", event.target.files[0]);
   const inSlots = (number) => `${count(number)} slots`;
+  /** @type {[string, string, any[], (value: number) => string][]} */
   const conditions = [
     ["numSlots", "Pool", state.poolSizes(read, own.reply), inSlots],
     ["blockSize", "Block", BLOCK_SIZES, inSlots],

@@ -30,7 +30,12 @@ export class Drawing {
    * the text that they have room for.
    */
   constructor(canvas, tree, { selected, found, tick, onSelect, onBare }) {
-    Object.assign(this, { canvas, tree, selected, found, onSelect, onBare });
+    this.canvas = canvas;
+    this.tree = tree;
+    this.selected = selected;
+    this.found = found;
+    this.onSelect = onSelect;
+    this.onBare = onBare;
     this.context = canvas.getContext("2d");
     new ResizeObserver(() => this.#resize()).observe(canvas);
     canvas.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });

@@ -24,7 +24,7 @@ async function shown(escaped, index) {
     block.append(clean(html));
   }
   for (const button of reply.querySelectorAll("button")) button.remove();
-  for (const part of reply.querySelectorAll(".scrolls")) part.tabIndex = 0;
+  for (const part of reply.querySelectorAll(".scrolls")) part.setAttribute("tabindex", "0");
   await showFormulas(reply);
   return reply.outerHTML;
 }

@@ -105,7 +105,7 @@ function showFormula(element) {
 }
 
 function load() {
-  return (loading ??= new Promise((done, fail) => {
+  return (loading ??= new Promise((/** @type {(nothing?: void) => void} */ done, fail) => {
     const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet", href: `${VENDOR}.css` });
     const script = Object.assign(document.createElement("script"), { src: `${VENDOR}.js` });
     script.onload = script.onerror = () => {

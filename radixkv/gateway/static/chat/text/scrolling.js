@@ -5,7 +5,7 @@ const NAMES = { DIV: "Wide part", PRE: "Code" };
 const seen = new ResizeObserver((entries) => {
   for (const { target } of entries) {
     if (target.scrollWidth > target.clientWidth) {
-      target.tabIndex = 0;
+      target.setAttribute("tabindex", "0");
       target.setAttribute("role", "group");
       target.setAttribute("aria-label", `${NAMES[target.tagName] ?? "Formula"}, scrolls sideways`);
     } else {
