@@ -3,18 +3,18 @@
 const NAMES = { DIV: "Wide part", PRE: "Code" };
 
 const seen = new ResizeObserver((entries) => {
-  for (const { target } of entries) {
-    if (target.scrollWidth > target.clientWidth) {
-      target.setAttribute("tabindex", "0");
-      target.setAttribute("role", "group");
-      target.setAttribute("aria-label", `${NAMES[target.tagName] ?? "Formula"}, scrolls sideways`);
+  for (const place of new Set(entries.map(({ target }) => target.closest(".scrolls")))) {
+    if (place && place.scrollWidth > place.clientWidth) {
+      place.setAttribute("tabindex", "0");
+      place.setAttribute("role", "group");
+      place.setAttribute("aria-label", `${NAMES[place.tagName] ?? "Formula"}, scrolls sideways`);
     } else {
-      for (const name of ["tabindex", "role", "aria-label"]) target.removeAttribute(name);
+      for (const name of ["tabindex", "role", "aria-label"]) place?.removeAttribute(name);
     }
   }
 });
 
-/** Watch what scrolls below an element; an observer keeps no element alive. */
+/** Watch what scrolls below an element, and what is in it, which may grow where its place does not. An observer keeps none alive. */
 export function watchScrolling(element) {
-  for (const each of element.querySelectorAll(".scrolls")) seen.observe(each);
+  for (const each of element.querySelectorAll(".scrolls, .scrolls > *")) seen.observe(each);
 }
