@@ -92,6 +92,27 @@ def test_back_closes_a_side_on_a_phone(site: Site, browser: Browser) -> None:
         expect(shown(page).last).to_contain_text("First answer.")
 
 
+def test_a_search_leads_to_the_message_also_on_a_branch_that_is_not_shown(site: Site, page: Page) -> None:
+    converse(site, page, THREE[0], ("Second question", "It begins with 🌊 water."), THREE[2])
+    regenerate(site, page, "Another end.")
+    shown(page).nth(1).get_by_role("button", name="Branch", exact=True).click()
+    site.dictate("Elsewhere.")
+    say(page, "And else?")
+    expect(shown(page).last).to_contain_text("Elsewhere.")
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_label("Search conversations").fill("WATER")
+    hit = page.locator(".hits a")
+    expect(hit).to_have_count(1)
+    expect(hit.locator("mark")).to_have_text("water")
+    check_accessible(page)
+    hit.click()
+    expect(shown(page).nth(3)).to_contain_text("water")
+    expect(shown(page).nth(3)).to_have_class(re.compile(r"\blinked\b"))
+    expect(shown(page).nth(3)).to_be_in_viewport()
+    page.get_by_label("Search conversations").fill("water all")
+    expect(page.get_by_text("None found.")).to_be_visible()
+
+
 def test_a_link_to_a_message_opens_its_branch_there(site: Site, page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     converse(site, page, *THREE)

@@ -77,10 +77,22 @@ def test_settings_that_the_server_would_refuse_are_not_sent(site: Site, page: Pa
     expect(temperature).to_be_focused()  # where the browser says what is wrong
     expect(shown(page)).to_have_count(0)
     temperature.fill("0.5")
+    page.get_by_label("Top p").fill("0.9")
+    page.get_by_label("Top k").fill("7")
+    page.get_by_label("Min p").fill("0.05")
+    page.get_by_label("Seed").fill("11")
     site.dictate("Mild.")
     say(page, "Mild")
     expect(shown(page).last).to_contain_text("Mild.")
-    assert site.engine.samplings[-1].temperature == 0.5
+    sampling = site.engine.samplings[-1]
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (
+        0.5,
+        0.9,
+        7,
+        0.05,
+        11,
+    )
+    expect(shown(page).last.locator(".cost")).to_have_attribute("title", re.compile("temperature 0.5.*seed 11"))
 
 
 def test_a_browser_that_keeps_nothing_is_no_reason_to_stop(page: Page) -> None:

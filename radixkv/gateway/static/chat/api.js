@@ -38,9 +38,7 @@ export async function post(id, message) {
 }
 
 /** How replies are asked for, as the server takes it; their ids follow from `id`, so that asking twice gives no more of them. */
-export function repliesOf({ n = 1, temperature, max_tokens: maxTokens }, id) {
-  const replies = { n, ids: replyIds(id, n) };
-  if (temperature != null) replies.temperature = temperature;
-  if (maxTokens) replies.max_tokens = maxTokens;
-  return replies;
+export function repliesOf({ n = 1, ...chosen }, id) {
+  const settings = Object.entries(chosen).filter(([, value]) => value != null);
+  return { n, ids: replyIds(id, n), ...Object.fromEntries(settings) };
 }

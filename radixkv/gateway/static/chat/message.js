@@ -190,7 +190,7 @@ function Cost({ message }) {
   const { prompt_tokens: read, cached_tokens: reused } = message.details;
   const share = `${Math.round((100 * reused) / Math.max(1, read))}%`;
   return html`
-    <span class="cost small soft numbers" title=${parts.join(" · ")}>
+    <span class="cost small soft numbers" title=${[...parts, drawn(message.details)].filter(Boolean).join(" · ")}>
       <span class="share" title=${`${share} of the prompt was reused`} aria-hidden="true"><span style=${{ width: share }}></span></span>
       <span>${parts.join(" · ")}</span>
     </span>
@@ -206,6 +206,12 @@ export function costs(details) {
   if (first != null) parts.push(`first token ${time(first)}`);
   if (written > 1 && all > first) parts.push(`${Math.round(((written - 1) * 1000) / (all - first))} tokens/s`);
   return parts;
+}
+
+/** How a reply was drawn, in words: what "the same again" takes. */
+function drawn({ settings }) {
+  const told = Object.entries(settings ?? {}).filter(([, value]) => value != null && value !== "" && value.length !== 0);
+  return told.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
 }
 
 function time(ms) {

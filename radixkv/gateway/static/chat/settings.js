@@ -5,7 +5,7 @@ import { signal } from "../vendor/htm-preact.js";
 const KEY = "radixkv.settings";
 export const MOST_DRAFTS = 8;
 
-/** `{n, temperature, max_tokens}` */
+/** `n` drafts, and what of `temperature`, `top_p`, `top_k`, `min_p`, `seed` and `max_tokens` was chosen. */
 const settings = signal(restored());
 
 export const readSettings = () => settings.value;

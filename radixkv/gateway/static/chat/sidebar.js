@@ -2,13 +2,14 @@
 
 import { Component, html, signal } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
-import { importBatch, list } from "./api.js";
+import { list } from "./api.js";
+import { Hits } from "./hits.js";
+import { importFile } from "./importing.js";
 import { go } from "./routing.js";
 import { followed, listVersion, panel } from "./view.js";
 
 const PAGE = 50;
 const MOST_AT_ONCE = 200; // that the server lists
-const BATCH_BYTES = 2_000_000;
 const PAUSE_MS = 200;
 
 /** Files to be imported, dropped on the list. */
@@ -77,7 +78,7 @@ export class Sidebar extends Component {
     return html`
       <div class="sidebar-head">
         <button class="main" onClick=${begin}><${Icon} name="plus" />New chat</button>
-        <button onClick=${() => this.chooser.click()} title="Also files dropped here: ChatGPT's conversations.json, OpenAssistant trees, or an export of this page"><${Icon} name="upload" />Import</button>
+        <button onClick=${() => this.chooser.click()} title="Also files dropped here: exports of ChatGPT, Claude, Open WebUI, LibreChat, SillyTavern, OpenAssistant trees, or of this page"><${Icon} name="upload" />Import</button>
         <input type="file" multiple accept=".json,.jsonl,application/json" class="hidden-text" tabindex="-1" aria-label="File to import"
           ref=${(element) => (this.chooser = element)} onChange=${this.onFile} />
       </div>
@@ -87,11 +88,12 @@ export class Sidebar extends Component {
       ${error && html`<p class="notice danger small">${error}</p>`}
       <ul class="conversations">
         ${conversations.map(
-          ({ id, title, num_messages }) => html`
+          ({ id, title, num_messages, hits, has_more_hits }) => html`
             <li key=${id}>
               <a href=${`#${id}`} aria-current=${id === followed.value ? "true" : undefined} onClick=${() => (panel.value = null)}>
                 <span class="title">${title}</span><span class="small soft numbers" aria-label=${`${num_messages} messages`}>${num_messages}</span>
               </a>
+              ${hits?.length > 0 && html`<${Hits} id=${id} hits=${hits} hasMore=${has_more_hits} onOpen=${() => (panel.value = null)} />`}
             </li>
           `,
         )}
@@ -100,45 +102,4 @@ export class Sidebar extends Component {
       ${hasMore && html`<button onClick=${() => this.load(true)}>Older ones</button>`}
     `;
   }
-}
-
-/** Send a file's conversations in pieces that the server takes; a sentence on what came of it. Throws what people should read. */
-export async function importFile(file, onProgress) {
-  const entries = readEntries(await file.text());
-  if (!entries.length) return "This file holds no conversation.";
-  let numDone = 0;
-  let numImported = 0;
-  const skipped = [];
-  while (numDone < entries.length) {
-    let end = numDone;
-    for (let size = 0; end < entries.length && (end === numDone || size + entries[end].size < BATCH_BYTES); end++) size += entries[end].size;
-    const batch = entries.slice(numDone, end).map((entry) => entry.value);
-    try {
-      const answer = await importBatch(batch);
-      numImported += answer.conversations.length;
-      skipped.push(...answer.skipped.map(({ index, reason }) => `No. ${numDone + index + 1}: ${reason}`));
-    } catch (error) {
-      if (error.status !== 413) throw new Error(numImported ? `${numImported} imported, then: ${error.message}` : error.message, { cause: error });
-      skipped.push(...batch.map((_, index) => `No. ${numDone + index + 1}: ${error.message}`));
-    }
-    numDone = end;
-    onProgress(numDone, entries.length);
-  }
-  const rest = skipped.length ? ` ${skipped.length} left out. ${skipped.slice(0, 3).join(" ")}` : "";
-  return `${numImported} imported.${rest}`;
-}
-
-function readEntries(text) {
-  let values;
-  try {
-    const whole = JSON.parse(text);
-    values = Array.isArray(whole) ? whole : [whole];
-  } catch {
-    try {
-      values = text.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line));
-    } catch (error) {
-      throw new Error("This file is no JSON. Of a ChatGPT export it is the file conversations.json within the archive.", { cause: error });
-    }
-  }
-  return values.map((value) => ({ value, size: JSON.stringify(value).length }));
 }
