@@ -35,9 +35,11 @@ _CONTRAST = """(field) => {
 _RENDERED = """async () => {
   const { options } = await import("/static/vendor/htm-preact.js");
   window.rendered = [];
+  window.drawn_ms = performance.now();
   const before = options.__r;
   options.__r = (vnode) => {
     if (typeof vnode.type === "function") window.rendered.push(vnode.type.name);
+    window.drawn_ms = performance.now();
     before?.(vnode);
   };
 }"""
@@ -95,7 +97,8 @@ def test_settings_that_the_server_would_refuse_are_not_sent(site: Site, page: Pa
     expect(shown(page).last.locator(".cost")).to_have_attribute("title", re.compile("temperature 0.5.*seed 11"))
 
 
-def test_a_browser_that_keeps_nothing_is_no_reason_to_stop(page: Page) -> None:
+def test_a_browser_that_keeps_nothing_is_no_reason_to_stop(site: Site, page: Page) -> None:
+    site.dictate("one two three four five")
     page.evaluate(
         "() => { Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); }; }"
     )
@@ -227,6 +230,10 @@ def test_a_token_is_shown_without_drawing_the_rest_of_the_page(site: Site, page:
     converse(site, page, THREE[0])
     hold_in_a_reply(site, page)
     page.evaluate(_RENDERED)
+    page.wait_for_function(
+        "() => performance.now() - window.drawn_ms > 500"
+    )  # what the new conversation brought is drawn
+    page.evaluate("window.rendered.length = 0")
     site.runner.gate.open()
     site.runner.gate.close_after(40)
     expect(page.locator("article.running")).to_contain_text("word " * 40)

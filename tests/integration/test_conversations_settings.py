@@ -113,7 +113,10 @@ def test_settings_are_refused_by_name_and_change_nothing(talk: Talk) -> None:
     ):
         assert part in talk.refused(400, "PATCH", f"/{conversation}", {"settings": settings})["message"]
         assert part in talk.refused(400, "POST", "", {"settings": settings})["message"]
-    assert "title and settings" in talk.refused(400, "PATCH", f"/{conversation}", {})["message"]
+    assert (
+        "one of title, settings, tags, pinned and archived must be given"
+        in talk.refused(400, "PATCH", f"/{conversation}", {})["message"]
+    )
     assert talk.call("GET", f"/{conversation}")["conversation"]["settings"] == {"temperature": 1}
     body = {"role": "user", "text": "Hello", "replies": {"model": "no-such"}}
     assert talk.refused(404, "POST", f"/{conversation}/messages", body)["param"] == "model"
