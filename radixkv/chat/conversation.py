@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import pack_tokens
+from radixkv.worker.request import Message
 from radixkv.worker.stream import Usage
-from radixkv.worker.text import Message
 
 __all__ = ["FOLLOWS", "ChatError", "Conversation", "Turn"]
 

@@ -25,11 +25,10 @@ from radixkv.core.management import LocalManager
 from radixkv.core.namespaces import owner_of
 from radixkv.core.node import Node, RootNode
 from radixkv.core.opening import close_sequence, promise
-from radixkv.core.planning import stand_node
 from radixkv.core.publishing import publish
 from radixkv.core.retaining import retain_path
 from radixkv.core.sequences import Sequence
-from radixkv.core.surgery import end_at, swap_block
+from radixkv.core.surgery import end_at, stand_node, swap_block
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 
 __all__ = ["LocalAdopter"]

@@ -10,11 +10,12 @@ from array import array
 from radixkv.core import surgery
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node, RootNode
-from radixkv.core.planning import AcquirePlan, stand_node
+from radixkv.core.planning import AcquirePlan
 from radixkv.core.publishing import publish_for_good, withdraw
 from radixkv.core.retaining import retain_path
 from radixkv.core.room import note_withdrawn, take
 from radixkv.core.sequences import Sequence
+from radixkv.core.surgery import stand_node
 from radixkv.core.tokens import TOKEN_BYTES
 
 __all__ = ["close_sequence", "open_child", "open_sequence", "promise"]

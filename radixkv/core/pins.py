@@ -22,9 +22,9 @@ from radixkv.core.api import PinInfo, PinOp, UnpinOp
 from radixkv.core.errors import PinBudgetError
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node, PinMark, RootNode
-from radixkv.core.planning import stand_node
 from radixkv.core.sequences import Sequence
 from radixkv.core.shares import Account
+from radixkv.core.surgery import stand_node
 from radixkv.core.tokens import TOKEN_BYTES
 
 __all__ = ["MAX_PINNED_SHARE", "Pin", "PinBook"]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from radixkv.core import surgery
 from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Node
 from radixkv.core.sequences import Sequence
+from radixkv.core.surgery import end_at
 from radixkv.core.tokens import TOKEN_BYTES
 
-__all__ = ["AcquirePlan", "plan_acquire", "shared_node", "stand_node"]
+__all__ = [
+    "AcquirePlan",
+    "plan_acquire",
+    "shared_node",
+]
 
 
 class AcquirePlan(NamedTuple):
@@ -57,14 +61,6 @@ def plan_acquire(forest: Forest, walk: Walk, num_tokens: int, reserve: int) -> A
     )
 
 
-def stand_node(forest: Forest, walk: Walk, num_kept: int) -> Node:
-    """The node whose last block is block `num_kept` - 1 of the walk, splitting the walk's child if it is longer."""
-    end_bytes = num_kept * forest.block_bytes
-    if walk.child is None or walk.node.end_bytes == end_bytes:
-        return walk.node
-    return surgery.end_at(forest, walk.child, end_bytes)
-
-
 def shared_node(forest: Forest, seq: Sequence, end_bytes: int, cover: Node | None) -> Node:
     """The node that holds `end_bytes` of a sequence's computed history as its end or within its last block.
 
@@ -73,9 +69,9 @@ def shared_node(forest: Forest, seq: Sequence, end_bytes: int, cover: Node | Non
     ceiling = -(-end_bytes // forest.block_bytes) * forest.block_bytes
     if end_bytes > seq.published_bytes:
         assert cover is not None, "computed tokens are published or covered"
-        return surgery.end_at(forest, cover, ceiling)
+        return end_at(forest, cover, ceiling)
     node = seq.node
     while node.start_bytes >= end_bytes:
         assert node.parent is not None, "a position lies below the root"
         node = node.parent
-    return surgery.end_at(forest, node, ceiling)
+    return end_at(forest, node, ceiling)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 
-from radixkv.core.forest import Forest
+from radixkv.core.forest import Forest, Walk
 from radixkv.core.node import Children, Node, PinMark, Places, RootNode
 
 __all__ = [
@@ -258,3 +258,11 @@ def cut(forest: Forest, root: RootNode, node: Node, end_bytes: int) -> None:
     forest.num_cached -= len(beyond)
     forest.num_evictable -= len(beyond)
     rename(node, fragment)
+
+
+def stand_node(forest: Forest, walk: Walk, num_kept: int) -> Node:
+    """The node whose last block is block `num_kept` - 1 of the walk, splitting the walk's child if it is longer."""
+    end_bytes = num_kept * forest.block_bytes
+    if walk.child is None or walk.node.end_bytes == end_bytes:
+        return walk.node
+    return end_at(forest, walk.child, end_bytes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv.core.validation import PIN_CLASSES
-from radixkv.worker.pinning import PrefixPin
+from radixkv.worker.request import PrefixPin
 from radixkv.worker.stream import Usage
 
 __all__ = ["usage_of"]

@@ -16,8 +16,7 @@ from radixkv.gateway.client_noise import without_noise
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
 from radixkv.gateway.options import check_plain
-from radixkv.worker.request import ModelInfo
-from radixkv.worker.text import Message
+from radixkv.worker.request import Message, ModelInfo
 
 __all__ = [
     "ChatMessage",

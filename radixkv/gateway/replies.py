@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.call_parser import CallParser, CallPiece, FunctionCalled
+from radixkv.worker.request import Message
 from radixkv.worker.sampling import SampledToken
 from radixkv.worker.stream import BranchFinished, Delta, FinishReason, Usage
-from radixkv.worker.text import Message
 from radixkv.worker.thinking import ThinkingMarks
 from radixkv.worker.thought_splitter import splitter_of
 

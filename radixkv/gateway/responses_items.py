@@ -20,7 +20,7 @@ from radixkv.gateway.messages import check_arguments, placeholder, unsupported_p
 from radixkv.gateway.options import check_plain
 from radixkv.gateway.responses_schema import InputItem, InputPart
 from radixkv.gateway.responses_tools import INPUT, offered_name
-from radixkv.worker.text import Message
+from radixkv.worker.request import Message
 
 __all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "page_of", "read_input", "to_messages"]
 

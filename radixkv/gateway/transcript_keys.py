@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.core.json_text import read_json
-from radixkv.worker.text import Message
+from radixkv.worker.request import Message
 
 __all__ = ["canonical", "digest", "message_bytes", "root_key"]
 

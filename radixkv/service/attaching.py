@@ -5,52 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
+from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.callers import current_caller
 from radixkv.service.holding import Holding
 from radixkv.service.pools import PoolTable
-from radixkv.service.status import message_of, status_of, trailing_metadata
+from radixkv.service.status import abort
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.v1 import workers_pb2_grpc
 
-__all__ = ["WorkersServicer", "abort", "write_all"]
-
-LONGEST_UNTOLD_S = 30.0
-"""How long a caller who was cut off may take to read so far that it can be told."""
-
-
-async def abort(context: Any, error: RadixKVError) -> None:
-    """End a call with an error's status and details. Raises, so that the handler ends as well."""
-    await context.abort(status_of(error), message_of(error), trailing_metadata(error))
-
-
-async def write_all(context: Any, answers: AsyncGenerator[Any, None], unread_s: float) -> None:
-    """Write a server stream to a caller who reads: one who takes nothing for `unread_s` is cut off.
-
-    gRPC takes no status while a message waits to be taken. So what the stream holds is let go at once, and the caller is told
-    as soon as it reads, or cut off without a word where it does not.
-
-    Raises:
-        LimitError: the caller did not read. `answers` is closed.
-    """
-    async with contextlib.aclosing(answers):
-        async for answer in answers:
-            writing = asyncio.ensure_future(context.write(answer))
-            try:
-                if (await asyncio.wait((writing,), timeout=unread_s))[0]:
-                    writing.result()
-                    continue
-                await answers.aclose()
-                if not (await asyncio.wait((writing,), timeout=LONGEST_UNTOLD_S))[0]:
-                    raise asyncio.CancelledError
-                raise LimitError(f"this caller has read nothing for {unread_s:g} s; read answers as they come")
-            finally:
-                writing.cancel()
+__all__ = [
+    "WorkersServicer",
+]
 
 
 class _AttachStream:

@@ -16,31 +16,25 @@ from typing import Any
 import grpc
 from google.protobuf import empty_pb2
 
-from radixkv.core import validation
 from radixkv.core.api import CacheEvent
-from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError, UnavailableError
-from radixkv.service.attaching import abort, write_all
+from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.service.callers import current_caller
 from radixkv.service.followers import Followers, PoolEvents
 from radixkv.service.kv_event_conversion import change_to_proto, snapshot_to_protos
 from radixkv.service.pools import PoolTable
+from radixkv.service.rights import SERVICE_NAMES, narrowed
+from radixkv.service.status import abort
+from radixkv.service.streaming import write_all
 from radixkv.v1 import kv_events_pb2 as kv
 
-__all__ = ["NAMESPACE_METADATA", "NO_ENGINE", "POOL_METADATA", "SERVICE_NAMES", "KvEventsServicer", "narrowed"]
+__all__ = [
+    "NO_ENGINE",
+    "KvEventsServicer",
+]
 
-SERVICE_NAMES = (
-    "sglang.grpc.scheduler.SglangScheduler",
-    "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
-    "trtllm.TrtllmService",
-    "vllm.grpc.engine.VllmEngine",
-)
-"""Services whose method `SubscribeKvEvents` routers call, by the kind of engine that they take a worker for."""
 
 NO_ENGINE = "radixkv does not serve an engine's own calls over gRPC; give the router the worker by its HTTP address"
 """What their `HealthCheck` is answered, by which a router takes an address for an engine's."""
-
-POOL_METADATA = "radixkv-pool"
-NAMESPACE_METADATA = "radixkv-namespace"
 
 
 class KvEventsServicer:
@@ -127,15 +121,3 @@ class KvEventsServicer:
 async def _refuse_worker(_request: empty_pb2.Empty, context: Any) -> None:
     """A router takes this address for an engine's: it asks for its health, then sends it prompts."""
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, NO_ENGINE)
-
-
-def narrowed(metadata: Any) -> tuple[str, str | None]:
-    """What a call's metadata ask for: the pool, empty for the only one, and the namespace, None for all."""
-    named = dict(metadata or ())
-    namespace = named.get(NAMESPACE_METADATA)
-    if NAMESPACE_METADATA + "-bin" in named:
-        try:
-            namespace = named[NAMESPACE_METADATA + "-bin"].decode()
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError(NAMESPACE_METADATA + "-bin", str(error), "UTF-8") from None
-    return str(named.get(POOL_METADATA, "")), None if namespace is None else validation.check_namespace(namespace)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.event_subscription import EventSubscription
-from radixkv.service.attaching import abort, write_all
 from radixkv.service.callers import current_caller
 from radixkv.service.config import MAX_NAME_CHARACTERS
 from radixkv.service.followers import Followers
@@ -25,6 +24,8 @@ from radixkv.service.reader_conversion import (
     stats_to_proto,
     usage_to_proto,
 )
+from radixkv.service.status import abort
+from radixkv.service.streaming import write_all
 from radixkv.service.value_conversion import retention_from_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc

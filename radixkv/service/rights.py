@@ -11,13 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from radixkv.core import validation
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import PermissionDeniedError
+from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError
 from radixkv.service.callers import Caller
-from radixkv.service.kv_events import SERVICE_NAMES as KV_EVENT_SERVICES
-from radixkv.service.kv_events import narrowed
 
-__all__ = ["check_call", "is_open"]
+__all__ = ["NAMESPACE_METADATA", "POOL_METADATA", "SERVICE_NAMES", "check_call", "is_open", "narrowed"]
+
+SERVICE_NAMES = (
+    "sglang.grpc.scheduler.SglangScheduler",
+    "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
+    "trtllm.TrtllmService",
+    "vllm.grpc.engine.VllmEngine",
+)
+"""Services whose method `SubscribeKvEvents` routers call, by the kind of engine that they take a worker for."""
+
+
+POOL_METADATA = "radixkv-pool"
+
+
+NAMESPACE_METADATA = "radixkv-namespace"
+
 
 _Names = Callable[[Any, Any], Iterable[str | None]]
 """The namespaces that a request and its metadata name; None stands for all of them."""
@@ -29,6 +43,18 @@ class _Rule(NamedTuple):
     roles: tuple[str, ...]
     names: _Names
     is_own: bool = False
+
+
+def narrowed(metadata: Any) -> tuple[str, str | None]:
+    """What a call's metadata ask for: the pool, empty for the only one, and the namespace, None for all."""
+    named = dict(metadata or ())
+    namespace = named.get(NAMESPACE_METADATA)
+    if NAMESPACE_METADATA + "-bin" in named:
+        try:
+            namespace = named[NAMESPACE_METADATA + "-bin"].decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(NAMESPACE_METADATA + "-bin", str(error), "UTF-8") from None
+    return str(named.get(POOL_METADATA, "")), None if namespace is None else validation.check_namespace(namespace)
 
 
 def _nothing(_request: Any, _metadata: Any) -> Iterable[str | None]:
@@ -86,8 +112,8 @@ _GENERATION = {
 _RULES = {
     **{f"/radixkv.v1.PrefixCache/{name}": rule for name, rule in _CACHE.items()},
     **{f"/radixkv.v1.Generation/{name}": rule for name, rule in _GENERATION.items()},
-    **{f"/{service}/SubscribeKvEvents": _Rule(("reader",), _in_metadata) for service in KV_EVENT_SERVICES},
-    **{f"/{service}/HealthCheck": _Rule(_EVERYBODY, _nothing) for service in KV_EVENT_SERVICES},
+    **{f"/{service}/SubscribeKvEvents": _Rule(("reader",), _in_metadata) for service in SERVICE_NAMES},
+    **{f"/{service}/HealthCheck": _Rule(_EVERYBODY, _nothing) for service in SERVICE_NAMES},
     "/radixkv.v1.Workers/Attach": _Rule(("holder",), _nothing),  # its messages are checked one by one
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _Rule(_EVERYBODY, _nothing),
 }

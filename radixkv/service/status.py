@@ -205,3 +205,8 @@ def error_from_rpc(call: Any, address: str) -> RadixKVError:
     if kind is UnavailableError:
         return kind(f"the service at {address} cannot be reached: {call.details()}")
     return kind(f"the service at {address} failed with {status.name}: {call.details()}")
+
+
+async def abort(context: Any, error: RadixKVError) -> None:
+    """End a call with an error's status and details. Raises, so that the handler ends as well."""
+    await context.abort(status_of(error), message_of(error), trailing_metadata(error))

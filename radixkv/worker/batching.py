@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from radixkv.worker.branch import Branch
-from radixkv.worker.limits import BACKGROUND_PRIORITY, SchedulerLimits
+from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.request import BACKGROUND_PRIORITY
 
 __all__ = ["Row", "choose_rows", "without_background"]
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from radixkv.core.api import AcquireResult, ExtendResult
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens
-from radixkv.worker.limits import BACKGROUND_PRIORITY
 from radixkv.worker.lines import OpenedLine
+from radixkv.worker.request import BACKGROUND_PRIORITY
 
 if TYPE_CHECKING:
     from radixkv.core.errors import QuotaError

@@ -29,10 +29,9 @@ from radixkv.core.namespaces import adapter_of, derived_namespace, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.worker.arena import Arena
 from radixkv.worker.generation import Generation, History, Terms
-from radixkv.worker.limits import BACKGROUND_PRIORITY, SchedulerLimits
-from radixkv.worker.pinning import PrefixPin
+from radixkv.worker.limits import SchedulerLimits
 from radixkv.worker.prompts import PromptReader
-from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
+from radixkv.worker.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, ModelInfo, PrefixPin, Prompt
 from radixkv.worker.rounds import Origin, Rounds
 from radixkv.worker.runner import Runner
 from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams

@@ -14,8 +14,9 @@ from radixkv.worker.adjustment import Adjustment
 from radixkv.worker.beam_branches import BeamBranches
 from radixkv.worker.beams import Beam, BeamSearch
 from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.pinning import Pinning, PrefixPin
+from radixkv.worker.pinning import Pinning
 from radixkv.worker.reply import Reply, ReplyRules
+from radixkv.worker.request import PrefixPin
 from radixkv.worker.sampler import SamplerRow
 from radixkv.worker.sampling import SampledToken, fresh_seed
 from radixkv.worker.scoring import PromptScores, Scores

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.worker.errors import ModelError
+from radixkv.worker.model_store import quiet_transformers
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -16,10 +14,11 @@ if TYPE_CHECKING:
     from radixkv.worker.gguf_file import GGUFFile
     from radixkv.worker.gguf_weights import WeightIndex
 
-__all__ = ["convert_gguf", "quiet_transformers"]
+__all__ = [
+    "convert_gguf",
+]
 
 _NUM_STEPS = 3
-_TURN = threading.RLock()
 
 
 def convert_gguf(file: GGUFFile, folder: Path, bars: Progress, kept_as: str | None = None) -> None:
@@ -116,25 +115,3 @@ def _split_digits(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no advice from transformers within: errors only. One thread at a time: its imports are circular."""
-    with _TURN:
-        yield from _quiet()
-
-
-def _quiet() -> Iterator[None]:
-    from transformers import utils
-
-    logging: Any = utils.logging  # its functions have no types
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BACKGROUND_PRIORITY", "SchedulerLimits"]
-
-BACKGROUND_PRIORITY = -100
-"""The lowest: a request of this priority is never due, and runs in no batch that brings another one's first token."""
+__all__ = ["SchedulerLimits"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,10 @@ from typing import Any, cast
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
 from radixkv.worker.engine import Engine
-from radixkv.worker.request import GenerateParams, Prompt
+from radixkv.worker.request import GenerateParams, Message, Prompt
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.sampling import SampledToken, SamplingParams
 from radixkv.worker.stream import BranchFinished, Completed, Delta, GenerationStream, Started, Usage
-from radixkv.worker.text import Message
 
 __all__ = ["LLM", "Completion", "Reply"]
 

@@ -9,8 +9,8 @@ import torch
 
 from radixkv.worker.attention import ATTENTION_NAME, register_attention
 from radixkv.worker.errors import ModelError
-from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.gguf_weights import has_index, load_gguf
+from radixkv.worker.model_store import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,11 +10,12 @@ import errno
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from radixkv.worker.errors import ModelError
 
@@ -97,3 +98,28 @@ def progress_bars(visible: bool) -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), disable=not visible) as bars:
         yield bars
+
+
+_TURN = threading.RLock()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no advice from transformers within: errors only. One thread at a time: its imports are circular."""
+    with _TURN:
+        yield from _quiet()
+
+
+def _quiet() -> Iterator[None]:
+    from transformers import utils
+
+    logging: Any = utils.logging  # its functions have no types
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -4,34 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.validation import check_ttl
+from radixkv.worker.request import PrefixPin
 
-__all__ = ["MAX_PINS", "Pinning", "PrefixPin", "check_pins"]
-
-MAX_PINS = 16
-"""Of one request."""
-
-
-class PrefixPin(NamedTuple):
-    """The first `num_tokens` of a prompt are not to be evicted for `ttl_s` seconds after each use."""
-
-    num_tokens: int
-    ttl_s: float
-
-
-def check_pins(pins: Sequence[PrefixPin]) -> None:
-    """Refuse too many of them and a bad time; lengths are checked where the prompt is known.
-
-    Raises:
-        InvalidArgumentError: named by its argument.
-    """
-    if len(pins) > MAX_PINS:
-        raise InvalidArgumentError("pins", f"{len(pins)} prefixes", f"at most {MAX_PINS}")
-    for pin in pins:
-        check_ttl(pin.ttl_s)
+__all__ = ["Pinning"]
 
 
 class Pinning:

@@ -15,9 +15,9 @@ from radixkv.worker.bad_words import spellings
 from radixkv.worker.errors import ModelError
 from radixkv.worker.grammar import GrammarCompiler, GrammarMatcher
 from radixkv.worker.reply import ReplyRules
-from radixkv.worker.request import Prompt
+from radixkv.worker.request import Message, Prompt
 from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.text import Asker, ChatText, Message
+from radixkv.worker.text import Asker, ChatText
 from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks
 
 __all__ = ["PromptReader"]

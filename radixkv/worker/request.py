@@ -17,13 +17,10 @@ from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.namespaces import check_salt
 from radixkv.core.tokens import TokensLike
-from radixkv.core.validation import check_retention, check_unicode
-from radixkv.worker.limits import BACKGROUND_PRIORITY
-from radixkv.worker.pinning import PrefixPin, check_pins
+from radixkv.core.validation import check_retention, check_ttl, check_unicode
 from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.worker.stats import WorkerStats
 from radixkv.worker.stream import GenerationStream
-from radixkv.worker.text import Message
 from radixkv.worker.thinking import ThinkingMarks
 from radixkv.worker.verification import Verification
 
@@ -32,13 +29,23 @@ __all__ = [
     "ForkParams",
     "GenerateParams",
     "Generator",
+    "Message",
     "ModelInfo",
+    "PrefixPin",
     "Prompt",
     "UnknownGenerationError",
+    "check_pins",
 ]
+
+Message = Mapping[str, Any]
+"""One turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": text}`` and what else the model's chat template
+reads, such as ``tool_calls``."""
 
 ROLES = ("system", "user", "assistant", "tool")
 """Who may have said a message. A chat template may write a role into a control token, so others are refused."""
+
+BACKGROUND_PRIORITY = -100
+"""The lowest: a request of this priority is never due, and runs in no batch that brings another one's first token."""
 
 MAX_PRIORITY = 100
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -53,6 +60,29 @@ class UnknownGenerationError(UnknownSequenceError):
         super().__init__(0)
         self.args = (f"no generation {generation_id!r} runs here or is still remembered",)
         self.generation_id = generation_id
+
+
+MAX_PINS = 16
+"""Of one request."""
+
+
+class PrefixPin(NamedTuple):
+    """The first `num_tokens` of a prompt are not to be evicted for `ttl_s` seconds after each use."""
+
+    num_tokens: int
+    ttl_s: float
+
+
+def check_pins(pins: Sequence[PrefixPin]) -> None:
+    """Refuse too many of them and a bad time; lengths are checked where the prompt is known.
+
+    Raises:
+        InvalidArgumentError: named by its argument.
+    """
+    if len(pins) > MAX_PINS:
+        raise InvalidArgumentError("pins", f"{len(pins)} prefixes", f"at most {MAX_PINS}")
+    for pin in pins:
+        check_ttl(pin.ttl_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,8 @@ from radixkv.service.callers import current_caller
 from radixkv.service.config import REQUEST_S
 from radixkv.service.keepalive import server_keepalive
 from radixkv.service.kv_events import NO_ENGINE
-from radixkv.service.kv_events import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.service.limits import Limiter, Slot
+from radixkv.service.rights import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.service.security import Security, bind
 from radixkv.service.shares import Shares
 from radixkv.service.thread_calls import ThreadCalls, leave_calls

@@ -27,8 +27,9 @@ from radixkv.worker.after_thinking import AfterThinking
 from radixkv.worker.control_tokens import ControlTokens, Rendered
 from radixkv.worker.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.errors import ModelError
-from radixkv.worker.gguf_convert import quiet_transformers
 from radixkv.worker.grammar import GrammarMatcher
+from radixkv.worker.model_store import quiet_transformers
+from radixkv.worker.request import Message
 from radixkv.worker.spelling import TokenSpeller
 from radixkv.worker.stream_decoder import StreamDecoder
 from radixkv.worker.thinking import (
@@ -42,11 +43,8 @@ from radixkv.worker.thinking import (
 from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
 from radixkv.worker.veil import join_pieces, strings_of
 
-__all__ = ["Asker", "ChatText", "Message", "StreamDecoder"]
+__all__ = ["Asker", "ChatText", "StreamDecoder"]
 
-Message = Mapping[str, Any]
-"""One turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": text}`` and what else the model's chat template
-reads, such as ``tool_calls``."""
 
 Tools = Sequence[Mapping[str, Any]]
 """Functions that the model may call, as chat templates take them."""

@@ -17,8 +17,7 @@ from radixkv.service.reader_conversion import stats_from_proto as cache_from_pro
 from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
 from radixkv.service.value_conversion import retention_from_proto, retention_to_proto
 from radixkv.v1 import generation_pb2 as pb
-from radixkv.worker.pinning import MAX_PINS, PrefixPin
-from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
+from radixkv.worker.request import MAX_PINS, ForkParams, GenerateParams, Message, ModelInfo, PrefixPin, Prompt
 from radixkv.worker.sampling import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORDS,
@@ -41,7 +40,6 @@ from radixkv.worker.stream import (
     Started,
     Usage,
 )
-from radixkv.worker.text import Message
 from radixkv.worker.thinking import ThinkingMarks
 from radixkv.worker.verification import BlockDifference, BlockVerdict, Verification
 

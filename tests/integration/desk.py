@@ -16,8 +16,8 @@ from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.worker.generation import Generation, Terms
 from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.pinning import PrefixPin
 from radixkv.worker.reply import ReplyRules
+from radixkv.worker.request import PrefixPin
 from radixkv.worker.rounds import Origin, Rounds
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.scheduler import Scheduler

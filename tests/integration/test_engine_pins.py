@@ -15,8 +15,7 @@ from radixkv.worker.engine import Engine
 from radixkv.worker.generation import Generation
 from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.pinning import PrefixPin
-from radixkv.worker.request import GenerateParams
+from radixkv.worker.request import GenerateParams, PrefixPin
 from radixkv.worker.sampling import SamplingParams
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.stream import Completed

@@ -23,7 +23,7 @@ from radixkv import AcquireOp, InvalidArgumentError, LimitError, PoolShape, Unav
 from radixkv.core.errors import LeaseError, RadixKVError
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.service.conversion import op_to_proto
-from radixkv.service.kv_events import SERVICE_NAMES as KV_EVENT_SERVICES
+from radixkv.service.rights import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.service.status import error_from_rpc
 from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.gateway.anthropic_usage import usage_of
-from radixkv.worker.pinning import PrefixPin
+from radixkv.worker.request import PrefixPin
 from radixkv.worker.stream import Usage
 
 SHORT, LONG = 300.0, 3600.0

@@ -18,7 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from radixkv.worker.errors import ModelError
-from radixkv.worker.text import ChatText, Message
+from radixkv.worker.request import Message
+from radixkv.worker.text import ChatText
 
 STRICT = (GEMMA, MISTRAL, DEEPSEEK)
 """Their templates take turns of users and assistants alone."""

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.encoding import ANYBODY, TextEncoder
 from radixkv.worker.errors import ModelError
-from radixkv.worker.text import ChatText, Message
+from radixkv.worker.request import Message
+from radixkv.worker.text import ChatText
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n"

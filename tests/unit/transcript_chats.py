@@ -11,8 +11,7 @@ from chat_templates import LocalReader
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.worker.request import Prompt
-from radixkv.worker.text import Message
+from radixkv.worker.request import Message, Prompt
 
 __all__ = ["CALL", "TOOLS", "Chat", "assistant", "run", "user"]
 
