@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from bench.sane_clients import Asker, TryAgainError
-from radixkv.worker.request import ForkParams, GenerateParams, UnknownGenerationError
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, UnknownGenerationError
 
 __all__ = ["KINDS", "Script"]
 

@@ -26,7 +26,7 @@ from bench.conversations import WorkloadMissingError, default_workloads, read_tr
 from bench.report import RESULTS_DIR, Bar, Report, Table, percentile
 
 if TYPE_CHECKING:
-    from radixkv.worker.text import ChatText
+    from radixkv.worker.generations.text import ChatText
 
 __all__ = ["main"]
 
@@ -102,7 +102,7 @@ class Judge:
 
     def plain_ids(self, prompt: Prompt) -> list[int]:
         """The whole of what the template writes, by the tokenizer as it is."""
-        from radixkv.worker.tool_prompt import with_tool_prompt
+        from radixkv.worker.generations.tool_prompt import with_tool_prompt
 
         tokenizer = self.text.tokenizer
         before = [{"role": "user", "content": "."}, {"role": "assistant", "content": "~"}] if prompt.is_behind else []
@@ -158,8 +158,8 @@ def messages_of(workloads: Path) -> list[str]:
 
 
 def run(options: argparse.Namespace, num_honest: int, num_forged: int) -> Report:
-    from radixkv.worker.default_model import resolve_model
-    from radixkv.worker.text import ChatText
+    from radixkv.worker.generations.text import ChatText
+    from radixkv.worker.loading.default_model import resolve_model
 
     messages = messages_of(options.workloads)
     source = random.Random(options.seed)

@@ -221,9 +221,9 @@ def measure_short_runs(report: Report, works: list[Workload], seconds: float) ->
 
 def measure_worker(report: Report, num_shared: int, num_steps: int) -> dict[str, Any]:
     """The default model: a step of 32 branches on one prompt, every branch on its own and over the tree, in turns."""
-    from radixkv.worker import model as worker_model
-    from radixkv.worker.default_model import resolve_model
-    from radixkv.worker.model import ForwardRow, ModelRunner
+    from radixkv.worker.loading.default_model import resolve_model
+    from radixkv.worker.model import model as worker_model
+    from radixkv.worker.model.model import ForwardRow, ModelRunner
 
     blocks_each = -(-(NUM_OWN + 2 * num_steps) // BLOCK_SIZE)
     prompt_blocks = num_shared // BLOCK_SIZE

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 BLOCK_SIZE, SEED = 16, 1
 NUM_TOKENS, CHUNK = 256, 256

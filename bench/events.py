@@ -24,8 +24,8 @@ from typing import NamedTuple
 from bench.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
 from bench.tree_workload import Contender, interleave, leaf_prompts, random_tokens, timer_floor_ns
 from radixkv.core.api import CacheEvent
-from radixkv.core.cache import PrefixCache
-from radixkv.core.event_subscription import EventSubscription
+from radixkv.core.cache.prefix_cache import PrefixCache
+from radixkv.core.events.subscription import EventSubscription
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
 
 __all__ = ["main"]

@@ -37,9 +37,9 @@ from bench.conversations import Histories, WorkloadMissingError, branching_order
 from bench.reference import ReferenceAnswer, ReferenceAnswers
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.stacks import BLOCK_SIZE, Reply, Stack, engine_in_process, generate_greedy, separate_processes
-from radixkv.core.folders import cache_folder
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.text import ChatText
+from radixkv.util.folders import cache_folder
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = ["main"]
 

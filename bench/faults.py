@@ -42,7 +42,7 @@ from bench.stack_under_test import GATEWAY, ROUTES, SERVICE, WORKER_A, WORKER_B,
 from bench.typewriter import save_typewriter
 from radixkv.client import connect
 from radixkv.core.errors import RadixKVError
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = [
     "KILL",

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
 from bench.stacks import BLOCK_SIZE, separate_services
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
 
 __all__ = ["main"]
 
@@ -72,9 +72,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def ask_grpc(client: GenerationClient, content: str, num_tokens: int) -> Timed:
     """One chat through `Generate`."""
-    from radixkv.worker.request import GenerateParams
-    from radixkv.worker.sampling import SamplingParams
-    from radixkv.worker.stream import Delta
+    from radixkv.generation.params import SamplingParams
+    from radixkv.generation.request import GenerateParams
+    from radixkv.generation.stream import Delta
 
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     started_s = perf_counter()

@@ -57,10 +57,10 @@ def run_radixkv(told: dict[str, Any]) -> dict[str, Any]:
     from radixkv.worker.threads import configure_threads
 
     configure_threads()
-    from radixkv.worker.request import GenerateParams
+    from radixkv.generation.params import SamplingParams
+    from radixkv.generation.request import GenerateParams
+    from radixkv.generation.stream import Delta
     from radixkv.worker.run import Worker, WorkerConfig
-    from radixkv.worker.sampling import SamplingParams
-    from radixkv.worker.stream import Delta
 
     config = WorkerConfig(
         model=told["path"], listen=None, num_blocks=128, quantization=told["quantization"], show_progress=False
@@ -122,9 +122,9 @@ def run_quality(told: dict[str, Any]) -> dict[str, Any]:
     from radixkv.worker.threads import configure_threads
 
     configure_threads()
-    from radixkv.worker.default_model import resolve_model
-    from radixkv.worker.model import ForwardRow, ModelRunner
-    from radixkv.worker.text import ChatText
+    from radixkv.worker.generations.text import ChatText
+    from radixkv.worker.loading.default_model import resolve_model
+    from radixkv.worker.model.model import ForwardRow, ModelRunner
 
     folder = resolve_model(told["path"], progress=False)
     token_ids = ChatText(folder).encode(Path(__file__).parents[1].joinpath("README.md").read_text("utf-8"))[:512]

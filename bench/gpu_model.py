@@ -35,10 +35,10 @@ from bench.gpu_inputs import MAX_ERROR, relative_error  # noqa: E402
 from bench.gpu_model_cases import FULL, TINY, WARM_STEPS, Crowd, ModelSizes, make_model, time_ms  # noqa: E402
 from bench.gpu_run import device_record  # noqa: E402
 from bench.report import RESULTS_DIR, Bar, Report, Table, write_json  # noqa: E402
-from radixkv.worker.device_draws import launch_draws  # noqa: E402
-from radixkv.worker.model import ForwardRow, ModelRunner  # noqa: E402
-from radixkv.worker.sampler import Sampler, SamplerRow  # noqa: E402
-from radixkv.worker.sampling import SamplingParams  # noqa: E402
+from radixkv.generation.params import SamplingParams  # noqa: E402
+from radixkv.worker.model.model import ForwardRow, ModelRunner  # noqa: E402
+from radixkv.worker.sampling.device_sampler import launch_draws  # noqa: E402
+from radixkv.worker.sampling.sampler import Sampler, SamplerRow  # noqa: E402
 
 SEED = 0
 MOST_OF_FLOOR = 1.3

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 __all__ = ["FULL", "TINY", "WARM_STEPS", "Crowd", "ModelSizes", "make_model", "time_ms"]
 

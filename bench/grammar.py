@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 from bench.hostile_grammars import HONEST, HOSTILE
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
 from radixkv.core.errors import RadixKVError
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.grammar import CompiledMatcher, GrammarCompiler
-from radixkv.worker.grammar_source import grammar_source, new_matcher
-from radixkv.worker.sampling import Grammar
-from radixkv.worker.text import ChatText
+from radixkv.generation.params import Grammar
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.sampling.grammar import CompiledMatcher, GrammarCompiler
+from radixkv.worker.sampling.grammar_source import grammar_source, new_matcher
 
 __all__ = ["main"]
 

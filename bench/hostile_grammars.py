@@ -9,7 +9,7 @@ import json
 import string
 from typing import Any
 
-from radixkv.worker.sampling import Grammar
+from radixkv.generation.params import Grammar
 
 __all__ = ["HONEST", "HOSTILE"]
 

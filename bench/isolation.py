@@ -47,10 +47,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.stacks import BLOCK_SIZE, running, separate_services
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
 
 __all__ = ["interval", "main", "trimmed_mean"]
 
@@ -92,9 +92,9 @@ def interval(samples: Sequence[float], seed: int) -> tuple[float, float]:
 
 def over_grpc(client: GenerationClient) -> Ask:
     """Asks the worker itself."""
-    from radixkv.worker.request import GenerateParams
-    from radixkv.worker.sampling import SamplingParams
-    from radixkv.worker.stream import Delta
+    from radixkv.generation.params import SamplingParams
+    from radixkv.generation.request import GenerateParams
+    from radixkv.generation.stream import Delta
 
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 

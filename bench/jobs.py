@@ -31,10 +31,10 @@ import httpx
 from bench.gateway import WORDS, free_address
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
 from bench.stacks import separate_services
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
 
 __all__ = ["main"]
 
@@ -157,7 +157,7 @@ class Bench:
 
     def _limit(self, prompts: Sequence[str]) -> int:
         from radixkv import unpack_tokens
-        from radixkv.worker.request import Prompt
+        from radixkv.generation.request import Prompt
 
         return distinct_tokens([list(unpack_tokens(self._client.tokenize(Prompt(text=text)))) for text in prompts])
 

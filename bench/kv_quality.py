@@ -30,11 +30,11 @@ from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from radixkv.kernels import plan_attention
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.worker.attention import AttentionSite, StepAttention
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.kv_pool import KVPool, pool_token_bytes
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.model.attention import AttentionSite, StepAttention
+from radixkv.worker.model.kv_pool import KVPool, pool_token_bytes
+from radixkv.worker.model.model import ModelRunner
 
 __all__ = ["main"]
 

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
 from radixkv.kernels.kv_format import KVFormat
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.kv_pool import KVPool
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.model.kv_pool import KVPool
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 BLOCK_SIZE, SEED = 16, 1
 NUM_PROMPT, QUICK_PROMPT, NUM_OWN = 2048, 256, 64

@@ -37,14 +37,14 @@ from torch import Tensor
 from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
 from radixkv import PrefixCache
 from radixkv.core.api import Copy
-from radixkv.worker.arena import Arena
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.engine import Engine
-from radixkv.worker.kv_pool import KVPool
-from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Completed, Delta
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import Completed, Delta
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.model.kv_pool import KVPool
+from radixkv.worker.model.model import ForwardRow, ModelRunner
+from radixkv.worker.scheduling.arena import Arena
 
 BLOCK_SIZE, SEED = 16, 1
 LENGTHS, QUICK_LENGTHS = (64, 512, 2048, 4096, 8192), (64, 256)

@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.threads import configure_threads
 
 if TYPE_CHECKING:
-    from radixkv.worker.engine import Engine
+    from radixkv.worker.engine.engine import Engine
 
 __all__ = ["main"]
 
@@ -176,9 +176,9 @@ class Player:
 
     def _ask(self, request: _Request) -> None:
         from radixkv.core.errors import RadixKVError
-        from radixkv.worker.request import GenerateParams
-        from radixkv.worker.sampling import SamplingParams
-        from radixkv.worker.stream import Delta
+        from radixkv.generation.params import SamplingParams
+        from radixkv.generation.request import GenerateParams
+        from radixkv.generation.stream import Delta
 
         sampling = SamplingParams(
             max_tokens=request.longest_reply,
@@ -210,7 +210,7 @@ class Player:
 
 def _checked_runner(load: Load) -> Any:
     """A model runner that looks at the empty slots behind every row that draws a token."""
-    from radixkv.worker.model import ModelRunner
+    from radixkv.worker.model.model import ModelRunner
 
     class CheckedRunner(ModelRunner):
         def forward(self, rows: Any) -> Any:
@@ -228,9 +228,9 @@ def _checked_runner(load: Load) -> Any:
 @contextmanager
 def loaded(name: str, model: str, options: argparse.Namespace, load: Load) -> Iterator[Engine]:
     """An engine with a pool of its own, its cache checked at the end."""
-    from radixkv.core.cache import PrefixCache
-    from radixkv.worker.engine import Engine
-    from radixkv.worker.limits import SchedulerLimits
+    from radixkv.core.cache.prefix_cache import PrefixCache
+    from radixkv.worker.engine.engine import Engine
+    from radixkv.worker.scheduling.limits import SchedulerLimits
 
     num_blocks = options.slots // options.block_size
     num_host = num_blocks if name == SWAP else 0

@@ -50,7 +50,7 @@ def prepare() -> None:
 
 
 def module_name(path: str) -> str:
-    """`radixkv/core/node.py` as it is imported."""
+    """`radixkv/core/nodes/node.py` as it is imported."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 

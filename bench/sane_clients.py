@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import httpx
 
 from radixkv.core.errors import RadixKVError, UnavailableError
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.stream import Delta
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import Delta
 
 if TYPE_CHECKING:
     from bench.branching_scripts import Script

@@ -304,7 +304,7 @@ def measure(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
     options = parse(arguments)
-    from radixkv.worker.default_model import resolve_model
+    from radixkv.worker.loading.default_model import resolve_model
 
     model = resolve_model(None, progress=True)
     count = 4 if options.quick else options.questions

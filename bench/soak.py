@@ -36,7 +36,7 @@ from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
 from bench.sane_clients import Done, Ledger
 from bench.stack_under_test import GATEWAY, SERVICE, WORKER_A, WORKER_B, Stack
 from bench.typewriter import save_typewriter
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.generation.client import GenerationClient
 
 __all__ = ["main", "slope_per_hour"]
 

@@ -16,11 +16,11 @@ from radixkv.worker.threads import configure_threads, run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.client.reader import RemoteReader
-    from radixkv.worker.engine import Engine
-    from radixkv.worker.generation_client import GenerationClient
-    from radixkv.worker.model import ModelRunner
-    from radixkv.worker.request import Generator
-    from radixkv.worker.stream import Usage
+    from radixkv.generation.client import GenerationClient
+    from radixkv.generation.request import Generator
+    from radixkv.generation.stream import Usage
+    from radixkv.worker.engine.engine import Engine
+    from radixkv.worker.model.model import ModelRunner
 
 __all__ = [
     "BLOCK_SIZE",
@@ -54,9 +54,9 @@ class Reply(NamedTuple):
 
 def generate_greedy(generator: Generator, prompt: list[int], num_tokens: int) -> Reply:
     """Exactly `num_tokens` greedy tokens; the end-of-reply token does not end them."""
-    from radixkv.worker.request import GenerateParams
-    from radixkv.worker.sampling import SamplingParams
-    from radixkv.worker.stream import Delta
+    from radixkv.generation.params import SamplingParams
+    from radixkv.generation.request import GenerateParams
+    from radixkv.generation.stream import Delta
 
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     stream = generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))
@@ -70,10 +70,10 @@ def generate_greedy(generator: Generator, prompt: list[int], num_tokens: int) ->
 def engine_in_process(model: str, num_blocks: int, dtype: str) -> Iterator[Stack]:
     """Model, cache and engine in this process."""
     configure_threads()
-    from radixkv.core.cache import PrefixCache
-    from radixkv.worker.engine import Engine
-    from radixkv.worker.model import ModelRunner
-    from radixkv.worker.text import ChatText
+    from radixkv.core.cache.prefix_cache import PrefixCache
+    from radixkv.worker.engine.engine import Engine
+    from radixkv.worker.generations.text import ChatText
+    from radixkv.worker.model.model import ModelRunner
 
     runner = run_on_passing_thread(
         lambda: ModelRunner(model, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
@@ -113,7 +113,7 @@ def separate_services(
     `arguments`: further ones of `radixkv worker`.
     """
     from radixkv.client import connect
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
 
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, ExitStack() as stack:
         service, worker = f"unix:{folder}/service", f"unix:{folder}/worker"

@@ -28,9 +28,9 @@ from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
 from radixkv import AcquireOp, AcquireResult, PoolShape, PrefixCache, ReleaseOp, connect, pack_tokens
 from radixkv.client.reader import open_channel
 from radixkv.service.config import ServiceConfig
-from radixkv.service.conversion import op_to_proto, result_to_proto
 from radixkv.service.server import CacheService
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.steps import op_to_proto, result_to_proto
 
 __all__ = ["main"]
 

@@ -37,13 +37,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.stacks import engine_beside_service, separate_processes
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
+    from radixkv.generation.request import Generator
     from radixkv.kernels.native_decoder import NativeDecoder
-    from radixkv.worker.model import ForwardRow, ModelRunner
-    from radixkv.worker.request import Generator
+    from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 __all__ = ["main"]
 
@@ -153,11 +153,11 @@ class Stopwatch:
         import torch
 
         from radixkv.kernels.native_decoder import NativeDecoder
-        from radixkv.worker.attention import StepAttention
-        from radixkv.worker.model import ModelRunner
-        from radixkv.worker.packed_linear import PackedLinear, RoundedLinear
-        from radixkv.worker.rounds import Rounds
-        from radixkv.worker.sampler import Sampler
+        from radixkv.worker.engine.loop import Rounds
+        from radixkv.worker.model.attention import StepAttention
+        from radixkv.worker.model.model import ModelRunner
+        from radixkv.worker.model.packed_linear import PackedLinear, RoundedLinear
+        from radixkv.worker.sampling.sampler import Sampler
 
         linear_kinds = (RoundedLinear, PackedLinear, torch.nn.Linear)
         plain_call = torch.nn.Module.__call__
@@ -213,9 +213,9 @@ class Chats:
             return statistics.mean(users.map(self._reply, prompts))
 
     def _reply(self, prompt: list[int]) -> float:
-        from radixkv.worker.request import GenerateParams
-        from radixkv.worker.sampling import SamplingParams
-        from radixkv.worker.stream import Delta
+        from radixkv.generation.params import SamplingParams
+        from radixkv.generation.request import GenerateParams
+        from radixkv.generation.stream import Delta
 
         sampling = SamplingParams(max_tokens=self._num_tokens, temperature=1.0, seed=0, ignore_eos=True)
         stream = self._generator.generate(GenerateParams(token_ids=prompt, sampling=sampling))

@@ -27,10 +27,10 @@ from bench.chat_trees import Answer, Api, ByChat, ByResponses, Question, questio
 from bench.conversations import WorkloadMissingError, default_workloads, read_trees
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.stacks import engine_in_process
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:
-    from radixkv.worker.request import Generator
+    from radixkv.generation.request import Generator
 
 __all__ = ["main"]
 
@@ -88,7 +88,7 @@ def small_model(folder: Path) -> str:
 @contextmanager
 def served(model: str) -> Iterator[Any]:
     """A worker's Generation service, and the client that a gateway has of it."""
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
     from radixkv.worker.server import GenerationServer
 
     with (
@@ -101,7 +101,7 @@ def served(model: str) -> Iterator[Any]:
 
 def api_of(way: str, worker: Generator) -> Api:
     from radixkv.core.tokens import unpack_tokens
-    from radixkv.worker.request import Prompt
+    from radixkv.generation.request import Prompt
 
     if way == RESPONSES:
         return ByResponses(MODEL, REPLY_TOKENS)

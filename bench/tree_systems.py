@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from radixkv.core.api import AcquireResult, MatchResult
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.tokens import TOKEN_BYTES
 
 __all__ = ["Ours", "System"]

@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
 from bench.stacks import BLOCK_SIZE, engine_in_process, separate_processes
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:
-    from radixkv.worker.request import Generator
+    from radixkv.generation.request import Generator
 
 __all__ = ["main"]
 
@@ -91,9 +91,9 @@ class Bench:
 
     def _request(self, prompt: list[int], num_cached: range, namespace: str, max_tokens: int = 1) -> Timed:
         """Generate, and check how much of the prompt was found."""
-        from radixkv.worker.request import GenerateParams
-        from radixkv.worker.sampling import SamplingParams
-        from radixkv.worker.stream import Delta
+        from radixkv.generation.params import SamplingParams
+        from radixkv.generation.request import GenerateParams
+        from radixkv.generation.stream import Delta
 
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         params = GenerateParams(token_ids=prompt, sampling=sampling, namespace=namespace)

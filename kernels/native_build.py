@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from radixkv.core.folders import cache_folder
+from radixkv.util.folders import cache_folder
 
 __all__ = ["CHOICE_VARIABLE", "LEVELS", "NativeBuildError", "build_native", "choose_level", "native_library"]
 

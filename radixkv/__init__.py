@@ -45,7 +45,7 @@ from radixkv.core.api import (
     TimeHistogram,
     UnpinOp,
 )
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
     AbortedError,
     CorruptionError,
@@ -66,14 +66,14 @@ from radixkv.core.errors import (
     UnknownSequenceError,
     WrongThreadError,
 )
-from radixkv.core.event_subscription import EventSubscription
+from radixkv.core.events.subscription import EventSubscription
 from radixkv.core.eviction import EvictionPolicy, LRUPolicy
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials, connect
+    from radixkv.generation.params import SamplingParams
     from radixkv.worker.llm import LLM
-    from radixkv.worker.sampling import SamplingParams
 
 __all__ = [
     "LLM",
@@ -144,7 +144,7 @@ __all__ = [
 _LATER = {
     "Credentials": "radixkv.client",
     "LLM": "radixkv.worker.llm",
-    "SamplingParams": "radixkv.worker.sampling",
+    "SamplingParams": "radixkv.generation.params",
     "connect": "radixkv.client",
 }
 

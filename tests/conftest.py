@@ -30,6 +30,6 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.fixture(scope="session")
 def default_model() -> str:
     """Folder of the default model; its first use on a machine fetches and converts it."""
-    from radixkv.worker.default_model import resolve_model
+    from radixkv.worker.loading.default_model import resolve_model
 
     return resolve_model(None, progress=False)

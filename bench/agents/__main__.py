@@ -48,7 +48,7 @@ from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
 from bench.serving.llama_files import LLAMA_PACKAGE, LlamaFiles, find_llama, longer_context
 from bench.stacks import BLOCK_SIZE, separate_services
 from radixkv import unpack_tokens
-from radixkv.worker.request import Prompt
+from radixkv.generation.request import Prompt
 
 __all__ = ["main"]
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock
 
-from radixkv.core.folders import cache_folder
+from radixkv.util.folders import cache_folder
 
 __all__ = ["PACKAGES", "Agent", "AgentMissingError", "ClaudeCode", "Codex", "fetch_agents"]
 

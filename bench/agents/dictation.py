@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from radixkv.worker.request import GenerateParams, Generator
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import GenerationStream
-from radixkv.worker.text import ChatText
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams, Generator
+from radixkv.generation.stream import GenerationStream
+from radixkv.worker.generations.text import ChatText
 
 __all__ = ["Dictated", "odd_ids"]
 

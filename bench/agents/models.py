@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.stacks import engine_in_process
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.request import Generator
-from radixkv.worker.text import ChatText
+from radixkv.generation.request import Generator
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = ["MODEL_NAME", "NUM_CONTEXT", "tiny_engine"]
 

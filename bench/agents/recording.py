@@ -26,10 +26,10 @@ from bench.agents.dictation import Dictated
 from bench.agents.models import MODEL_NAME, tiny_engine
 from bench.agents.scripts import SCRIPTS, Script
 from bench.report import Progress
-from radixkv.core.folders import cache_folder
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.text import ChatText
+from radixkv.util.folders import cache_folder
+from radixkv.worker.generations.text import ChatText
 
 __all__ = ["AGENTS", "Conversation", "Request", "recorded"]
 

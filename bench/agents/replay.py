@@ -19,7 +19,7 @@ from bench.agents.recording import Conversation, Request
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.request import Generator
+from radixkv.generation.request import Generator
 
 __all__ = ["Answer", "Played", "Replay", "Seen", "Turn", "ask", "interleaved", "replaying"]
 

@@ -17,8 +17,8 @@ from google.protobuf.descriptor import Descriptor
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from bench.bad_input.messages import MessageMaker, Palette
-from radixkv.service.rights import POOL_METADATA
-from radixkv.service.rights import SERVICE_NAMES as KV_EVENT_SERVICES
+from radixkv.net.rights import POOL_METADATA
+from radixkv.net.rights import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.v1 import generation_pb2, kv_events_pb2, types_pb2, workers_pb2
 
 __all__ = ["Caller", "Case", "Method", "Outcome", "find_methods", "holder_palette"]

@@ -20,13 +20,15 @@ from bench.bad_input.calls import holder_palette
 from bench.bad_input.messages import MessageMaker
 from radixkv.core.api import MatchOp
 from radixkv.core.errors import RadixKVError
-from radixkv.service import conversion, reader_conversion, value_conversion
+from radixkv.generation import wire
 from radixkv.service.config import ServiceConfig
-from radixkv.service.pool_op_conversion import journal_from_proto
-from radixkv.service.pools import HolderStream, Pool, PoolTable
-from radixkv.service.status import error_from_proto, error_to_proto
+from radixkv.service.pools.table import HolderStream, Pool, PoolTable
 from radixkv.v1 import generation_pb2, prefix_cache_pb2, types_pb2, workers_pb2
-from radixkv.worker import wire
+from radixkv.wire import reads as reader_conversion
+from radixkv.wire import steps as conversion
+from radixkv.wire import values as value_conversion
+from radixkv.wire.errors import error_from_proto, error_to_proto
+from radixkv.wire.pool_ops import journal_from_proto
 
 __all__ = ["Parsers"]
 

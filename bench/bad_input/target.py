@@ -24,16 +24,16 @@ from radixkv.client import connect
 from radixkv.core.api import PoolShape
 from radixkv.core.errors import LimitError, UnknownPoolError
 from radixkv.core.tokens import pack_tokens
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.packed_linear import padded_length
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.model.packed_linear import padded_length
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 if TYPE_CHECKING:
     from radixkv.client.holder import RemoteHolder
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
 
 __all__ = ["Target", "Victim", "running_target"]
 
@@ -50,7 +50,7 @@ class Target:
     def __init__(
         self, process: subprocess.Popen[str], log: Path, service: str, worker: str, gateway: str, stack: ExitStack
     ) -> None:
-        from radixkv.worker.generation_client import GenerationClient
+        from radixkv.generation.client import GenerationClient
 
         self.num_lost_leases = 0
         self.service, self.worker, self.gateway = service, worker, gateway

@@ -26,7 +26,7 @@ from bench.hostile.neighbour import WAYS
 from bench.hostile.stack import DRAIN_S, Ending, HostileStack, save_small_model
 from bench.hostile.trial import Field, Trial, bound_s, first_token_s
 from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
-from radixkv.worker.default_model import resolve_model
+from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = ["END_S", "main"]
 

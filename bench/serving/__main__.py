@@ -41,8 +41,8 @@ from bench.serving.material import Material
 from bench.serving.plan import Call, Workload
 from bench.serving.system import Run
 from bench.serving.workloads import WORKLOADS, Ingredients
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = ["main"]
 

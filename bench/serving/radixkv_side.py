@@ -14,9 +14,9 @@ from bench.serving.system import KV_TOKENS, Counts
 from bench.stacks import BLOCK_SIZE, separate_services
 from radixkv.client.reader import RemoteReader
 from radixkv.core.errors import RadixKVError
-from radixkv.worker.request import GenerateParams, Generator
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Delta
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams, Generator
+from radixkv.generation.stream import Delta
 
 __all__ = ["RadixKV"]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from bench.serving.made_up import MadeUp
 from bench.serving.material import FewShot, Material
 from bench.serving.plan import Call, Lane, Quote, Workload
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
 
 __all__ = ["WORKLOADS", "Ingredients"]
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import pack_tokens
-from radixkv.worker.request import Message
-from radixkv.worker.stream import Usage
+from radixkv.generation.request import Message
+from radixkv.generation.stream import Usage
 
 __all__ = ["FOLLOWS", "ChatError", "Conversation", "Turn"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.worker.request import Generator
-from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks
-from radixkv.worker.thought_splitter import splitter_of
+from radixkv.generation.request import Generator
+from radixkv.generation.thinking import NUM_TAIL_TOKENS, ThinkingMarks
+from radixkv.generation.thought_splitter import splitter_of
 
 __all__ = ["Draft", "ReplyView", "can_dim", "folded", "opens_thoughts"]
 

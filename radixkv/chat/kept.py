@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import httpx
 
 from radixkv.chat.conversation import FOLLOWS, ChatError, Conversation, Turn
-from radixkv.client.credentials import Credentials
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.addresses import is_own_host
+from radixkv.net.addresses import is_own_host
+from radixkv.net.channel import Credentials
 
 __all__ = ["KeptChat", "KeptChats", "KeptTitle"]
 

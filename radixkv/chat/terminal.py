@@ -16,9 +16,9 @@ from radixkv.chat.kept import KeptChat, KeptChats, KeptTitle
 from radixkv.chat.saving import SavedChat, chats_folder, saved_names
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
-from radixkv.worker.request import GenerateParams, Generator, Message, Prompt
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams, Generator, Message, Prompt
+from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["ChatOptions", "Terminal", "run_chat"]
 

@@ -17,8 +17,8 @@ from radixkv.client import Credentials
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.jobs.answers import answer_line
 from radixkv.gateway.jobs.lines import ENDPOINTS, BatchLine, LineError, read_line
-from radixkv.service.addresses import is_own_host
-from radixkv.worker.request import BACKGROUND_PRIORITY
+from radixkv.generation.request import BACKGROUND_PRIORITY
+from radixkv.net.addresses import is_own_host
 
 __all__ = ["BatchRun", "Requests", "read_requests"]
 

@@ -13,8 +13,8 @@ from radixkv.cli.security_flags import add_client_flags, client_credentials
 if TYPE_CHECKING:
     from radixkv.chat.terminal import ChatOptions
     from radixkv.client import Credentials
-    from radixkv.worker.request import Generator
-    from radixkv.worker.sampling import SamplingDefaults
+    from radixkv.generation.params import SamplingDefaults
+    from radixkv.generation.request import Generator
 
 __all__ = ["add", "add_chat_flags", "run_chat"]
 
@@ -45,7 +45,7 @@ def add_chat_flags(command: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if options.worker:
-        from radixkv.worker.generation_client import GenerationClient
+        from radixkv.generation.client import GenerationClient
 
         with GenerationClient(options.worker, credentials=client_credentials(options)) as client:
             run_chat(client, options, options.gateway, client_credentials(options))
@@ -76,7 +76,7 @@ def run_chat(
 
 def _chat_options(options: argparse.Namespace, defaults: SamplingDefaults) -> ChatOptions:
     from radixkv.chat.terminal import ChatOptions
-    from radixkv.worker.sampling import SamplingParams
+    from radixkv.generation.params import SamplingParams
 
     drawing = defaults.fill(options.temperature, None, options.top_p, None)
     sampling = SamplingParams(**drawing, max_tokens=options.max_tokens, seed=options.seed)

@@ -84,8 +84,8 @@ class _Block(NamedTuple):
 
 def _check_blocks(reader: RemoteReader, options: argparse.Namespace) -> bool:
     """Verify a sample; whether one differs."""
-    from radixkv.worker.generation_client import GenerationClient
-    from radixkv.worker.verification import BlockVerdict
+    from radixkv.generation.client import GenerationClient
+    from radixkv.generation.verification import BlockVerdict
 
     block_size = reader.stats().block_size
     drawn = _draw(reader.dump(options.namespace), block_size, options.blocks, random.Random(options.seed))

@@ -14,7 +14,7 @@ from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
 
 __all__ = ["add"]
 
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         worker = None
         if options.worker is not None or not _are_ids(prompt):
-            from radixkv.worker.generation_client import GenerationClient
+            from radixkv.generation.client import GenerationClient
 
             worker = stack.enter_context(
                 GenerationClient(options.worker or DEFAULT_WORKER_ADDRESS, credentials=credentials)
@@ -140,7 +140,7 @@ def _are_ids(prompt: Any) -> bool:
 
 def _encode(prompt: Any, worker: GenerationClient) -> Any:
     """The prompt's token ids, by the worker's tokenizer and chat template where it is a text or messages."""
-    from radixkv.worker.request import Prompt
+    from radixkv.generation.request import Prompt
 
     if _are_ids(prompt):
         return prompt

@@ -10,7 +10,7 @@ from radixkv.core.tokens import unpack_tokens
 
 if TYPE_CHECKING:
     from radixkv.core.explanation import EvictionReason, Explanation, MissCause
-    from radixkv.worker.thinking import ThinkingMarks
+    from radixkv.generation.thinking import ThinkingMarks
 
 __all__ = ["as_dict", "lines"]
 

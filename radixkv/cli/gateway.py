@@ -25,14 +25,14 @@ from radixkv.cli.security_flags import (
     security_of,
     server_tls,
 )
-from radixkv.service.heaps import keep_heaps_small, set_heap_aside
+from radixkv.net.heaps import keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials
     from radixkv.gateway.config import GatewayConfig
     from radixkv.gateway.server import GatewayServer
-    from radixkv.service.limits import Limiter
-    from radixkv.worker.request import Generator
+    from radixkv.generation.request import Generator
+    from radixkv.net.limits import Limiter
     from radixkv.worker.run import Worker
 
 __all__ = ["DEFAULT_HTTP_ADDRESS", "Front", "add", "add_gateway_flags", "make_gateway"]
@@ -196,7 +196,7 @@ class Front:
             for package in _PACKAGES:
                 if find_spec(package) is None:
                     raise ModuleNotFoundError(name=package)
-            from radixkv.service.addresses import parse_address
+            from radixkv.net.addresses import parse_address
 
             address = parse_address(options.http)
             replace(security_of(options), tls=server_tls(options)).check_address(address)
@@ -288,8 +288,8 @@ def _gateway_config(
 
 
 def _run(options: argparse.Namespace) -> int:
-    from radixkv.service.stopping import StopSignals
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
+    from radixkv.net.signals import StopSignals
 
     keep_heaps_small()
     credentials = client_credentials(options)

@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from radixkv.service.credentials import KeyRing
+    from radixkv.net.tenants import KeyRing
 
     if options.names and options.all_namespaces:
         raise InvalidArgumentError("--names", options.names, "left out along with --all-namespaces")

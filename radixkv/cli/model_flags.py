@@ -14,8 +14,8 @@ from radixkv.planner.fit import BLOCK_SIZES
 from radixkv.planner.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from radixkv.worker.limits import SchedulerLimits
     from radixkv.worker.run import Worker, WorkerConfig
+    from radixkv.worker.scheduling.limits import SchedulerLimits
 
 __all__ = ["add_model_flags", "describe", "worker_config"]
 
@@ -220,8 +220,8 @@ def worker_config(
 
     configure_threads()
     say_stage("code of the worker")
+    from radixkv.generation.params import SamplingDefaults, SamplingParams
     from radixkv.worker.run import WorkerConfig
-    from radixkv.worker.sampling import SamplingDefaults, SamplingParams
 
     sampling = SamplingDefaults(temperature=options.temperature, top_p=options.top_p)
     SamplingParams(**sampling.fill(None, None, None, None))  # so that a bad one is refused before the model is loaded
@@ -254,7 +254,7 @@ def worker_config(
 
 
 def _limits(options: argparse.Namespace) -> SchedulerLimits:
-    from radixkv.worker.limits import SchedulerLimits
+    from radixkv.worker.scheduling.limits import SchedulerLimits
 
     for flag, value in (("--max-num-seqs", options.max_num_seqs), ("--max-batch-tokens", options.max_batch_tokens)):
         if value < 1:

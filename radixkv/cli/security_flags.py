@@ -12,8 +12,8 @@ from radixkv.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials
-    from radixkv.service.credentials import TenantLimits
-    from radixkv.service.security import Security, ServerTls
+    from radixkv.net.tenants import TenantLimits
+    from radixkv.net.tls import Security, ServerTls
 
 __all__ = ["add_client_flags", "add_server_flags", "client_credentials", "limits_of", "security_of", "server_tls"]
 
@@ -56,7 +56,7 @@ def security_of(options: argparse.Namespace, own_key: str | None = None) -> Secu
     Raises:
         InvalidArgumentError: a certificate without its key, or the other way round.
     """
-    from radixkv.service.security import Security
+    from radixkv.net.tls import Security
 
     tls, client_ca = server_tls(options), getattr(options, "tls_client_ca", None)
     if client_ca is not None:
@@ -75,7 +75,7 @@ def security_of(options: argparse.Namespace, own_key: str | None = None) -> Secu
 
 def limits_of(options: argparse.Namespace) -> TenantLimits:
     """What the flags of a gateway say of tenants whom the keys file gives no limits; none for a command without one."""
-    from radixkv.service.credentials import LIMITS, TenantLimits
+    from radixkv.net.tenants import LIMITS, TenantLimits
 
     return TenantLimits(**{limit: getattr(options, limit, None) for limit in LIMITS})
 
@@ -86,7 +86,7 @@ def server_tls(options: argparse.Namespace) -> ServerTls | None:
     Raises:
         InvalidArgumentError: as `security_of`.
     """
-    from radixkv.service.security import ServerTls
+    from radixkv.net.tls import ServerTls
 
     if options.tls_cert is None and options.tls_key is None:
         return None

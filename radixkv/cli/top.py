@@ -14,7 +14,7 @@ from radixkv.core.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
     from radixkv.cli.top_view import View
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
 
 __all__ = ["add"]
 
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from radixkv.worker.generation_client import GenerationClient
+    from radixkv.generation.client import GenerationClient
 
     if not 0.05 <= options.interval <= 3600:
         raise InvalidArgumentError("--interval", options.interval, "from 0.05 to 3600 seconds")

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from radixkv.core.api import CacheStats
-    from radixkv.worker.request import ModelInfo
-    from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
+    from radixkv.generation.request import ModelInfo
+    from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats
 
 __all__ = ["Rates", "Reading", "View"]
 

@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
         say(f"{cached}, {stats.num_pinned_blocks:,} pinned")
         to_text = None
         if options.worker is not None:
-            from radixkv.worker.generation_client import GenerationClient
+            from radixkv.generation.client import GenerationClient
 
             to_text = stack.enter_context(GenerationClient(options.worker, credentials=credentials)).detokenize
         _draw(nodes, now_s, to_text, options)

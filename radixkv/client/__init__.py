@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import overload
 
-from radixkv.client.credentials import Credentials
 from radixkv.client.holder import RemoteHolder
 from radixkv.client.reader import RemoteReader
 from radixkv.core.api import PoolShape
+from radixkv.net.channel import Credentials
 
 __all__ = ["Credentials", "RemoteHolder", "RemoteReader", "connect"]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, overload
 
-from radixkv.client.credentials import Credentials
 from radixkv.client.notices import NoticeBox
 from radixkv.client.reader import RemoteReader
 from radixkv.client.session import HolderSession
@@ -31,6 +30,7 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import TokensLike, pack_tokens
+from radixkv.net.channel import Credentials
 
 __all__ = ["RemoteHolder"]
 

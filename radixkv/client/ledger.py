@@ -41,9 +41,9 @@ from radixkv.core.api import (
     UnpinOp,
 )
 from radixkv.core.errors import RadixKVError
-from radixkv.core.journal import Dropped, JournalEntry, Retained
 from radixkv.core.namespaces import covers
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
+from radixkv.core.tree.journal import Dropped, JournalEntry, Retained
 from radixkv.core.validation import MAX_RETENTION_RANGES
 
 __all__ = ["Ledger"]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from radixkv.core.api import Notice, Pending, StepResult
 from radixkv.core.errors import LeaseError
-from radixkv.service.conversion import notices_from_proto
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.steps import notices_from_proto
 
 __all__ = ["NoticeBox"]
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from radixkv.client.credentials import Credentials, make_channel
-from radixkv.client.retrying import retry_policy
 from radixkv.core import validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
@@ -27,7 +25,12 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
-from radixkv.service.reader_conversion import (
+from radixkv.net.channel import Credentials, make_channel
+from radixkv.net.retry import retry_policy
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import prefix_cache_pb2_grpc
+from radixkv.wire.errors import error_from_rpc
+from radixkv.wire.reads import (
     block_times_from_proto,
     event_from_proto,
     event_stats_from_proto,
@@ -38,10 +41,7 @@ from radixkv.service.reader_conversion import (
     stats_from_proto,
     usage_from_proto,
 )
-from radixkv.service.status import error_from_rpc
-from radixkv.service.value_conversion import retention_to_proto
-from radixkv.v1 import prefix_cache_pb2 as readers
-from radixkv.v1 import prefix_cache_pb2_grpc
+from radixkv.wire.values import retention_to_proto
 
 __all__ = ["PoolCheck", "RemoteReader", "open_channel"]
 

@@ -32,11 +32,11 @@ from radixkv.core.api import (
     UnpinOp,
 )
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, PermissionDeniedError, RadixKVError
-from radixkv.core.journal import JournalEntry
-from radixkv.service.conversion import op_to_proto, result_from_proto
-from radixkv.service.pool_op_conversion import journal_from_proto
-from radixkv.service.value_conversion import shape_to_proto
+from radixkv.core.tree.journal import JournalEntry
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.pool_ops import journal_from_proto
+from radixkv.wire.steps import op_to_proto, result_from_proto
+from radixkv.wire.values import shape_to_proto
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 

@@ -18,8 +18,8 @@ import grpc
 from radixkv.client.session import FINAL_ERRORS, HolderSession, again
 from radixkv.core.api import StepOp, StepResult
 from radixkv.core.errors import LeaseError, RadixKVError, UnauthenticatedError, UnavailableError
-from radixkv.service.status import error_from_rpc
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.errors import error_from_rpc
 
 __all__ = ["StepStream"]
 

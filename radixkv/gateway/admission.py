@@ -23,8 +23,8 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.fair_semaphore import FairSemaphore
 from radixkv.gateway.gate import Cost, Gate
-from radixkv.service.credentials import TenantLimits
-from radixkv.service.limits import Limiter
+from radixkv.net.limits import Limiter
+from radixkv.net.tenants import TenantLimits
 
 __all__ = ["Admission", "Cost", "TurnLostError", "cost_of"]
 

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from radixkv.gateway.call_parser import CallPiece
 from radixkv.gateway.replies import Growth, Reply
-from radixkv.worker.stream import FinishReason
+from radixkv.generation.stream import FinishReason
 
 __all__ = ["ERRORS", "MessageAnswer", "MessageContent", "TokenCount", "stop_of"]
 

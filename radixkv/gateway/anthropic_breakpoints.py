@@ -22,7 +22,7 @@ from radixkv.gateway.anthropic_turns import template_turns, text_of
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.transcripts import Reader, Transcripts
 from radixkv.gateway.turns import read_prompt
-from radixkv.worker.request import Message, PrefixPin
+from radixkv.generation.request import Message, PrefixPin
 
 __all__ = ["MAX_BREAKPOINTS", "Breakpoint", "find_breakpoints", "pins_of"]
 

@@ -32,9 +32,9 @@ from radixkv.gateway.thinking_wish import thinking_arguments
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import begin_replies, chat_model, read_prompt, remember_reply, start_turn, with_prompt
-from radixkv.worker.request import GenerateParams, PrefixPin
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams, PrefixPin
+from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["router"]
 

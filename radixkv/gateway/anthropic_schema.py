@@ -25,8 +25,8 @@ from radixkv.gateway.tools import (
     ToolPlan,
     plan_tools,
 )
-from radixkv.worker.request import ModelInfo
-from radixkv.worker.sampling import Grammar, SamplingParams
+from radixkv.generation.params import Grammar, SamplingParams
+from radixkv.generation.request import ModelInfo
 
 __all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "ResultPart", "TextBlock", "Turn"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from radixkv.gateway.anthropic_schema import Block, ResultPart, TextBlock, Turn
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.messages import unsupported_part
-from radixkv.worker.request import Message
+from radixkv.generation.request import Message
 
 __all__ = ["template_turns", "text_of"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv.core.validation import PIN_CLASSES
-from radixkv.worker.request import PrefixPin
-from radixkv.worker.stream import Usage
+from radixkv.generation.request import PrefixPin
+from radixkv.generation.stream import Usage
 
 __all__ = ["usage_of"]
 

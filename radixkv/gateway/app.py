@@ -54,8 +54,8 @@ from radixkv.gateway.middleware import GatewayMiddleware
 from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import add_error_handlers
 from radixkv.gateway.state import kept_state
-from radixkv.service.limits import Limiter
-from radixkv.worker.request import Generator
+from radixkv.generation.request import Generator
+from radixkv.net.limits import Limiter
 
 __all__ = ["create_app"]
 

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from radixkv.gateway.errors import ApiError
-from radixkv.service.credentials import ANONYMOUS, KeyRing, Tenant
+from radixkv.net.tenants import ANONYMOUS, KeyRing, Tenant
 
 __all__ = ["ANONYMOUS", "TENANT", "CurrentTenant", "KeyRing", "Tenant", "authenticate", "current_tenant", "sent_key"]
 

@@ -22,9 +22,9 @@ from radixkv.core.tokens import TokensLike
 from radixkv.gateway.calls import Calls
 from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.lasting import Lasting
-from radixkv.worker.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
+from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
 
 __all__ = ["Backend", "EventStream", "Watch"]
 

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.core.json_text import read_json
+from radixkv.util.json_text import read_json
 
 __all__ = ["CallParser", "CallPiece", "FunctionCalled"]
 

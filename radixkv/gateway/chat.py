@@ -35,9 +35,9 @@ from radixkv.gateway.thinking_wish import Effort, ThinkingWish, thinking_argumen
 from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import begin_replies, chat_model, remember_reply, start_turn
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import MAX_LOGPROBS, Grammar, SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started
+from radixkv.generation.params import MAX_LOGPROBS, Grammar, SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started
 
 __all__ = ["ChatOptions", "ChatRequest", "Plan", "answer_plan", "plan_turn", "router"]
 

@@ -30,17 +30,9 @@ from radixkv.gateway.options import MaxTokens, retention_of
 from radixkv.gateway.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.replies import Reply, usage_body
 from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import MAX_LOGPROBS, SamplingParams
-from radixkv.worker.stream import (
-    BranchFinished,
-    Completed,
-    Delta,
-    GenerationEvent,
-    PromptLogprobs,
-    Started,
-    Usage,
-)
+from radixkv.generation.params import MAX_LOGPROBS, SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, PromptLogprobs, Started, Usage
 
 __all__ = ["CompletionRequest", "router"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from radixkv.client import Credentials
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.addresses import parse_address
-from radixkv.service.credentials import TenantLimits
-from radixkv.service.security import Security, ServerTls
+from radixkv.net.addresses import parse_address
+from radixkv.net.tenants import TenantLimits
+from radixkv.net.tls import Security, ServerTls
 
 __all__ = ["GatewayConfig", "TenantLimits"]
 

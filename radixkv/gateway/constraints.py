@@ -16,7 +16,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from radixkv.core.json_text import read_json
 from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, PlainObject
@@ -29,7 +28,8 @@ from radixkv.gateway.formats import (
     schema_constraint,
 )
 from radixkv.gateway.options import GenerationOptions, check_plain
-from radixkv.worker.sampling import Grammar
+from radixkv.generation.params import Grammar
+from radixkv.util.json_text import read_json
 
 __all__ = ["ConstrainedOptions"]
 

@@ -20,7 +20,7 @@ from radixkv.gateway.models import RADIXKV_VERSION, served_model
 from radixkv.gateway.options import ModelName
 from radixkv.gateway.tools import ChatTools, plan_tools
 from radixkv.gateway.turns import chat_model, read_prompt
-from radixkv.worker.request import Prompt
+from radixkv.generation.request import Prompt
 
 __all__ = ["router"]
 

@@ -26,8 +26,8 @@ from radixkv.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from radixkv.service.limits import duration
-from radixkv.worker.request import UnknownGenerationError
+from radixkv.generation.request import UnknownGenerationError
+from radixkv.net.limits import duration
 
 __all__ = ["RATE_LIMIT_HEADERS", "ApiError", "error_body", "rate_limit_headers"]
 

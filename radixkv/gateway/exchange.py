@@ -23,11 +23,11 @@ from radixkv.gateway.generations import Generations, ToldGeneration
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.recording import Recorded, Recording
 from radixkv.gateway.transcript import Transcript, nothing_said
-from radixkv.service.limits import Limiter, Slot
-from radixkv.worker.cost import GenerationCost
-from radixkv.worker.request import BACKGROUND_PRIORITY, GenerateParams
-from radixkv.worker.sampling import Grammar
-from radixkv.worker.stream import Completed, Delta, GenerationEvent, Started
+from radixkv.generation.cost import GenerationCost
+from radixkv.generation.params import Grammar
+from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams
+from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
+from radixkv.net.limits import Limiter, Slot
 
 __all__ = ["EXCHANGE", "GENERATION_ID", "LEFT_OUT", "CurrentExchange", "Exchange", "current_exchange"]
 

@@ -14,7 +14,7 @@ from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import PlainObject
 from radixkv.gateway.schemas import Definitions, Detail, engine_schema
-from radixkv.worker.sampling import Grammar
+from radixkv.generation.params import Grammar
 
 __all__ = [
     "MAX_TOLD",

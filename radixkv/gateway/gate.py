@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from enum import Enum
 
-from radixkv.core.pace import Pace
 from radixkv.gateway.connections import Connection
 from radixkv.gateway.errors import RETRY_AFTER_S, ApiError
 from radixkv.gateway.fair_semaphore import FairSemaphore
+from radixkv.util.pace import Pace
 
 __all__ = ["MAX_FOLLOWERS", "SHARE", "Cost", "Gate", "StrangersLane"]
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.gateway.transcript import Transcript
-from radixkv.worker.stream import Delta
+from radixkv.generation.stream import Delta
 
 __all__ = ["GeneratedBranch", "Generations", "ToldGeneration"]
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from radixkv.core.errors import UnavailableError
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import fresh_seed
-from radixkv.worker.stream import BranchFinished, Delta, GenerationEvent, PromptLogprobs, Started
+from radixkv.generation.params import fresh_seed
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import BranchFinished, Delta, GenerationEvent, PromptLogprobs, Started
 
 __all__ = ["Lasting"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.backend import Backend
-from radixkv.worker.sampling import SampledToken
+from radixkv.generation.params import SampledToken
 
 __all__ = ["LEAST_LOGPROB", "chat_logprobs", "completion_logprobs", "token_text"]
 

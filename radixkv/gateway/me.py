@@ -12,7 +12,7 @@ from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.database import Database
-from radixkv.service.limits import Limiter
+from radixkv.net.limits import Limiter
 
 __all__ = ["router"]
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.core.json_text import num_values, read_json
 from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.client_noise import without_noise
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
 from radixkv.gateway.options import check_plain
-from radixkv.worker.request import Message, ModelInfo
+from radixkv.generation.request import Message, ModelInfo
+from radixkv.util.json_text import num_values, read_json
 
 __all__ = [
     "ChatMessage",

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from radixkv.worker.metrics import worker_metrics
-from radixkv.worker.stats import WorkerStats
+from radixkv.generation.metrics import worker_metrics
+from radixkv.generation.stats import WorkerStats
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 

@@ -31,7 +31,7 @@ from radixkv.gateway.origins import WhileKnown, check_origin
 from radixkv.gateway.paths import API_PREFIX, as_served
 from radixkv.gateway.recording import Recording
 from radixkv.gateway.refusals import error_response
-from radixkv.service.limits import Limiter
+from radixkv.net.limits import Limiter
 
 __all__ = ["GatewayMiddleware"]
 

@@ -15,7 +15,7 @@ from radixkv.gateway.anthropic_errors import speaks_anthropic
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.errors import ApiError
-from radixkv.worker.request import ModelInfo
+from radixkv.generation.request import ModelInfo
 
 __all__ = ["RADIXKV_VERSION", "ServedModel", "router", "served_model"]
 

@@ -18,8 +18,7 @@ from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_
 from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
-from radixkv.worker.request import ModelInfo
-from radixkv.worker.sampling import (
+from radixkv.generation.params import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -33,6 +32,7 @@ from radixkv.worker.sampling import (
     SamplingDefaults,
     SamplingParams,
 )
+from radixkv.generation.request import ModelInfo
 
 __all__ = [
     "CacheSalt",

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.errors import ApiError
-from radixkv.service.addresses import is_own_host
+from radixkv.net.addresses import is_own_host
 
 __all__ = ["WhileKnown", "check_origin"]
 

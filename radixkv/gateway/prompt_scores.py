@@ -13,8 +13,8 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.backend import Backend
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.logprobs import LEAST_LOGPROB, token_text
-from radixkv.worker.sampling import SampledToken
-from radixkv.worker.stream import PromptLogprobs
+from radixkv.generation.params import SampledToken
+from radixkv.generation.stream import PromptLogprobs
 
 __all__ = ["MAX_VALUES", "ScoredPrompt", "check_size"]
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.call_parser import CallParser, CallPiece, FunctionCalled
-from radixkv.worker.request import Message
-from radixkv.worker.sampling import SampledToken
-from radixkv.worker.stream import BranchFinished, Delta, FinishReason, Usage
-from radixkv.worker.thinking import ThinkingMarks
-from radixkv.worker.thought_splitter import splitter_of
+from radixkv.generation.params import SampledToken
+from radixkv.generation.request import Message
+from radixkv.generation.stream import BranchFinished, Delta, FinishReason, Usage
+from radixkv.generation.thinking import ThinkingMarks
+from radixkv.generation.thought_splitter import splitter_of
 
 __all__ = ["Growth", "Reply", "RunningUsage", "usage_body"]
 

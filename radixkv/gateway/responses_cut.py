@@ -17,7 +17,7 @@ from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import read_prompt
-from radixkv.worker.request import Message, ModelInfo
+from radixkv.generation.request import Message, ModelInfo
 
 __all__ = ["SPACE", "conversation_of", "cut_response", "find_previous", "space_of", "told_of"]
 

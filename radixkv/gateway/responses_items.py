@@ -14,13 +14,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.core.json_text import read_json
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.messages import check_arguments, placeholder, unsupported_part
 from radixkv.gateway.options import check_plain
 from radixkv.gateway.responses_schema import InputItem, InputPart
 from radixkv.gateway.responses_tools import INPUT, offered_name
-from radixkv.worker.request import Message
+from radixkv.generation.request import Message
+from radixkv.util.json_text import read_json
 
 __all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "page_of", "read_input", "to_messages"]
 

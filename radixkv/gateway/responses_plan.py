@@ -36,8 +36,8 @@ from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.tools import ToolPlan
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import start_turn
-from radixkv.worker.request import GenerateParams, Message, Prompt
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams, Message, Prompt
 
 __all__ = ["Plan", "make_plan", "start"]
 

@@ -25,7 +25,7 @@ from radixkv.gateway.responses_output import Output
 from radixkv.gateway.responses_tools import Offer
 from radixkv.gateway.sse import sse
 from radixkv.gateway.turns import begin_replies
-from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, Started, Usage
+from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, Started, Usage
 
 __all__ = ["Ending", "Run", "Runs"]
 

@@ -36,8 +36,8 @@ from radixkv.gateway.options import (
 from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.thinking_wish import Effort
 from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
-from radixkv.worker.request import ModelInfo
-from radixkv.worker.sampling import Grammar, SamplingParams
+from radixkv.generation.params import Grammar, SamplingParams
+from radixkv.generation.request import ModelInfo
 
 __all__ = ["InputItem", "Metadata", "ResponseRequest"]
 

@@ -19,10 +19,10 @@ from radixkv.gateway.app import create_app
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.connections import Connection, Connections
 from radixkv.gateway.listener import Listener, allow_open_files
-from radixkv.service.addresses import Address
-from radixkv.service.limits import Limiter
-from radixkv.service.security import ServerTls, TlsWatch
-from radixkv.worker.request import Generator
+from radixkv.generation.request import Generator
+from radixkv.net.addresses import Address
+from radixkv.net.limits import Limiter
+from radixkv.net.tls import ServerTls, TlsWatch
 
 __all__ = ["GatewayServer"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from radixkv.worker.request import ModelInfo
+from radixkv.generation.request import ModelInfo
 
 __all__ = ["Effort", "ThinkingWish", "thinking_arguments"]
 

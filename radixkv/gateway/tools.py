@@ -15,7 +15,7 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.fields import FAIL_FAST, Name, Plain
 from radixkv.gateway.formats import MAX_TOLD, Constraint, looser, require_all
 from radixkv.gateway.schemas import Definitions, Detail, engine_schema
-from radixkv.worker.sampling import Grammar
+from radixkv.generation.params import Grammar
 
 __all__ = [
     "MAX_NAME_CHARACTERS",

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.memo import Remembered
-from radixkv.worker.request import Message, ModelInfo, Prompt
+from radixkv.generation.request import Message, ModelInfo, Prompt
 
 __all__ = ["Reader", "Transcript", "nothing_said"]
 

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.core.json_text import read_json
-from radixkv.worker.request import Message
+from radixkv.generation.request import Message
+from radixkv.util.json_text import read_json
 
 __all__ = ["canonical", "digest", "message_bytes", "root_key"]
 

@@ -47,9 +47,9 @@ from radixkv.gateway.memo import Memo, MemoLimits, Remembered
 from radixkv.gateway.splicing import Spliced, splice, splice_whole
 from radixkv.gateway.transcript import Reader, Transcript
 from radixkv.gateway.transcript_keys import canonical, digest, message_bytes, root_key
-from radixkv.worker.request import Message, ModelInfo, Prompt
-from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks
-from radixkv.worker.thought_splitter import splitter_of
+from radixkv.generation.request import Message, ModelInfo, Prompt
+from radixkv.generation.thinking import NUM_TAIL_TOKENS, ThinkingMarks
+from radixkv.generation.thought_splitter import splitter_of
 
 __all__ = ["Reader", "Transcript", "Transcripts", "ends_in_mark"]
 

@@ -16,8 +16,8 @@ from radixkv.gateway.exchange import Exchange
 from radixkv.gateway.models import ServedModel, served_model
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.transcripts import Reader, Transcript, Transcripts, ends_in_mark
-from radixkv.worker.request import GenerateParams, Prompt
-from radixkv.worker.sampling import Grammar
+from radixkv.generation.params import Grammar
+from radixkv.generation.request import GenerateParams, Prompt
 
 __all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import grpc
 
-from radixkv.client.credentials import Credentials, make_channel
-from radixkv.client.retrying import retry_policy, retry_waits_s
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike, pack_tokens
-from radixkv.service.status import error_from_rpc
+from radixkv.generation import wire
+from radixkv.generation.request import ForkParams, GenerateParams, ModelInfo, Prompt
+from radixkv.generation.stats import WorkerStats
+from radixkv.generation.stream import GenerationStream, Started, StreamItem
+from radixkv.generation.verification import Verification
+from radixkv.net.channel import Credentials, make_channel
+from radixkv.net.retry import retry_policy, retry_waits_s
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
-from radixkv.worker import wire
-from radixkv.worker.request import ForkParams, GenerateParams, ModelInfo, Prompt
-from radixkv.worker.stats import WorkerStats
-from radixkv.worker.stream import GenerationStream, Started, StreamItem
-from radixkv.worker.verification import Verification
+from radixkv.wire.errors import error_from_rpc
 
 __all__ = ["GenerationClient"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.worker.stream import Completed, Delta, GenerationEvent, Started
+from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
 
 __all__ = ["GenerationCost"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from radixkv.service.metrics import PREFIX, PoolFigures, pool_metrics
-from radixkv.worker.stats import EngineStats, WorkerStats
+from radixkv.generation.stats import EngineStats, WorkerStats
+from radixkv.net.metrics import PREFIX, PoolFigures, pool_metrics
 
 __all__ = ["latency_metrics", "worker_metrics"]
 

@@ -18,11 +18,11 @@ from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.namespaces import check_salt
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention, check_ttl, check_unicode
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
-from radixkv.worker.stats import WorkerStats
-from radixkv.worker.stream import GenerationStream
-from radixkv.worker.thinking import ThinkingMarks
-from radixkv.worker.verification import Verification
+from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from radixkv.generation.stats import WorkerStats
+from radixkv.generation.stream import GenerationStream
+from radixkv.generation.thinking import ThinkingMarks
+from radixkv.generation.verification import Verification
 
 __all__ = [
     "BACKGROUND_PRIORITY",

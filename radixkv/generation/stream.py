@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import NamedTuple
 
-from radixkv.worker.sampling import SampledToken
+from radixkv.generation.params import SampledToken
 
 __all__ = [
     "BranchFinished",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from radixkv.worker.thinking import ThinkingMarks
+from radixkv.generation.thinking import ThinkingMarks
 
 __all__ = ["HarmonySplitter", "Splitter", "splitter_of"]
 

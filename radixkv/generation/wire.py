@@ -10,15 +10,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
-from radixkv.core.json_text import MAX_VALUES, SHORT_CHARACTERS, num_values, read_json
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
-from radixkv.service.reader_conversion import block_times_from_proto
-from radixkv.service.reader_conversion import stats_from_proto as cache_from_proto
-from radixkv.service.reader_conversion import stats_to_proto as cache_to_proto
-from radixkv.service.value_conversion import retention_from_proto, retention_to_proto
-from radixkv.v1 import generation_pb2 as pb
-from radixkv.worker.request import MAX_PINS, ForkParams, GenerateParams, Message, ModelInfo, PrefixPin, Prompt
-from radixkv.worker.sampling import (
+from radixkv.generation.params import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORDS,
     MAX_STOPS,
@@ -29,8 +22,9 @@ from radixkv.worker.sampling import (
     SamplingDefaults,
     SamplingParams,
 )
-from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
-from radixkv.worker.stream import (
+from radixkv.generation.request import MAX_PINS, ForkParams, GenerateParams, Message, ModelInfo, PrefixPin, Prompt
+from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats
+from radixkv.generation.stream import (
     BranchFinished,
     Completed,
     Delta,
@@ -40,8 +34,14 @@ from radixkv.worker.stream import (
     Started,
     Usage,
 )
-from radixkv.worker.thinking import ThinkingMarks
-from radixkv.worker.verification import BlockDifference, BlockVerdict, Verification
+from radixkv.generation.thinking import ThinkingMarks
+from radixkv.generation.verification import BlockDifference, BlockVerdict, Verification
+from radixkv.util.json_text import MAX_VALUES, SHORT_CHARACTERS, num_values, read_json
+from radixkv.v1 import generation_pb2 as pb
+from radixkv.wire.reads import block_times_from_proto
+from radixkv.wire.reads import stats_from_proto as cache_from_proto
+from radixkv.wire.reads import stats_to_proto as cache_to_proto
+from radixkv.wire.values import retention_from_proto, retention_to_proto
 
 __all__ = [
     "event_from_proto",

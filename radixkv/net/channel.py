@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import grpc
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.addresses import Address, parse_address
-from radixkv.service.keepalive import client_keepalive
+from radixkv.net.addresses import Address, parse_address
+from radixkv.net.keepalive import client_keepalive
 
 __all__ = ["Credentials", "make_channel"]
 

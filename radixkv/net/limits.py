@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from radixkv.core.errors import LimitError, RateLimit
-from radixkv.service.credentials import Tenant
+from radixkv.net.tenants import Tenant
 
 __all__ = ["Limiter", "Slot", "Standing", "duration"]
 

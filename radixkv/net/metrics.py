@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from radixkv.core.api import BlockTimes, CacheStats, NamespaceUsage
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.addresses import Address, parse_address
+from radixkv.net.addresses import Address, parse_address
 
 __all__ = ["MAX_NAMESPACES", "PoolFigures", "free_address", "pool_metrics", "serve_metrics"]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from radixkv.core import validation
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError
-from radixkv.service.callers import Caller
+from radixkv.net.calls.callers import Caller
 
 __all__ = ["NAMESPACE_METADATA", "POOL_METADATA", "SERVICE_NAMES", "check_call", "is_open", "narrowed"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 
 from radixkv.core.errors import LimitError
-from radixkv.core.pace import Pace
+from radixkv.util.pace import Pace
 
 __all__ = ["Place", "Shares"]
 

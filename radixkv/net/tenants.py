@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import is_derived, owner_of
-from radixkv.service.keys_file import KeysFile
+from radixkv.net.keys_file import KeysFile
 
 __all__ = ["ANONYMOUS", "LIMITS", "ROLES", "KeyRing", "Tenant", "TenantLimits"]
 

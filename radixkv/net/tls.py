@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.addresses import Address, is_own_host
-from radixkv.service.credentials import KeyRing, TenantLimits
+from radixkv.net.addresses import Address, is_own_host
+from radixkv.net.tenants import KeyRing, TenantLimits
 
 __all__ = ["Security", "ServerTls", "TlsWatch", "bind", "owner_only"]
 

@@ -9,9 +9,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from radixkv.net.tls import Security, ServerTls
     from radixkv.service.config import ServiceConfig
-    from radixkv.service.quotas import Quota
-    from radixkv.service.security import Security, ServerTls
+    from radixkv.service.pools.quotas import Quota
     from radixkv.service.server import CacheService, ServiceThread, run_service
 
 # gRPC tells the terminal of every connection that a peer closes; what matters reaches the caller as an exception. It reads
@@ -28,11 +28,11 @@ def __getattr__(name: str) -> Any:
 
         return ServiceConfig
     if name == "Quota":
-        from radixkv.service.quotas import Quota
+        from radixkv.service.pools.quotas import Quota
 
         return Quota
     if name in ("Security", "ServerTls"):
-        from radixkv.service import security
+        from radixkv.net import tls as security
 
         return getattr(security, name)
     if name in __all__:

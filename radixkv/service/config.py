@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction import DEFAULT_POLICY, check_policy_name
-from radixkv.service.quotas import Quota, check_quotas
-from radixkv.service.security import Security
+from radixkv.net.calls.auth import MAX_CALLS, REQUEST_S
+from radixkv.net.tls import Security
+from radixkv.service.pools.quotas import Quota, check_quotas
 
-__all__ = ["DEFAULT_ADDRESS", "MAX_CALLS", "MAX_NAME_CHARACTERS", "REQUEST_S", "ServiceConfig"]
+__all__ = ["DEFAULT_ADDRESS", "MAX_NAME_CHARACTERS", "ServiceConfig"]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_NAME_CHARACTERS = 128
-MAX_CALLS = 4096
-REQUEST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

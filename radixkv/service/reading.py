@@ -10,12 +10,16 @@ from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
-from radixkv.core.event_subscription import EventSubscription
-from radixkv.service.callers import current_caller
+from radixkv.core.events.subscription import EventSubscription
+from radixkv.net.calls.callers import current_caller
+from radixkv.net.streaming import write_all
 from radixkv.service.config import MAX_NAME_CHARACTERS
-from radixkv.service.followers import Followers
-from radixkv.service.pools import Pool, PoolTable
-from radixkv.service.reader_conversion import (
+from radixkv.service.events.subscriptions import Followers
+from radixkv.service.pools.table import Pool, PoolTable
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import prefix_cache_pb2_grpc
+from radixkv.wire.errors import abort
+from radixkv.wire.reads import (
     event_to_proto,
     explanation_to_proto,
     match_to_proto,
@@ -24,11 +28,7 @@ from radixkv.service.reader_conversion import (
     stats_to_proto,
     usage_to_proto,
 )
-from radixkv.service.status import abort
-from radixkv.service.streaming import write_all
-from radixkv.service.value_conversion import retention_from_proto
-from radixkv.v1 import prefix_cache_pb2 as readers
-from radixkv.v1 import prefix_cache_pb2_grpc
+from radixkv.wire.values import retention_from_proto
 
 __all__ = ["PrefixCacheServicer"]
 

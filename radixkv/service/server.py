@@ -16,30 +16,30 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from radixkv.core.errors import RadixKVError, UnavailableError
-from radixkv.service.addresses import Address, parse_address
-from radixkv.service.attaching import WorkersServicer
-from radixkv.service.auditing import Auditor
-from radixkv.service.call_tasks import new_task
-from radixkv.service.collector import Collector
+from radixkv.net.addresses import Address, parse_address
+from radixkv.net.calls.auth import AsyncGuard
+from radixkv.net.calls.cancelled_calls import new_task
+from radixkv.net.calls.health import AsyncHealth
+from radixkv.net.calls.malformed import AsyncMalformedRefuser
+from radixkv.net.calls.reflecting import enable_reflection
+from radixkv.net.keepalive import server_keepalive
+from radixkv.net.signals import STOP_SIGNALS, let_the_next_kill
+from radixkv.net.tls import bind
+from radixkv.service.attach.servicer import WorkersServicer
 from radixkv.service.config import ServiceConfig
-from radixkv.service.followers import Followers
-from radixkv.service.guards import AsyncGuard
-from radixkv.service.health import AsyncHealth
-from radixkv.service.keepalive import server_keepalive
-from radixkv.service.kv_events import KvEventsServicer
-from radixkv.service.lasting_calls import LastingCalls
-from radixkv.service.malformed import AsyncMalformedRefuser
-from radixkv.service.pools import PoolTable
+from radixkv.service.events.smg import KvEventsServicer
+from radixkv.service.events.subscriptions import Followers
+from radixkv.service.pools.auditor import Auditor
+from radixkv.service.pools.table import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
-from radixkv.service.reflecting import enable_reflection
-from radixkv.service.security import bind
-from radixkv.service.stopping import STOP_SIGNALS, let_the_next_kill
+from radixkv.service.runtime.collector import Collector
+from radixkv.service.runtime.lasting_calls import LastingCalls
 from radixkv.v1 import prefix_cache_pb2, prefix_cache_pb2_grpc, workers_pb2, workers_pb2_grpc
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from radixkv.service.zmq_events import ZmqPublisher
+    from radixkv.service.events.zmq import ZmqPublisher
 
 __all__ = ["CacheService", "ServiceThread", "run_service"]
 
@@ -140,14 +140,14 @@ class CacheService:
     def _open_publisher(self) -> ZmqPublisher | None:
         if self.config.kv_events_endpoint is None:
             return None
-        from radixkv.service.zmq_events import ZmqPublisher  # needs packages that are not always there
+        from radixkv.service.events.zmq import ZmqPublisher  # needs packages that are not always there
 
         return ZmqPublisher(self.config, self._pools, self._followers)
 
     def _open_metrics(self) -> str:
         if self.config.metrics_address is None:
             return ""
-        from radixkv.service.metrics import PoolFigures, pool_metrics, serve_metrics
+        from radixkv.net.metrics import PoolFigures, pool_metrics, serve_metrics
 
         loop = asyncio.get_running_loop()
 

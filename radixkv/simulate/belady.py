@@ -10,7 +10,7 @@ from bisect import bisect_right
 from typing import ClassVar
 
 from radixkv.core.eviction import SortedPolicy
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 from radixkv.simulate.traces import Trace
 
 __all__ = ["BeladyPolicy", "Future"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction import POLICIES, PolicyFactory
 from radixkv.simulate.belady import BeladyPolicy, Future

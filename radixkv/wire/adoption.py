@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from radixkv.core.api import DEFAULT_NAMESPACE, AdoptionOp, AdoptOp, AdoptSequenceOp
-from radixkv.service.value_conversion import pack_blocks, retention_from_proto, retention_to_proto, unpack_blocks
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.values import pack_blocks, retention_from_proto, retention_to_proto, unpack_blocks
 
 __all__ = ["adoption_from_proto", "adoption_to_proto"]
 

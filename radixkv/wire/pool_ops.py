@@ -24,11 +24,11 @@ from radixkv.core.api import (
     StepResult,
     UnpinOp,
 )
-from radixkv.core.journal import Dropped, JournalEntry, Retained
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
-from radixkv.service.reader_conversion import usage_from_proto, usage_to_proto
-from radixkv.service.value_conversion import pack_blocks, retention_from_proto, retention_to_proto, unpack_blocks
+from radixkv.core.tree.journal import Dropped, JournalEntry, Retained
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.reads import usage_from_proto, usage_to_proto
+from radixkv.wire.values import pack_blocks, retention_from_proto, retention_to_proto, unpack_blocks
 
 __all__ = [
     "POOL_OPS",

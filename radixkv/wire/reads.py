@@ -24,8 +24,8 @@ from radixkv.core.api import (
     TimeHistogram,
 )
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.value_conversion import pack_blocks, unpack_blocks
 from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.wire.values import pack_blocks, unpack_blocks
 
 __all__ = [
     "block_times_from_proto",

@@ -32,24 +32,18 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.core.tokens import pack_tokens
-from radixkv.service.adoption_conversion import adoption_from_proto, adoption_to_proto
-from radixkv.service.pool_op_conversion import (
+from radixkv.v1 import types_pb2 as types
+from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.adoption import adoption_from_proto, adoption_to_proto
+from radixkv.wire.errors import error_from_proto, error_to_proto
+from radixkv.wire.pool_ops import (
     POOL_OPS,
     pool_op_from_proto,
     pool_op_to_proto,
     pool_result_from_proto,
     pool_result_to_proto,
 )
-from radixkv.service.status import error_from_proto, error_to_proto
-from radixkv.service.value_conversion import (
-    pack_blocks,
-    refuse_unfit,
-    retention_from_proto,
-    retention_to_proto,
-    unpack_blocks,
-)
-from radixkv.v1 import types_pb2 as types
-from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.values import pack_blocks, refuse_unfit, retention_from_proto, retention_to_proto, unpack_blocks
 
 __all__ = [
     "notices_from_proto",

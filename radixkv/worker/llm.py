@@ -22,11 +22,11 @@ from typing import Any, cast
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_tokens
-from radixkv.worker.engine import Engine
-from radixkv.worker.request import GenerateParams, Message, Prompt
+from radixkv.generation.params import SampledToken, SamplingParams
+from radixkv.generation.request import GenerateParams, Message, Prompt
+from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationStream, Started, Usage
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.sampling import SampledToken, SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, GenerationStream, Started, Usage
 
 __all__ = ["LLM", "Completion", "Reply"]
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
     PoolHeldError,
@@ -23,24 +23,24 @@ from radixkv.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from radixkv.core.folders import cache_folder
+from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults
+from radixkv.net.addresses import parse_address
+from radixkv.net.heaps import set_heap_aside
+from radixkv.net.limits import Limiter
+from radixkv.net.signals import StopSignals
+from radixkv.net.tls import Security
 from radixkv.planner.plan import DEFAULT_UTILISATION
-from radixkv.service.addresses import parse_address
-from radixkv.service.heaps import set_heap_aside
-from radixkv.service.limits import Limiter
-from radixkv.service.security import Security
-from radixkv.service.stopping import StopSignals
-from radixkv.worker.arena import Arena
-from radixkv.worker.default_model import DEFAULT_MODEL, SMOLLM2_135M, resolve_model
-from radixkv.worker.engine import Engine
+from radixkv.util.folders import cache_folder
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.errors import ModelError
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.model_clearing import clear_models
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading.default_model import DEFAULT_MODEL, SMOLLM2_135M, resolve_model
+from radixkv.worker.loading.model_clearing import clear_models
+from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
+from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.text import ChatText
 from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:

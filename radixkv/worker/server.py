@@ -19,23 +19,23 @@ from grpc_reflection.v1alpha import reflection
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.core.namespaces import owner_of
-from radixkv.service.addresses import parse_address
-from radixkv.service.callers import current_caller
-from radixkv.service.config import REQUEST_S
-from radixkv.service.keepalive import server_keepalive
-from radixkv.service.kv_events import NO_ENGINE
-from radixkv.service.limits import Limiter, Slot
-from radixkv.service.rights import SERVICE_NAMES as KV_EVENT_SERVICES
-from radixkv.service.security import Security, bind
-from radixkv.service.shares import Shares
-from radixkv.service.thread_calls import ThreadCalls, leave_calls
-from radixkv.service.thread_health import ThreadHealth
+from radixkv.generation import wire
+from radixkv.generation.cost import GenerationCost
+from radixkv.generation.request import ForkParams, GenerateParams, Generator
+from radixkv.generation.stream import GenerationStream
+from radixkv.net.addresses import parse_address
+from radixkv.net.calls.auth import REQUEST_S
+from radixkv.net.calls.callers import current_caller
+from radixkv.net.calls.thread_calls import ThreadCalls, leave_calls
+from radixkv.net.calls.thread_health import ThreadHealth
+from radixkv.net.keepalive import server_keepalive
+from radixkv.net.limits import Limiter, Slot
+from radixkv.net.rights import SERVICE_NAMES as KV_EVENT_SERVICES
+from radixkv.net.shares import Shares
+from radixkv.net.tls import Security, bind
+from radixkv.service.events.smg import NO_ENGINE
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
-from radixkv.worker import wire
-from radixkv.worker.cost import GenerationCost
-from radixkv.worker.request import ForkParams, GenerateParams, Generator
-from radixkv.worker.stream import GenerationStream
 
 __all__ = ["GenerationServer"]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from filelock import FileLock
 
-from radixkv.core.folders import cache_folder
+from radixkv.util.folders import cache_folder
 
 __all__ = ["SCRIPTS", "Client"]
 

@@ -21,11 +21,11 @@ import transformers as tf
 from chat_stack import gateway
 
 from radixkv import PrefixCache
-from radixkv.core.folders import cache_folder
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.engine import Engine
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.text import ChatText
+from radixkv.util.folders import cache_folder
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.model import ModelRunner
 
 LM_EVAL = "lm_eval==0.4.13"
 BESIDE = (

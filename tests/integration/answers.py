@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from radixkv.worker.engine import Engine
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SampledToken, SamplingParams
-from radixkv.worker.stream import (
+from radixkv.generation.params import SampledToken, SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import (
     BranchFinished,
     Completed,
     Delta,
@@ -21,6 +20,7 @@ from radixkv.worker.stream import (
     Started,
     Usage,
 )
+from radixkv.worker.engine.engine import Engine
 
 __all__ = [
     "Answer",

@@ -21,12 +21,12 @@ from torch import Tensor
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.engine import Engine
-from radixkv.worker.model import ForwardRow
-from radixkv.worker.request import GenerateParams, Generator
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
-from radixkv.worker.stream import GenerationStream
-from radixkv.worker.text import ChatText
+from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from radixkv.generation.request import GenerateParams, Generator
+from radixkv.generation.stream import GenerationStream
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.model import ForwardRow
 
 __all__ = [
     "BLOCK_SIZE",

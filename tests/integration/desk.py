@@ -14,14 +14,14 @@ from hash_model import EOS, VOCAB_SIZE, HashRunner
 from radixkv import PrefixCache, pack_tokens
 from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
-from radixkv.worker.generation import Generation, Terms
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.reply import ReplyRules
-from radixkv.worker.request import PrefixPin
-from radixkv.worker.rounds import Origin, Rounds
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.scheduler import Scheduler
-from radixkv.worker.stream import BranchFinished, Delta, StreamItem
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import PrefixPin
+from radixkv.generation.stream import BranchFinished, Delta, StreamItem
+from radixkv.worker.engine.loop import Origin, Rounds
+from radixkv.worker.generations.generation import Generation, Terms
+from radixkv.worker.generations.reply import ReplyRules
+from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["Desk", "LateCache", "advance", "greedy", "take"]
 

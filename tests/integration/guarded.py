@@ -15,14 +15,14 @@ from hash_model import HashRunner
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import Credentials, RemoteHolder
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.net.tls import Security
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.service.security import Security
 from radixkv.v1 import generation_pb2 as generation
 from radixkv.v1 import kv_events_pb2, prefix_cache_pb2, types_pb2, workers_pb2
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 ROLES = ("client", "reader", "holder", "admin")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from radixkv.core.api import Copy
-from radixkv.worker.model import ForwardRow
-from radixkv.worker.verification import BlockDifference
+from radixkv.generation.verification import BlockDifference
+from radixkv.worker.model.model import ForwardRow
 
 __all__ = ["EOS", "VOCAB_SIZE", "Gate", "HashRunner", "generate"]
 

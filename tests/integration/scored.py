@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from radixkv.worker.stream import (
+from radixkv.generation.stream import (
     BranchFinished,
     Completed,
     Delta,

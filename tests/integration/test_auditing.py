@@ -9,9 +9,9 @@ import pytest
 from radixkv import LeaseError, PoolShape, connect
 from radixkv.cli.program import main
 from radixkv.client import RemoteHolder
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.service.pools import Pool
+from radixkv.service.pools.table import Pool
 
 CONFIG = ServiceConfig(addresses=("127.0.0.1:0",), audit_s=0.01)
 

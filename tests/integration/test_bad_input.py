@@ -17,9 +17,9 @@ from bench.bad_input.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, OPENIN
 from radixkv import PrefixCache
 from radixkv.client import RemoteHolder
 from radixkv.service import ServiceThread
-from radixkv.service.status import ERROR_METADATA_KEY
 from radixkv.v1 import prefix_cache_pb2, types_pb2
-from radixkv.worker.engine import Engine
+from radixkv.wire.errors import ERROR_METADATA_KEY
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 NO_MESSAGE = b"\x0a\xff\xff\xff\xff\x0f"

@@ -15,16 +15,16 @@ from tiny_models import VOCAB_SIZE, reference_logits, reference_model, save_mode
 from radixkv import PrefixCache
 from radixkv.core.api import CacheStats
 from radixkv.core.tokens import unpack_tokens
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.kv_pool import KVPool
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import EarlyStopping, SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import EarlyStopping, SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import Delta, FinishReason, Started
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.kv_pool import KVPool
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import Delta, FinishReason, Started
-from radixkv.worker.text import ChatText
 
 FAMILIES = ("llama", "gpt2", "gemma2")
 EOS = 2
@@ -352,7 +352,7 @@ def test_branches_of_a_generation_that_shares_no_prefix_answer_the_same_and_leav
 
 @pytest.mark.slow
 def test_beams_of_the_default_model_are_those_of_transformers() -> None:
-    from radixkv.worker.default_model import resolve_model
+    from radixkv.worker.loading.default_model import resolve_model
 
     folder = str(resolve_model(None, progress=False))
     model, text = reference_model(folder), ChatText(folder)

@@ -10,7 +10,7 @@ from tree_follower import Follower, follower
 from tree_stack import TreeStack, tree_stack
 
 from radixkv.core.tokens import pack_tokens
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
 
 SIZE = 4
 NUM_BLOCKS = 8

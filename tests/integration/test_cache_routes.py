@@ -12,7 +12,7 @@ from tree_follower import Follower, follower
 from tree_stack import TreeStack, operators_file, tree_stack
 
 from radixkv import Retention, connect
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
 
 SECRET = "The secret of the blue ones is kept well."
 PUBLIC = "What the red ones know may be told."

@@ -18,9 +18,9 @@ import grpc
 import pytest
 
 from bench.bad_input.http2 import ATTACKS
-from radixkv.service.call_tasks import CallTask, awaiting_request, new_task
-from radixkv.service.credentials import KeyRing
-from radixkv.service.guards import AsyncGuard
+from radixkv.net.calls.auth import AsyncGuard
+from radixkv.net.calls.cancelled_calls import CallTask, awaiting_request, new_task
+from radixkv.net.tenants import KeyRing
 
 ROOT = Path(__file__).parents[2]
 NUM_FLOODS = 15

@@ -21,10 +21,11 @@ from hash_model import HashRunner
 from bench.bad_input.http2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, call_headers, frame
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import Credentials
-from radixkv.service import Security, ServiceConfig, ServiceThread, keepalive
-from radixkv.service.health import MAX_CHECKS, MAX_WATCHERS
+from radixkv.net import keepalive
+from radixkv.net.calls.health import MAX_CHECKS, MAX_WATCHERS
+from radixkv.service import Security, ServiceConfig, ServiceThread
 from radixkv.v1 import prefix_cache_pb2 as readers
-from radixkv.worker.engine import Engine
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"

@@ -18,7 +18,7 @@ from radixkv.chat.kept import KeptChats
 from radixkv.chat.terminal import ChatOptions, Terminal
 from radixkv.client import Credentials
 from radixkv.gateway.config import GatewayConfig
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.params import SamplingParams
 
 OPTIONS = ChatOptions(SamplingParams(temperature=0, max_tokens=24))
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from thinking_families import QWEN3, save_family
 
 from radixkv.gateway.config import GatewayConfig
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.generation.client import GenerationClient
 from radixkv.worker.server import GenerationServer
 
 LONG = 100_000

@@ -13,7 +13,7 @@ from thinking_families import GPT_OSS, KEEPER, QWEN3, R1, SMOLLM3, Family, save_
 
 from radixkv.chat.kept import KeptChats
 from radixkv.chat.terminal import ChatOptions, Terminal
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.params import SamplingParams
 
 OPTIONS = ChatOptions(SamplingParams(temperature=0, max_tokens=200))
 THOUGHTS, ANSWER = "The user greets.\n\nGreet back.", "Good day to you."

@@ -304,7 +304,7 @@ def test_who_listens_or_calls_says_where_by_default(command: str, capsys: pytest
 def test_importing_radixkv_serving_a_cache_and_chatting_with_a_worker_need_no_torch() -> None:
     program = (
         "import sys, radixkv; assert 'grpc' not in sys.modules\n"
-        "import radixkv.chat.terminal, radixkv.worker.generation_client\n"
+        "import radixkv.chat.terminal, radixkv.generation.client\n"
         "from radixkv.service import Quota, ServiceConfig, ServiceThread\n"
         "with ServiceThread(ServiceConfig(addresses=('127.0.0.1:0',))) as service:\n"
         "    with radixkv.connect(service.addresses[0], radixkv.PoolShape(16)) as holder:\n"

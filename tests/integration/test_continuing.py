@@ -10,7 +10,7 @@ import pytest
 from chat_stack import Stack, chat_stack, gateway
 from openai import OpenAI
 
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.generation.client import GenerationClient
 from radixkv.worker.server import GenerationServer
 
 HELLO = {"role": "user", "content": "Hello there"}

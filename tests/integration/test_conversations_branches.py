@@ -9,7 +9,7 @@ import pytest
 from talk import Talk, message_id
 from tree_stack import busy_stack
 
-from radixkv.worker.engine import Engine
+from radixkv.worker.engine.engine import Engine
 
 
 @pytest.fixture(scope="module")

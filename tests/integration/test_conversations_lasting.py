@@ -17,7 +17,7 @@ from chat_stack import Stack, chat_stack, gateway, gibberish_engine, wait_until
 from talk import Talk, message_id
 
 from radixkv.gateway.config import GatewayConfig
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.generation.client import GenerationClient
 from radixkv.worker.server import GenerationServer
 
 

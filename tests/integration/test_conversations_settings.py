@@ -9,7 +9,7 @@ from chat_stack import Stack, chat_stack, keys_file
 from talk import Talk
 
 from radixkv.gateway.config import GatewayConfig
-from radixkv.worker.sampling import SamplingDefaults
+from radixkv.generation.params import SamplingDefaults
 
 MODELS_OWN = SamplingDefaults(temperature=0.6, top_k=20)
 

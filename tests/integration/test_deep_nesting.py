@@ -11,7 +11,7 @@ from chat_stack import gateway, gibberish_engine
 
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
-from radixkv.worker.engine import Engine
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 DEPTH = 50_000

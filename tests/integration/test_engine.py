@@ -19,11 +19,11 @@ from radixkv import (
     UnknownSequenceError,
 )
 from radixkv.core.api import CacheStats, StepOp, StepResult
-from radixkv.worker.engine import Engine
-from radixkv.worker.model import ForwardRow
-from radixkv.worker.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
+from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.model import ForwardRow
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 4
 CAPACITY = NUM_BLOCKS * BLOCK_SIZE

@@ -16,15 +16,15 @@ from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_mod
 from radixkv import InvalidArgumentError, PrefixCache, pack_tokens
 from radixkv.core.api import Copy
 from radixkv.core.namespaces import derived_namespace
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import Delta
+from radixkv.generation.verification import BlockVerdict
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import Delta
-from radixkv.worker.verification import BlockVerdict
 
 NAMES = ("", "sql", "law")
 HOST_BLOCKS = 32

@@ -9,13 +9,13 @@ import torch
 from answers import Answers, collect, start_together
 from tiny_models import VOCAB_SIZE, save_model, save_wide
 
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
 from radixkv.kernels.native_build import native_library
-from radixkv.worker.engine import Engine
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 BLOCK_SIZE, MAX_TOKENS = 4, 24
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from radixkv import PrefixCache
+from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.rotation import rotate
-from radixkv.worker.engine import Engine
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.model import ForwardRow, ModelRunner
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 VOCAB_SIZE, MAX_LENGTH, BLOCK_SIZE, NUM_BLOCKS = 97, 256, 8, 64
 SIZES: dict[str, Any] = {

@@ -15,14 +15,14 @@ from hash_model import HashRunner, generate
 from tiny_models import reference_model, reference_replies, save_model
 
 from radixkv import PrefixCache
-from radixkv.worker.arena import Arena
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation import Generation
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Delta, Usage
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import Delta, Usage
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 VOCAB_SIZE, MAX_LENGTH, BLOCK_SIZE, NUM_BLOCKS = 97, 256, 8, 64
 LINE_BLOCKS = MAX_LENGTH // BLOCK_SIZE

@@ -13,7 +13,7 @@ from hash_model import HashRunner, generate
 
 from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.core.tokens import unpack_tokens
-from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 
 class ForgetfulCache(LateCache):

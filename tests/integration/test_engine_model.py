@@ -13,12 +13,12 @@ from answers import draw_prompt, generate_tokens, greedy, read_tokens
 from tiny_models import reference_replies
 
 from radixkv import PrefixCache, unpack_tokens
-from radixkv.worker.engine import Engine
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Delta
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import Delta
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 VOCAB_SIZE = 97
 MAX_LENGTH = 256

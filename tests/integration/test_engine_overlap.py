@@ -10,8 +10,8 @@ from desk import Desk, LateCache, greedy, take
 from hash_model import HashRunner, generate
 
 from radixkv.core.api import InsertOp, StepOp, StepResult
-from radixkv.worker.generation import Generation
-from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 
 class PromptCache(LateCache):

@@ -10,15 +10,15 @@ from hash_model import HashRunner, generate
 
 from radixkv import PrefixCache, pack_tokens
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.arena import Arena
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation import Generation
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.request import GenerateParams, PrefixPin
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams, PrefixPin
+from radixkv.generation.stream import Completed
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import Completed
 
 BLOCK_SIZE = 4
 PROMPT = [1, 2] * 10

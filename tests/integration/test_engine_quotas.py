@@ -10,8 +10,8 @@ from desk import Desk, LateCache, advance, greedy, take
 from hash_model import HashRunner, generate
 
 from radixkv import QuotaError
-from radixkv.worker.generation import Generation
-from radixkv.worker.limits import SchedulerLimits
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 BLOCK_SIZE = 4
 

@@ -11,12 +11,12 @@ from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.arena import Arena
-from radixkv.worker.engine import Engine
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 POOLS = [(2, 1), (3, 2), (4, 4), (6, 4), (12, 4), (40, 4), (9, 16)]
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.core.api import AcquireOp, InsertOp, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
-from radixkv.worker import rounds
-from radixkv.worker.arena import Arena
-from radixkv.worker.generation import Generation
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ForwardRow
-from radixkv.worker.request import UnknownGenerationError
+from radixkv.generation.request import UnknownGenerationError
+from radixkv.worker.engine import loop as rounds
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])

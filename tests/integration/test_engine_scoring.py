@@ -16,14 +16,14 @@ from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_mod
 from torch import Tensor
 
 from radixkv import InvalidArgumentError, PrefixCache
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import FinishReason
 from radixkv.kernels.native_build import native_library
-from radixkv.worker.arena import Arena
-from radixkv.worker.engine import Engine
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import FinishReason
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.model import ForwardRow, ModelRunner
+from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 BLOCK_SIZE, LINE_BLOCKS = 8, 16
 

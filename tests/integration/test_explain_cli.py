@@ -16,9 +16,9 @@ from radixkv import PoolShape, PrefixCache, connect
 from radixkv.cli import main
 from radixkv.client import RemoteHolder
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.engine import Engine
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.text import ChatText
 
 SYSTEM = "You are kind."
 

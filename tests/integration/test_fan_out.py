@@ -9,14 +9,14 @@ from desk import Desk, greedy, take
 from hash_model import VOCAB_SIZE, HashRunner, generate
 
 from radixkv import PoolShape, PrefixCache, connect, unpack_tokens
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import Delta
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation import Generation
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Delta
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 NUM_REQUESTS = 1000
 PREFIX = [1 + number % 37 for number in range(2000)]

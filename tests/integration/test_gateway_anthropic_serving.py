@@ -14,10 +14,10 @@ from chat_stack import GibberishRunner, gateway, gibberish_engine, keys_file, wa
 
 from radixkv.gateway.config import GatewayConfig, TenantLimits
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.generation.client import GenerationClient
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.text import ChatText
 
 ASK: Any = {"model": "gibberish", "messages": [{"role": "user", "content": "hello world"}]}
 LOCAL = "127.0.0.1:0"

@@ -14,12 +14,12 @@ from radixkv import PrefixCache
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.backend import Backend, EventStream
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import ForkParams, GenerateParams, Generator
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, Generator
+from radixkv.generation.stream import Completed, Delta, Started
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import Completed, Delta, Started
 
 NUM_BLOCKS = 1024
 

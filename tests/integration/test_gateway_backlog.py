@@ -12,7 +12,7 @@ from chat_stack import keys_file
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.generation.client import GenerationClient
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.server import GenerationServer
 

@@ -13,7 +13,7 @@ from chat_stack import gateway, gibberish_engine
 from openai import AsyncOpenAI, OpenAI
 
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.engine import Engine
+from radixkv.worker.engine.engine import Engine
 
 HELLO = [{"role": "user", "content": "hello world"}]
 

@@ -18,8 +18,8 @@ from tree_follower import follower
 
 from radixkv import LimitError
 from radixkv.client import Credentials
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import Prompt
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.request import Prompt
 
 COMMAND = [sys.executable, "-m", "radixkv.cli"]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

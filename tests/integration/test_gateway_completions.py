@@ -10,10 +10,10 @@ from chat_stack import gateway, gibberish_engine
 from openai import OpenAI
 
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.engine import Engine
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingParams
-from radixkv.worker.stream import Delta
+from radixkv.generation.params import NO_DEFAULTS, SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import Delta
+from radixkv.worker.engine.engine import Engine
 
 HELLO = [{"role": "user", "content": "hello world"}]
 

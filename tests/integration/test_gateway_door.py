@@ -24,7 +24,7 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.gate import Cost
 from radixkv.gateway.server import GatewayServer
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.engine import Engine
+from radixkv.worker.engine.engine import Engine
 
 LOCAL = "127.0.0.1:0"
 TIMEOUT_S = 20.0

@@ -15,9 +15,9 @@ from hash_model import HashRunner
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import Credentials
 from radixkv.gateway.config import GatewayConfig
+from radixkv.generation.client import GenerationClient
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.worker.engine.engine import Engine
 
 LOCAL = "127.0.0.1:0"
 LONGEST_S = 10.0

@@ -13,10 +13,10 @@ from openai import OpenAI
 from scored import Scored, read_scores
 
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 IDS = [[1314, 1315, 1316, 400, 401], [1314, 1315, 1316, 30_000], [599]]

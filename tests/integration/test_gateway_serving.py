@@ -20,9 +20,9 @@ from chat_stack import gateway, gibberish_engine, keys_file, wait_until
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.config import GatewayConfig, TenantLimits
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import Generator
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.request import Generator
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 CHAT = {"model": "gibberish", "messages": [{"role": "user", "content": "hello world"}], "ignore_eos": True}

@@ -24,15 +24,15 @@ from radixkv import (
     connect,
     pack_tokens,
 )
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, Prompt
+from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, Started
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import ForkParams, GenerateParams, Prompt
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import BranchFinished, Completed, Delta, GenerationEvent, Started
 
 NUM_BLOCKS, BLOCK_SIZE = 20, 4
 

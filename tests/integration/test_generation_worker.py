@@ -16,12 +16,12 @@ import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from radixkv import InvalidArgumentError, PoolHeldError, PoolShape, UnavailableError, connect
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, Prompt
+from radixkv.generation.stream import BranchFinished, Delta, FinishReason, GenerationEvent, Started
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import ForkParams, GenerateParams, Prompt
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import BranchFinished, Delta, FinishReason, GenerationEvent, Started
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

@@ -11,9 +11,9 @@ import pytest
 from chat_stack import gateway, gibberish_engine
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import ForkParams, GenerateParams, Generator
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.request import ForkParams, GenerateParams, Generator
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 HALF = "a smile \ud83d"

@@ -11,11 +11,11 @@ from hash_model import HashRunner
 
 from radixkv import OutOfBlocksError, PoolShape, PrefixCache, connect
 from radixkv.core.api import AcquireOp
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import Usage
 from radixkv.service import ServiceThread
-from radixkv.worker.engine import Engine
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Usage
+from radixkv.worker.engine.engine import Engine
 
 PROMPT = list(range(1, 30))
 

@@ -23,12 +23,12 @@ from radixkv import (
     connect,
 )
 from radixkv.client import Credentials, RemoteReader
-from radixkv.service.security import Security
-from radixkv.worker.engine import Engine
-from radixkv.worker.forward_row import ForwardRow
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.net.tls import Security
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.rows import ForwardRow
 from radixkv.worker.server import GenerationServer
 
 

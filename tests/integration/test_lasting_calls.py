@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bench.bad_input.http2 import END_HEADERS, HEADERS, OPENING, call_headers, frame
-from radixkv.service.lasting_calls import LastingCalls
+from radixkv.service.runtime.lasting_calls import LastingCalls
 
 NUM_CALLS = 30
 REQUEST = health_pb2.HealthCheckRequest()

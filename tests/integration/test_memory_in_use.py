@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.memory import peak_of
-from radixkv.worker.request import GenerateParams
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.worker.model.memory import peak_of
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 NUM_REQUESTS, PROMPT_TOKENS, MAX_TOKENS = 16, 300, 8
 MIB = 2**20

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.cli import main
 from radixkv.core.api import BlockTimes, CacheStats, NamespaceUsage
-from radixkv.core.cache import PrefixCache
-from radixkv.service.metrics import MAX_NAMESPACES, OTHERS, PoolFigures, pool_metrics
+from radixkv.core.cache.prefix_cache import PrefixCache
+from radixkv.net.metrics import MAX_NAMESPACES, OTHERS, PoolFigures, pool_metrics
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -12,12 +12,12 @@ from answers import Answer, Answers, collect, start_together
 from tiny_models import CONFIGS, VOCAB_SIZE, reference_logits, reference_model, reference_replies, save_model
 
 from radixkv import PrefixCache
-from radixkv.worker.engine import Engine
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Delta
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import Delta
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 96

@@ -19,9 +19,9 @@ from guarded import tenant_row
 
 from radixkv import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError, connect
 from radixkv.client import Credentials
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
 
 KEY, WRONG_KEY = "key-that-nobody-may-see-7261", "wrong-key-that-nobody-may-see-8312"
 PROMPT, REPLY_BIAS = "zanzibarite quokkas", "please"

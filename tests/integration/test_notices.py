@@ -14,11 +14,11 @@ from radixkv import AcquireOp, InsertOp, Notice, Pending, PoolShape, ReleaseOp, 
 from radixkv.client import RemoteHolder
 from radixkv.core.api import StepOp
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.service.conversion import notices_from_proto, op_to_proto
-from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc, workers_pb2_grpc
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.steps import notices_from_proto, op_to_proto
+from radixkv.wire.values import shape_to_proto
 
 PROMPT = pack_tokens(range(100))
 WAIT_S = 20.0

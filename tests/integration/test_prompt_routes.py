@@ -13,8 +13,8 @@ from chat_stack import BLOCK_SIZE, GibberishRunner, gateway, keys_file
 from radixkv import PoolShape, connect
 from radixkv.gateway.config import GatewayConfig
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.engine import Engine
-from radixkv.worker.text import ChatText
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
 
 NUM_BLOCKS = 256
 LONG = "One two three four five six seven eight nine ten eleven twelve. " * 4

@@ -16,15 +16,15 @@ from byte_model import EOS, VOCAB_SIZE, save_byte_model
 
 from radixkv import InvalidArgumentError, PrefixCache
 from radixkv.core.api import CacheStats
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams, Generator
-from radixkv.worker.sampling import Grammar, SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import Grammar, SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, Generator
+from radixkv.generation.stream import BranchFinished, Delta, FinishReason
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import BranchFinished, Delta, FinishReason
-from radixkv.worker.text import ChatText
 
 SCHEMA = json.dumps(
     {
@@ -370,7 +370,7 @@ def test_a_grammar_too_costly_to_follow_ends_its_own_generation_alone(engine: En
 
 @pytest.mark.slow
 def test_the_default_model_writes_json_that_fits_a_schema() -> None:
-    from radixkv.worker.default_model import resolve_model
+    from radixkv.worker.loading.default_model import resolve_model
 
     folder = str(resolve_model(None, progress=False))
     message = [{"role": "user", "content": "Describe a person as JSON with an age and moods (ok or no)."}]

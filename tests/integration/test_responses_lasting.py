@@ -21,7 +21,7 @@ from radixkv import pack_tokens
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.database import DatabaseError
 from radixkv.gateway.server import GatewayServer
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.generation.client import GenerationClient
 from radixkv.worker.server import GenerationServer
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}

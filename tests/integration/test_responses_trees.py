@@ -14,9 +14,9 @@ from bench.chat_trees import Answer, Api, ByChat, ByResponses, Question, questio
 from bench.conversations import Tree, default_workloads, read_trees
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.config import GatewayConfig
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import Prompt
-from radixkv.worker.sampling import SamplingDefaults
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingDefaults
+from radixkv.generation.request import Prompt
 from radixkv.worker.server import GenerationServer
 
 REPLY_TOKENS = 12

@@ -32,8 +32,8 @@ from radixkv import (
     pack_tokens,
 )
 from radixkv.client import Credentials
-from radixkv.service.credentials import KeyRing
-from radixkv.service.guards import AsyncGuard
+from radixkv.net.calls.auth import AsyncGuard
+from radixkv.net.tenants import KeyRing
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 

@@ -12,10 +12,10 @@ from chat_stack import Stack, chat_stack
 from talk import Talk
 
 from radixkv.gateway.config import GatewayConfig
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc as rpc
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
 from radixkv.worker.server import GenerationServer
 
 OWN = SamplingDefaults(temperature=0.25, top_k=7, top_p=0.5)

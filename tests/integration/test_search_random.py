@@ -12,14 +12,14 @@ from answers import Answers, collect
 from byte_model import EOS, save_byte_model
 
 from radixkv import PrefixCache
-from radixkv.worker.engine import Engine
-from radixkv.worker.kv_pool import KVPool
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams
-from radixkv.worker.sampling import EarlyStopping, Grammar, SamplingParams
-from radixkv.worker.scheduler import SchedulerLimits
-from radixkv.worker.stream import GenerationStream
-from radixkv.worker.text import ChatText
+from radixkv.generation.params import EarlyStopping, Grammar, SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import GenerationStream
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.kv_pool import KVPool
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.scheduler import SchedulerLimits
 
 NUM_REQUESTS = 14
 BLOCK_SIZE = 4

@@ -11,12 +11,12 @@ from desk import Desk, LateCache, advance, greedy, take
 from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from torch import Tensor
 
-from radixkv.worker.beams import BeamSearch, Candidate
-from radixkv.worker.generation import Generation
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.model import ForwardRow
-from radixkv.worker.sampling import EarlyStopping, SampledToken, SamplingParams
-from radixkv.worker.stopping import StopRules
+from radixkv.generation.params import EarlyStopping, SampledToken, SamplingParams
+from radixkv.worker.generations.beam_search import BeamSearch, Candidate
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.generations.stop_rules import StopRules
+from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 _LOGITS = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 2
 

@@ -29,10 +29,10 @@ from radixkv import (
 from radixkv.cli import main
 from radixkv.client import Credentials
 from radixkv.gateway.config import GatewayConfig
+from radixkv.generation.client import GenerationClient
+from radixkv.net.tenants import KeyRing
 from radixkv.service import Security, ServerTls, ServiceConfig, ServiceThread
-from radixkv.service.credentials import KeyRing
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 LOCAL = "127.0.0.1:0"

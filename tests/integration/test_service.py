@@ -21,14 +21,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from radixkv import AcquireOp, InvalidArgumentError, LimitError, PoolShape, UnavailableError, connect, pack_tokens
 from radixkv.core.errors import LeaseError, RadixKVError
+from radixkv.net.rights import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.service.conversion import op_to_proto
-from radixkv.service.rights import SERVICE_NAMES as KV_EVENT_SERVICES
-from radixkv.service.status import error_from_rpc
-from radixkv.service.value_conversion import shape_to_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc, workers_pb2_grpc
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.errors import error_from_rpc
+from radixkv.wire.steps import op_to_proto
+from radixkv.wire.values import shape_to_proto
 
 LOCAL = "127.0.0.1:0"
 PROMPT = pack_tokens(range(100))

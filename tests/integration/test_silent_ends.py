@@ -14,8 +14,9 @@ import pytest
 from radixkv import LimitError, PoolShape, connect
 from radixkv.client import RemoteReader
 from radixkv.core.errors import UnavailableError
-from radixkv.service import ServiceConfig, ServiceThread, keepalive
-from radixkv.service.addresses import parse_address
+from radixkv.net import keepalive
+from radixkv.net.addresses import parse_address
+from radixkv.service import ServiceConfig, ServiceThread
 
 DEADLINE_S = 60.0
 

@@ -12,16 +12,16 @@ import pytest
 from hash_model import HashRunner
 
 from radixkv import LimitError, PoolShape, PrefixCache, connect, pack_tokens
+from radixkv.generation import stream as stream_module
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import Delta, EventQueue, Started
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.v1 import generation_pb2, prefix_cache_pb2
-from radixkv.worker import engine as engine_module
-from radixkv.worker import stream as stream_module
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.engine import engine as engine_module
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import Delta, EventQueue, Started
 
 UNREAD_S = 0.2
 DEADLINE_S = 60.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from radixkv import connect
-from radixkv.service.stopping import StopSignals
+from radixkv.net.signals import StopSignals
 from radixkv.worker.server import GenerationServer
 
 WAITER = """

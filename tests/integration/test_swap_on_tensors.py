@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers as tf
 
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stats import EngineStats
+from radixkv.generation.stream import Delta
 from radixkv.worker.pool_size import PoolPlan
-from radixkv.worker.request import GenerateParams
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.scheduler import SchedulerLimits
-from radixkv.worker.stats import EngineStats
-from radixkv.worker.stream import Delta
+from radixkv.worker.scheduling.scheduler import SchedulerLimits
 
 NUM_REQUESTS, PROMPT_TOKENS, MAX_TOKENS = 6, 20, 60
 BLOCK_SIZE = 8

@@ -17,14 +17,14 @@ from radixkv import LimitError, PrefixCache
 from radixkv.client import Credentials
 from radixkv.gateway.config import GatewayConfig, TenantLimits
 from radixkv.gateway.server import GatewayServer
-from radixkv.service.limits import Limiter
-from radixkv.service.security import Security
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import ForkParams, GenerateParams, Prompt
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, Prompt
+from radixkv.generation.stream import GenerationStream, Started
+from radixkv.net.limits import Limiter
+from radixkv.net.tls import Security
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import GenerationStream, Started
 
 DEADLINE_S = 60.0
 MAX_STREAMS = 12

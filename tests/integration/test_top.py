@@ -14,9 +14,9 @@ from terminal import Terminal
 
 from radixkv import PrefixCache
 from radixkv.cli import main
-from radixkv.worker.engine import Engine
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 NUM_BLOCKS, BLOCK_SIZE = 20, 4

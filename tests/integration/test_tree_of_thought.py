@@ -16,11 +16,11 @@ from byte_model import save_byte_model
 
 from bench.conversations import default_workloads
 from radixkv import PrefixCache
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.request import ForkParams, GenerateParams, Generator
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, Generator
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.server import GenerationServer
 
 NUM_BLOCKS, BLOCK_SIZE = 768, 8

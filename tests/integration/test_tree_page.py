@@ -15,10 +15,10 @@ from tree_stack import TreeStack, busy_stack, operators_file, store, tree_stack
 
 from radixkv import PoolShape, connect
 from radixkv.gateway.config import GatewayConfig
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
 
 SYSTEM = "You are a helpful assistant who knows all rivers of Europe and their towns. "
 RHINE = SYSTEM + "Where does the Rhine begin, and through which towns does it flow?"

@@ -13,7 +13,7 @@ from talk import Talk
 from tree_page import ask, colour, named_colour, number_of_nodes, walk_to
 from tree_stack import TreeStack, busy_stack, store, tree_stack
 
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
 
 expect.set_options(timeout=DEADLINE_MS)
 

@@ -15,14 +15,14 @@ from radixkv import PoolShape, PrefixCache, connect, pack_tokens
 from radixkv.cli.program import main
 from radixkv.core.api import CacheHolder
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import Delta
+from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.engine import Engine
-from radixkv.worker.kv_pool import KVPool
-from radixkv.worker.request import GenerateParams
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Delta
-from radixkv.worker.verification import BlockVerdict
 
 LOCAL = "127.0.0.1:0"
 PROMPT = [1 + place % 30 for place in range(21)]

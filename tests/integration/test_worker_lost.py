@@ -17,12 +17,10 @@ from hash_model import HashRunner
 from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.gateway.backend import Backend, EventStream
 from radixkv.gateway.lasting import Lasting
-from radixkv.worker.engine import Engine
-from radixkv.worker.generation_client import GenerationClient
-from radixkv.worker.request import GenerateParams, Prompt
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.server import GenerationServer
-from radixkv.worker.stream import (
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams, Prompt
+from radixkv.generation.stream import (
     BranchFinished,
     Completed,
     Delta,
@@ -32,6 +30,8 @@ from radixkv.worker.stream import (
     PromptLogprobs,
     Started,
 )
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.server import GenerationServer
 
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
 PROMPT = [1, 2, 3, 4, 5]

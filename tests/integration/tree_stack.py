@@ -15,10 +15,10 @@ from radixkv.client import RemoteHolder
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
+from radixkv.generation.request import Generator
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.worker.engine import Engine
-from radixkv.worker.request import Generator
-from radixkv.worker.text import ChatText
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
 
 __all__ = ["TreeStack", "busy_stack", "operators_file", "store", "tree_stack"]
 

@@ -14,9 +14,10 @@ from triton_device import DEVICE, needs_triton_device
 
 from radixkv.kernels import allocate_kv, allocate_latents, device_work
 from radixkv.kernels.kv_cache import Layout
-from radixkv.worker import decode_steps, model
-from radixkv.worker.decode_steps import BATCH_SIZES, padded_size
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.model import cuda_graphs as decode_steps
+from radixkv.worker.model import model
+from radixkv.worker.model.cuda_graphs import BATCH_SIZES, padded_size
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 pytestmark = needs_triton_device
 

@@ -9,7 +9,7 @@ import torch
 from random_cuts import check_random_cuts
 from tiny_models import VOCAB_SIZE, save_model
 
-from radixkv.worker.model import ModelRunner
+from radixkv.worker.model.model import ModelRunner
 
 pytestmark = [
     pytest.mark.gpu,

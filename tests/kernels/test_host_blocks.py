@@ -11,7 +11,7 @@ from triton_device import DEVICE
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import KVFormat, allocate_kv, host_blocks
 from radixkv.worker.errors import ModelError
-from radixkv.worker.kv_pool import KVPool, LayerShape
+from radixkv.worker.model.kv_pool import KVPool, LayerShape
 
 NUM_BLOCKS, NUM_SLOTS, BLOCK_SIZE = 6, 5, 4
 LAYERS = (LayerShape(2, 3, 5), LayerShape(1, 8, 8), LayerShape(1, 9, 7, is_latent=True))

@@ -24,7 +24,7 @@ class PlantedBug(NamedTuple):
 PLANTED_BUGS = (
     PlantedBug(
         "a running generation of another namespace can be forked by its id",
-        "worker/rounds.py",
+        "worker/engine/loop.py",
         "if not histories or (sees is not None and",
         "if not histories or (running is None and sees is not None and",
         (
@@ -45,14 +45,14 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a reader of the default namespace sees every tenant's pins",
-        "service/rights.py",
+        "net/rights.py",
         '"Pins": _Rule(("reader",), _one_or_all)',
         '"Pins": _Rule(("reader",), _one)',
         ("integration/test_rights.py::test_a_tenant_of_the_default_namespace_has_that_one_and_no_other",),
     ),
     PlantedBug(
         "a call that waits for an answer waits for ever once the lease is lost",
-        "worker/rounds.py",
+        "worker/engine/loop.py",
         "        self._num_answered = self._num_submitted\n        self._drawing.forget()\n",
         "        self._drawing.forget()\n",
         (
@@ -100,7 +100,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a refusal of too many requests at once costs a request of the minute",
-        "service/limits.py",
+        "net/limits.py",
         "            is_bounded = limits.max_concurrent is not None",
         "            if account.requests is not None:\n                account.requests.left -= 1\n"
         "            is_bounded = limits.max_concurrent is not None",
@@ -127,7 +127,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "copies of stop rules share a decoder",
-        "worker/stopping.py",
+        "worker/generations/stop_rules.py",
         "        twin._decoder = self._decoder.copy() if self._decoder else None\n",
         "",
         ("unit/test_stop_rules.py::test_two_copies_that_are_fed_different_tokens_read_what_they_would_alone",),
@@ -155,7 +155,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "of equals the first come gives way",
-        "worker/preemption.py",
+        "worker/scheduling/preemption.py",
         "branch.num_lost, -arrival, -index",
         "branch.num_lost, arrival, index",
         ("unit/test_preemption.py::test_of_equals_the_latest_come_gives_way_and_the_first_never_does",),
@@ -163,7 +163,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "giving way does not end the recovery",
-        "worker/admission.py",
+        "worker/scheduling/admission.py",
         'given up its blocks for them."""\n        self._recovering.clear()\n',
         'given up its blocks for them."""\n',
         (
@@ -173,14 +173,14 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "white space before the end of a turn hides the end",
-        "worker/text.py",
+        "worker/generations/text.py",
         "if self.token_text(token_id).strip():",
         "if self.token_text(token_id):",
         ("unit/test_text.py::test_white_space_that_a_template_writes_before_the_end_of_a_turn_is_no_text_of_it",),
     ),
     PlantedBug(
         "plain text behind a history begins as a prompt does",
-        "worker/prompts.py",
+        "worker/engine/prompts.py",
         "special=not kept",
         "special=True",
         (
@@ -190,7 +190,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "the time that a request is given is not told to the worker",
-        "worker/wire.py",
+        "generation/wire.py",
         "        priority=proto.priority,\n"
         '        timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,\n'
         "        request_id=proto.request_id,\n        shares_prefix",
@@ -199,7 +199,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a check that was answered makes a late one give way",
-        "service/guards.py",
+        "net/calls/auth.py",
         "        call.at_end(lambda: self._openers.leave(token))\n",
         "",
         (
@@ -209,7 +209,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "TLS files are read anew at every look",
-        "service/security.py",
+        "net/tls.py",
         "            self._stamp = now\n            self._tls.check()\n",
         "            self._tls.check()\n",
         (
@@ -218,7 +218,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a call that has ended is ended again",
-        "service/thread_calls.py",
+        "net/calls/thread_calls.py",
         "                return\n            self._is_over = True\n        self._send(None)\n",
         "                return\n        self._send(None)\n",
         ("unit/test_thread_calls.py::test_whatever_ends_a_call_first_ends_it_and_nothing_else_does",),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from radixkv.core.api import ClearOp
-from radixkv.service.pools import Pool
+from radixkv.service.pools.table import Pool
 
 from .branches import Branch
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from radixkv.core.errors import LeaseError, RadixKVError, StaleIncarnationError
-from radixkv.service.pools import Pool
+from radixkv.service.pools.table import Pool
 from radixkv.v1 import workers_pb2 as workers
 
 from .clock import ViolationError

@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from radixkv.core.errors import RadixKVError, UnavailableError
-from radixkv.service.followers import Followers
+from radixkv.service.events.subscriptions import Followers
 from radixkv.service.reading import PrefixCacheServicer
-from radixkv.service.status import status_of
+from radixkv.wire.errors import status_of
 
 from .clears import unheard
 from .clock import ViolationError

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.core.api import PoolShape
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import RadixKVError
-from radixkv.service.reader_conversion import event_from_proto
 from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.wire.reads import event_from_proto
 from tests.stateful.event_follower import EventFollower
 from tests.stateful.snapshot import read_snapshot
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.core.errors import LeaseError, RadixKVError, UnavailableError
+from radixkv.service.attach.session import Holding
 from radixkv.service.config import ServiceConfig
-from radixkv.service.holding import Holding
-from radixkv.service.pools import Pool, PoolTable
+from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.v1 import workers_pb2 as workers
 

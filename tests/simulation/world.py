@@ -10,7 +10,7 @@ from radixkv.core.api import NodeInfo, PoolShape
 from radixkv.core.eviction import POLICIES
 from radixkv.core.tokens import unpack_tokens
 from radixkv.service.config import ServiceConfig
-from radixkv.service.pools import Pool
+from radixkv.service.pools.table import Pool
 
 from .branches import Memory
 from .clears import Clears

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from radixkv.core.api import CacheEvent, CacheHolder
-from radixkv.core.cache import PrefixCache
-from radixkv.core.event_subscription import EventSubscription
+from radixkv.core.cache.prefix_cache import PrefixCache
+from radixkv.core.events.subscription import EventSubscription
 
 from .snapshot import Snapshot
 

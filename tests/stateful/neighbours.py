@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from radixkv.core.api import Retention
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.eviction import Place
 
 __all__ = ["check_neighbour"]

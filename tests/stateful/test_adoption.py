@@ -27,7 +27,7 @@ from radixkv.core.api import (
     Retention,
     StepOp,
 )
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import InvalidArgumentError, StaleIncarnationError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.v1 import workers_pb2 as workers

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from radixkv.core.auditing import Audit
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import CorruptionError
-from radixkv.core.node import Node
+from radixkv.core.inspect.audit import Audit
+from radixkv.core.nodes.node import Node
 
 from .test_adoption import Drive
 

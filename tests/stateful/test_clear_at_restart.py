@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
-from radixkv.core import adopting
 from radixkv.core.api import AcquireOp, AcquireResult, ExtendOp, ExtendResult, ForkOp, InsertOp, ReleaseOp
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache import adopt as adopting
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import LimitError
 from radixkv.core.tokens import pack_tokens
 

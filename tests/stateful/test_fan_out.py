@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from radixkv.client import RemoteHolder, connect
 from radixkv.core.api import CacheHolder, PoolShape
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.service import ServiceConfig, ServiceThread
 
 from .crowd import Crowd, Request

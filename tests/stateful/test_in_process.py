@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from radixkv.core import node
 from radixkv.core.api import CacheHolder, PoolShape
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.eviction import POLICIES, AdaptivePolicy, PolicyFactory, adaptive
-from radixkv.core.node import Node
+from radixkv.core.nodes import node
+from radixkv.core.nodes.node import Node
 
 from .driver import PIN_TTL_S
 from .machine import CacheMachine

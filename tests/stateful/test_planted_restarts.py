@@ -19,19 +19,19 @@ TESTS = Path(__file__).resolve().parents[1]
 PLANTED_RESTARTS = (
     PlantedBug(
         "a pin that nobody is told of",
-        "core/pins.py",
+        "core/tree/pins.py",
         "            self._forest.journal.add(PinOp(tokens, ttl_s, root.namespace))\n",
         "            pass\n",
     ),
     PlantedBug(
         "an end of a pin that nobody is told of",
-        "core/pins.py",
+        "core/tree/pins.py",
         "        forest.journal.add(UnpinOp(pin.tokens, root.namespace))\n",
         "",
     ),
     PlantedBug(
         "retention that was given anew and is told as it was before",
-        "core/forest.py",
+        "core/tree/forest.py",
         "        self.note_retention(node)\n",
         "",
     ),
@@ -55,25 +55,25 @@ PLANTED_RESTARTS = (
     ),
     PlantedBug(
         "a quota from the holder that later lives of the pool do not get",
-        "service/pools.py",
+        "service/pools/table.py",
         "                self.quotas.keep(self.shape.name, op)\n",
         "                pass\n",
     ),
     PlantedBug(
         "quotas that a new holder is not told of",
-        "service/quotas.py",
+        "service/pools/quotas.py",
         "            cache.journal.add(SetQuotaOp(quota.namespace, quota.blocks, quota.sequences))\n",
         "            pass\n",
     ),
     PlantedBug(
         "more quotas by a Step than the service allows",
-        "service/pools.py",
+        "service/pools/table.py",
         "        refused |= self._beyond_quotas(ops)\n",
         "",
     ),
     PlantedBug(
         "a dropped branch that is forgotten without what locks keep of it",
-        "core/room.py",
+        "core/tree/allocation.py",
         "            kept += node.blocks\n",
         "            pass\n",
     ),
@@ -97,13 +97,13 @@ PLANTED_RESTARTS = (
     ),
     PlantedBug(
         "what a sequence took with it comes back",
-        "core/opening.py",
+        "core/sequences/lifecycle.py",
         "        note_withdrawn(forest, seq.root.namespace, history)\n",
         "        pass\n",
     ),
     PlantedBug(
         "a journal without bound",
-        "service/pools.py",
+        "service/pools/table.py",
         "self.num_kept_notices + self.cache.journal.size_bytes // _JOURNAL_BYTES",
         "self.num_kept_notices",
     ),

@@ -8,9 +8,9 @@ from radixkv.client.notices import NoticeBox
 from radixkv.client.session import HolderSession
 from radixkv.core.api import PoolShape
 from radixkv.core.errors import RadixKVError
+from radixkv.service.attach.session import Holding
 from radixkv.service.config import ServiceConfig
-from radixkv.service.holding import Holding
-from radixkv.service.pools import Pool, PoolTable
+from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["BLOCK_SIZE", "NUM_BLOCKS", "Wire"]

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from radixkv.worker.prompts import PromptReader
-from radixkv.worker.request import ModelInfo, Prompt
-from radixkv.worker.text import ChatText
+from radixkv.generation.request import ModelInfo, Prompt
+from radixkv.worker.engine.prompts import PromptReader
+from radixkv.worker.generations.text import ChatText
 
 __all__ = ["FAMILIES", "Family", "LocalReader", "chat_text"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from radixkv.core.api import Copy
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 __all__ = ["check_random_cuts", "tables"]
 

@@ -10,13 +10,13 @@ from typing import Any, cast
 from radixkv import PrefixCache
 from radixkv.core.api import Retention, StepOp
 from radixkv.core.tokens import pack_tokens
-from radixkv.worker.batching import Row
-from radixkv.worker.branch import Branch
-from radixkv.worker.generation import Terms
-from radixkv.worker.growth import GrowthEstimate
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.pinning import Pinning
-from radixkv.worker.scheduler import Scheduler
+from radixkv.worker.generations.generation import Terms
+from radixkv.worker.generations.pins import Pinning
+from radixkv.worker.scheduling.batch import Row
+from radixkv.worker.scheduling.branch import Branch
+from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BLOCK_SIZE", "Bench", "make_branch", "no_growth", "op_kinds"]
 

@@ -19,7 +19,7 @@ from tiny_models import VOCAB_SIZE, reference_logits, reference_model, save_mode
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.worker.errors import ModelError
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 TOLERANCE = 1e-4
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.adjustment import Addend, Adjustment, adjust
-from radixkv.worker.reply import Reply, ReplyRules
-from radixkv.worker.sampler import Sampler, SamplerRow
-from radixkv.worker.sampling import SampledToken, SamplingParams
-from radixkv.worker.stream import FinishReason
+from radixkv.generation.params import SampledToken, SamplingParams
+from radixkv.generation.stream import FinishReason
+from radixkv.worker.generations.reply import Reply, ReplyRules
+from radixkv.worker.sampling.logit_processors import Addend, Adjustment, adjust
+from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 
 VOCAB_SIZE = 50
 STOP = 7

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from radixkv.gateway.anthropic_usage import usage_of
-from radixkv.worker.request import PrefixPin
-from radixkv.worker.stream import Usage
+from radixkv.generation.request import PrefixPin
+from radixkv.generation.stream import Usage
 
 SHORT, LONG = 300.0, 3600.0
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from radixkv.worker.beams import BeamSearch, Candidate
-from radixkv.worker.sampling import EarlyStopping, SampledToken, SamplingParams
-from radixkv.worker.stopping import StopRules
-from radixkv.worker.stream import FinishReason
+from radixkv.generation.params import EarlyStopping, SampledToken, SamplingParams
+from radixkv.generation.stream import FinishReason
+from radixkv.worker.generations.beam_search import BeamSearch, Candidate
+from radixkv.worker.generations.stop_rules import StopRules
 
 STOP = 0
 VOCAB_SIZE = 4

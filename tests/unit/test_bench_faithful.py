@@ -15,7 +15,7 @@ from bench.conversations import Histories, WorkloadMissingError, branching_order
 from bench.faithful import NUM_TOKENS, Difference, Outcome, Request, follow
 from bench.reference import ReferenceAnswer
 from bench.stacks import Reply
-from radixkv.worker.stream import Usage
+from radixkv.generation.stream import Usage
 
 REFERENCE = ReferenceAnswer(list(range(100, 100 + NUM_TOKENS)), [0.5 + index for index in range(NUM_TOKENS)])
 REQUEST = Request("tree/0", [1, 2, 3, 4, 5])

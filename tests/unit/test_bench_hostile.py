@@ -14,7 +14,7 @@ from bench.hostile.neighbour import CHAT, WAYS, Sample
 from bench.hostile.stack import keys_text, write_keys
 from bench.hostile.trial import MORE_S, Trial, bound_s, first_token_s
 from bench.hostile.wire import Attack
-from radixkv.service.credentials import KeyRing
+from radixkv.net.tenants import KeyRing
 
 ATTACK = Attack("a", lambda *_: Counter(), frozenset({"400"}), "400")
 

@@ -27,7 +27,7 @@ from radixkv.gateway.app import create_app
 from radixkv.gateway.bodies import SMALL_BYTES, JsonRoute
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.fields import FAIL_FAST, PlainObject
-from radixkv.worker.request import ModelInfo
+from radixkv.generation.request import ModelInfo
 
 
 class NoModel:

@@ -7,8 +7,8 @@ import pytest
 from radixkv.client.notices import NoticeBox
 from radixkv.core.api import Notice
 from radixkv.core.errors import LeaseError
-from radixkv.service.conversion import notices_to_proto
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.steps import notices_to_proto
 
 
 def message(number: int, after_step: int, *notices: Notice) -> workers.Notices:

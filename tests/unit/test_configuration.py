@@ -12,10 +12,10 @@ import pytest
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.memo import MemoLimits
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.net.tenants import TenantLimits
 from radixkv.service import ServiceConfig
-from radixkv.service.credentials import TenantLimits
-from radixkv.service.quotas import Quota
-from radixkv.worker.request import ForkParams, GenerateParams
+from radixkv.service.pools.quotas import Quota
 
 Case = tuple[Callable[..., Any], str, Any]
 COUNTS: dict[type[Any], tuple[str, ...]] = {

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from radixkv.generation.request import Message
 from radixkv.worker.errors import ModelError
-from radixkv.worker.request import Message
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
 
 STRICT = (GEMMA, MISTRAL, DEEPSEEK)
 """Their templates take turns of users and assistants alone."""

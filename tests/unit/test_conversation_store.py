@@ -26,7 +26,7 @@ from radixkv.gateway.conversations.trashing import TRASH_S
 from radixkv.gateway.database import Database
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.transcripts import Transcripts
-from radixkv.worker.request import ModelInfo
+from radixkv.generation.request import ModelInfo
 
 
 @pytest.fixture

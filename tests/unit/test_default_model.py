@@ -20,12 +20,12 @@ import gguf
 import numpy as np
 import pytest
 
-from radixkv.core.folders import cache_folder
-from radixkv.worker import model_store as module
-from radixkv.worker.default_model import PackagedModel, fetch_packaged_model, resolve_model
+from radixkv.util.folders import cache_folder
 from radixkv.worker.errors import ModelError
-from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading import model_store as module
+from radixkv.worker.loading.default_model import PackagedModel, fetch_packaged_model, resolve_model
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 WIDTH, HEADS, KV_HEADS, LAYERS, CONTEXT = 32, 4, 2, 2, 128
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"

@@ -15,7 +15,7 @@ from random_cuts import check_random_cuts, tables
 from tiny_models import VOCAB_SIZE, save_wide
 
 from radixkv.kernels.native_build import native_library
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")
 

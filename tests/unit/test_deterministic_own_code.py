@@ -18,9 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from radixkv.kernels.native_build import native_library
 from radixkv.worker.errors import ModelError
-from radixkv.worker.forward_row import ForwardRow, cut_into_tiles
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.steady_code import SteadyCode
+from radixkv.worker.model.batch_invariant import SteadyCode
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.model.rows import ForwardRow, cut_into_tiles
 
 LENGTH = 48
 DTYPES = ("float32", "bfloat16")

@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from waits import Waits
 
-from radixkv.worker import sampler
-from radixkv.worker.adjustment import Addend, Adjustment, Repetition
-from radixkv.worker.device_draws import launch_draws
-from radixkv.worker.sampler import Sampler, SamplerRow
-from radixkv.worker.sampling import SamplingParams
+from radixkv.generation.params import SamplingParams
+from radixkv.worker.sampling import sampler
+from radixkv.worker.sampling.device_sampler import launch_draws
+from radixkv.worker.sampling.logit_processors import Addend, Adjustment, Repetition
+from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 
 FEW = 12
 

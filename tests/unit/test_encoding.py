@@ -14,10 +14,10 @@ from test_text import byte_level, sentencepiece_like
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import unpack_tokens
-from radixkv.worker.encoding import SHORT_CHARACTERS
-from radixkv.worker.prompts import PromptReader
-from radixkv.worker.request import Prompt
-from radixkv.worker.text import Asker, ChatText
+from radixkv.generation.request import Prompt
+from radixkv.worker.engine.encoding import SHORT_CHARACTERS
+from radixkv.worker.engine.prompts import PromptReader
+from radixkv.worker.generations.text import Asker, ChatText
 
 MAX_TOKENS = 100
 

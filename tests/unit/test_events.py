@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from radixkv import CacheEvent, InvalidArgumentError, PrefixCache, WrongThreadError, pack_tokens
-from radixkv.core import event_feed
-from radixkv.core.block_hashes import chained_hashes, namespace_hash
+from radixkv.core.events import feed as event_feed
+from radixkv.core.events.hashes import chained_hashes, namespace_hash
 
 
 def store(cache: PrefixCache, *tokens: int, namespace: str = "default") -> None:

@@ -10,7 +10,7 @@ from radixkv import InvalidArgumentError, PrefixCache, Retention
 from radixkv.core.eviction import DEFAULT_POLICY, POLICIES, HitDensityPolicy, SortedPolicy
 from radixkv.core.eviction.ghosts import Ghosts
 from radixkv.core.eviction.hit_density import CACHED_USE
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 
 class ShortestHistoryFirst(SortedPolicy):

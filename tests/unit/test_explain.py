@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from radixkv import EvictedTokens, Explanation, InvalidArgumentError, NamespaceMatch, PrefixCache, pack_tokens
-from radixkv.core import node
-from radixkv.core.evicted_branches import MIN_EDGES, EvictedBranches
 from radixkv.core.eviction import LRUPolicy
-from radixkv.core.node import Node, RootNode
-from radixkv.core.shares import Account, Share
+from radixkv.core.eviction.evicted import MIN_EDGES, EvictedBranches
+from radixkv.core.nodes import node
+from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.tree.accounts import Account, Share
 
 SYSTEM = [1] * 8
 A, B = [*SYSTEM, 2, 2, 2, 2, 3, 3, 3, 3], [*SYSTEM, 2, 2, 9, 9, 4, 4, 4, 4]

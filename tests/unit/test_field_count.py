@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service import field_count
-from radixkv.service.field_count import MAX_FIELDS, has_few_fields
-from radixkv.service.malformed import Malformed, reader
+from radixkv.net.calls import field_count
+from radixkv.net.calls.field_count import MAX_FIELDS, has_few_fields
+from radixkv.net.calls.malformed import Malformed, reader
 from radixkv.v1 import generation_pb2 as pb
 
 DESCRIPTOR = pb.GenerateRequest.DESCRIPTOR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.worker.followers import Followers
+from radixkv.worker.engine.closed_loop import Followers
 
 BATCH_S = 0.032
 LATER_S = 10 * BATCH_S

@@ -1,4 +1,4 @@
-"""`radixkv.worker.forward_row`: what a model reads of a step's rows."""
+"""`radixkv.worker.model.rows`: what a model reads of a step's rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.worker.forward_row import ForwardRow, step_inputs
+from radixkv.worker.model.rows import ForwardRow, step_inputs
 
 BLOCK_SIZE = 4
 

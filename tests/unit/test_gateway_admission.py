@@ -12,8 +12,8 @@ from radixkv.gateway.gate import Gate
 from radixkv.gateway.generations import Generations
 from radixkv.gateway.metrics import Metrics
 from radixkv.gateway.recording import Recording
-from radixkv.service.credentials import TenantLimits
-from radixkv.service.limits import Limiter
+from radixkv.net.limits import Limiter
+from radixkv.net.tenants import TenantLimits
 
 
 def scope(method: str, path: str, query: bytes = b"") -> dict[str, object]:

@@ -28,8 +28,8 @@ from radixkv.gateway.config import TenantLimits
 from radixkv.gateway.errors import RATE_LIMIT_HEADERS, ApiError, error_body
 from radixkv.gateway.messages import ChatMessage, template_messages
 from radixkv.gateway.options import GenerationOptions, check_plain
-from radixkv.service.limits import Limiter
-from radixkv.worker.request import ModelInfo, UnknownGenerationError
+from radixkv.generation.request import ModelInfo, UnknownGenerationError
+from radixkv.net.limits import Limiter
 
 INFO = ModelInfo("m", 4096, 100, 16, (2,), True)
 

@@ -18,8 +18,8 @@ from radixkv.gateway.errors import ApiError
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.responses_plan import Plan
 from radixkv.gateway.tools import ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
-from radixkv.worker.stream import BranchFinished, Delta, FinishReason
-from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
+from radixkv.generation.stream import BranchFinished, Delta, FinishReason
+from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
 
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 LLAMA = '{"name": "weather", "parameters": {"city": "Paris"}}'

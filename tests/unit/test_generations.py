@@ -7,7 +7,7 @@ import gc
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.generations import Generations, ToldGeneration
 from radixkv.gateway.transcript import nothing_said
-from radixkv.worker.stream import Delta
+from radixkv.generation.stream import Delta
 
 
 def told(generation_id: str, namespace: str = "a", length: int = 10) -> ToldGeneration:

@@ -21,17 +21,17 @@ from tiny_models import reference_logits
 from tokenizers import Regex, pre_tokenizers
 
 from radixkv.core.tokens import unpack_tokens
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import Delta, Started
 from radixkv.kernels.native_build import native_library
-from radixkv.worker import model as worker_model
-from radixkv.worker import model_store
-from radixkv.worker.default_model import resolve_model
 from radixkv.worker.errors import ModelError
-from radixkv.worker.model import ForwardRow, ModelRunner
-from radixkv.worker.request import GenerateParams
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading import model_store
+from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.model import model as worker_model
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import Delta, Started
-from radixkv.worker.text import ChatText
 
 TOLERANCE = 1e-4
 SAMPLE = "In 2024 the 12 cats\n\nate 1234 things; isn't that \u00bd\u4f60\u597d?  Yes."

@@ -13,9 +13,9 @@ import pytest
 from byte_model import EOS, VOCAB_SIZE, save_byte_model
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.grammar import MAX_GRAMMAR_CHARACTERS, CompiledMatcher, GrammarCompiler
-from radixkv.worker.sampling import Grammar
-from radixkv.worker.text import ChatText
+from radixkv.generation.params import Grammar
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.sampling.grammar import MAX_GRAMMAR_CHARACTERS, CompiledMatcher, GrammarCompiler
 
 SCHEMA = json.dumps(
     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.worker.grammar_store import NamespaceStore
+from radixkv.worker.sampling.grammar_store import NamespaceStore
 
 
 def test_a_namespace_that_fills_the_store_forgets_its_own_least_recently_used() -> None:

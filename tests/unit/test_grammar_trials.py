@@ -21,12 +21,12 @@ from byte_model import EOS, VOCAB_SIZE, save_byte_model
 
 from bench.hostile_grammars import HONEST, HOSTILE
 from radixkv.core.errors import InvalidArgumentError, LimitError, UnavailableError
-from radixkv.worker import grammar as grammar_module
-from radixkv.worker.grammar import CompiledMatcher, GrammarCompiler
-from radixkv.worker.grammar_source import grammar_source
-from radixkv.worker.grammar_trials import GrammarTrials
-from radixkv.worker.sampling import Grammar
-from radixkv.worker.text import ChatText
+from radixkv.generation.params import Grammar
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.sampling import grammar as grammar_module
+from radixkv.worker.sampling.grammar import CompiledMatcher, GrammarCompiler
+from radixkv.worker.sampling.grammar_source import grammar_source
+from radixkv.worker.sampling.grammar_trials import GrammarTrials
 
 WAIT_S = 60.0
 SLOW = HOSTILE["multipleOf a prime of 8 digits"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from grpc_health.v1 import health_pb2
 
-from radixkv.service.health import HealthStatus, Newest, address_of
+from radixkv.net.calls.health import HealthStatus, Newest, address_of
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -10,9 +10,11 @@ import pytest
 
 from radixkv import MatchOp, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service import conversion, pool_op_conversion, reader_conversion
+from radixkv.generation import wire
 from radixkv.v1 import generation_pb2, prefix_cache_pb2, workers_pb2
-from radixkv.worker import wire
+from radixkv.wire import pool_ops as pool_op_conversion
+from radixkv.wire import reads as reader_conversion
+from radixkv.wire import steps as conversion
 
 CUT = b"\x01\x02\x03"
 CASES: dict[str, tuple[Callable[[Any], object], Any]] = {

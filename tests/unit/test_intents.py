@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from radixkv.core.api import AcquireOp, AcquireResult, ExtendOp, InsertOp, MatchOp, MatchResult, Notice, Pending
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import AbortedError, InvalidArgumentError, OutOfBlocksError
 from radixkv.core.tokens import pack_tokens
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from radixkv.core.json_text import (
+from radixkv.util.json_text import (
     FULL_BYTES,
     MAX_CONTAINERS,
     MAX_DIGITS,

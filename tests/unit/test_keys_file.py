@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.credentials import KeyRing, Tenant
-from radixkv.service.keys_file import SETTLED_S, KeysFile
+from radixkv.net.keys_file import SETTLED_S, KeysFile
+from radixkv.net.tenants import KeyRing, Tenant
 
 KEYS = ("one", "two", "board")
 

@@ -15,12 +15,12 @@ from tiny_models import VOCAB_SIZE, save_model
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.kv_format import KVFormat
-from radixkv.worker.kv_dtype import choose_kv_format
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.memory import DeviceMemory
-from radixkv.worker.model import ModelRunner
+from radixkv.worker.model.kv_dtype import choose_kv_format
+from radixkv.worker.model.memory import DeviceMemory
+from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.pool_size import PoolWish, plan_pool
 from radixkv.worker.run import Worker, WorkerConfig
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 KV_MEMORY = "256KiB"
 
@@ -82,7 +82,7 @@ def test_heads_of_an_odd_size_are_refused_to_int4_alone(tmp_path: Path) -> None:
 def test_latents_stay_in_the_models_dtype_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     arguments: dict[str, Any] = {"num_blocks": 2, "dtype": "float32", "device": "cpu"}
     latent = save_model("deepseek_v3", tmp_path)
-    with caplog.at_level(logging.WARNING, "radixkv.worker.model"):
+    with caplog.at_level(logging.WARNING, "radixkv.worker.model.model"):
         runner = ModelRunner(latent, kv_dtype="int8", **arguments)
     assert "KV stays in float32: the model keeps latents, which are not rounded to int8" in caplog.text
     assert (runner.kv_dtype, runner.kv_format) == ("float32", None)

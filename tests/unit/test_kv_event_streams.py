@@ -13,12 +13,12 @@ from radixkv.core.api import AcquireOp, InsertOp, PoolShape, ReleaseOp
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.config import ServiceConfig
-from radixkv.service.followers import Followers
-from radixkv.service.kv_events import KvEventsServicer
-from radixkv.service.pools import Pool, PoolTable
-from radixkv.service.value_conversion import shape_to_proto
+from radixkv.service.events.smg import KvEventsServicer
+from radixkv.service.events.subscriptions import Followers
+from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import kv_events_pb2 as kv
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.values import shape_to_proto
 
 KEPT = 8
 

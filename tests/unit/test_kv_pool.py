@@ -11,7 +11,7 @@ from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import write_kv, write_latents
 from radixkv.worker.errors import ModelError
-from radixkv.worker.kv_pool import KVPool, LayerShape, conflict_free_batches
+from radixkv.worker.model.kv_pool import KVPool, LayerShape, conflict_free_batches
 
 NUM_BLOCKS = 5
 BLOCK_SIZE = 4

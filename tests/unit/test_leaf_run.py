@@ -6,7 +6,7 @@ import random
 from array import array
 
 from radixkv.core.eviction.leaf_run import LeafRun
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 
 def test_the_oldest_leaf_that_is_there_goes_first() -> None:

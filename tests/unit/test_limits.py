@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from radixkv.core.errors import LimitError
-from radixkv.service.credentials import Tenant, TenantLimits
-from radixkv.service.limits import Limiter
+from radixkv.net.limits import Limiter
+from radixkv.net.tenants import Tenant, TenantLimits
 
 
 class Clock:

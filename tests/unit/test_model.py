@@ -15,7 +15,7 @@ from tiny_models import CONFIGS, REFUSED_CONFIGS, VOCAB_SIZE, reference_logits, 
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.errors import ModelError
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 TOLERANCE = 1e-4
 NUM_BLOCKS = 48

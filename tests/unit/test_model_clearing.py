@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.worker.default_model import SMOLLM2_135M
-from radixkv.worker.gguf_model import gguf_folder_name
-from radixkv.worker.model_clearing import UNUSED_S, clear_models
+from radixkv.worker.loading.default_model import SMOLLM2_135M
+from radixkv.worker.loading.gguf_model import gguf_folder_name
+from radixkv.worker.loading.model_clearing import UNUSED_S, clear_models
 
 
 @pytest.fixture

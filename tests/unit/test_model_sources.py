@@ -11,8 +11,8 @@ import torch
 from tiny_models import save_model
 
 from radixkv.worker.errors import ModelError
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.model import ModelRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANTED = """

@@ -15,9 +15,9 @@ from tiny_models import VOCAB_SIZE, save_wide
 
 from radixkv.kernels import KVCache
 from radixkv.kernels.native_build import native_library
-from radixkv.worker import model as worker_model
-from radixkv.worker import native_model
-from radixkv.worker.model import ForwardRow, ModelRunner
+from radixkv.worker.model import model as worker_model
+from radixkv.worker.model import native_model
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 RELATIVE_ERRORS = {"float32": 1e-4, "bfloat16": 0.05}
 """In fp32 both ways multiply activations of 15 bits, rounded at numbers that differ in their last bits."""

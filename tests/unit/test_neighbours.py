@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Bench, make_branch, no_growth
 
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.growth import GrowthEstimate
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.length_estimate import GrowthEstimate
 
 
 def add(bench: Bench, *branches: Branch) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from radixkv import pack_tokens
 from radixkv.core.eviction import LRUPolicy
-from radixkv.core.node import FEW_CHILDREN, Children, Node, RootNode
-from radixkv.core.shares import Account, Share
+from radixkv.core.nodes.node import FEW_CHILDREN, Children, Node, RootNode
+from radixkv.core.tree.accounts import Account, Share
 
 BLOCK_TOKENS = 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 
 PROMPT = list(range(18))
 

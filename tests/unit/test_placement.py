@@ -12,9 +12,9 @@ from tiny_models import CONFIGS, save_model
 from waits import Waits
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.attention import ShapeProbe
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.placement import choose_device
+from radixkv.worker.model.attention import ShapeProbe
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.model.placement import choose_device
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))

@@ -32,7 +32,7 @@ from radixkv.planner import (
     read_config,
 )
 from radixkv.planner.parameters import _FORMULAS, _build
-from radixkv.worker.model import ModelRunner
+from radixkv.worker.model.model import ModelRunner
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

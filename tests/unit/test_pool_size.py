@@ -13,14 +13,14 @@ from tiny_models import save_model
 
 from radixkv.cli.model_flags import describe
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
 from radixkv.planner import PlanError
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.memory import DeviceMemory
-from radixkv.worker.model import ModelRunner
+from radixkv.worker.model.memory import DeviceMemory
+from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.pool_size import CPU_MOST_BYTES, PoolWish, plan_pool
-from radixkv.worker.request import GenerateParams
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 MIB = 2**20
 MODEL_LEN = 256  # of the tiny models

@@ -8,10 +8,10 @@ import pytest
 from scheduler_bench import Bench, make_branch, no_growth, op_kinds
 
 from radixkv.core.api import AcquireOp, Retention
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.growth import GrowthEstimate
-from radixkv.worker.preemption import Preemption
-from radixkv.worker.waiting import PendingPrefixes
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.preemption import Preemption
+from radixkv.worker.scheduling.queue import PendingPrefixes
 
 
 def test_the_one_with_the_least_to_lose_is_preempted_and_all_finish() -> None:

@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
-from radixkv.worker.prompts import PromptReader
-from radixkv.worker.request import Prompt
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.text import ChatText
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import Prompt
+from radixkv.worker.engine.prompts import PromptReader
+from radixkv.worker.generations.text import ChatText
 
 
 def text_with_bos(folder: Path) -> ChatText:

@@ -14,7 +14,7 @@ import pytest
 
 from bench.report import percentile
 from radixkv.cli.program import COMMANDS
-from radixkv.core import json_text, validation
+from radixkv.core import validation
 from radixkv.gateway import connections, fields
 from radixkv.gateway.conversations.live import MAX_WAITING_BYTES
 from radixkv.gateway.conversations.pricing import MAX_READ_CHARACTERS
@@ -35,12 +35,16 @@ from radixkv.gateway.middleware import SMALL_BODY_BYTES
 from radixkv.gateway.recording import MAX_REQUESTS
 from radixkv.gateway.schemas import FORMATS
 from radixkv.gateway.tools import MAX_TOOLS
-from radixkv.service import health, status
+from radixkv.generation import params as sampling
+from radixkv.generation import request
+from radixkv.net.calls import health
+from radixkv.net.calls.field_count import MAX_FIELDS
+from radixkv.net.metrics import MAX_NAMESPACES
 from radixkv.service.config import MAX_NAME_CHARACTERS
-from radixkv.service.field_count import MAX_FIELDS
-from radixkv.service.metrics import MAX_NAMESPACES
+from radixkv.util import json_text
 from radixkv.v1.prefix_cache_pb2 import PoolStats
-from radixkv.worker import grammar_trial, request, sampling
+from radixkv.wire import errors as status
+from radixkv.worker.sampling import grammar_trial
 from radixkv.worker.server import MAX_STREAMS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from radixkv.core.recent import ENTRIES_OF_A_SHARD, Recent
+from radixkv.core.eviction.bounded_map import ENTRIES_OF_A_SHARD, Recent
 
 
 def test_the_latest_are_kept_and_at_most_twice_as_many() -> None:

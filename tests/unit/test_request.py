@@ -11,11 +11,9 @@ import pytest
 
 from radixkv import InvalidArgumentError, UnavailableError, pack_tokens
 from radixkv.gateway.lasting import Lasting
-from radixkv.worker.request import ForkParams, GenerateParams, Prompt
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stop_strings import StopStrings
-from radixkv.worker.stopping import StopRules
-from radixkv.worker.stream import (
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, Prompt
+from radixkv.generation.stream import (
     Completed,
     Delta,
     EventQueue,
@@ -25,6 +23,8 @@ from radixkv.worker.stream import (
     StreamItem,
     Usage,
 )
+from radixkv.worker.generations.stop_rules import StopRules
+from radixkv.worker.generations.stop_strings import StopStrings
 
 USAGE = Usage(1, 0, 1, 1, 0.5)
 

@@ -19,8 +19,8 @@ from radixkv.gateway.conversations.store import ConversationStore, Growth
 from radixkv.gateway.conversations.writing import Change
 from radixkv.gateway.database import Database
 from radixkv.gateway.models import ServedModel
-from radixkv.worker.request import ModelInfo
-from radixkv.worker.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
+from radixkv.generation.request import ModelInfo
+from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
 
 MODEL = ServedModel("m", ModelInfo("m", 4096, 100, 16, (2,), True), "fp")
 PROMPT = b"\1\0\0\0" * 7

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from radixkv.generation.params import SamplingParams
 from radixkv.kernels.native_build import native_library
-from radixkv.worker import sampler
-from radixkv.worker.sampler import Sampler, SamplerRow
-from radixkv.worker.sampling import SamplingParams
+from radixkv.worker.sampling import sampler
+from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 
 VOCAB_SIZE = 1500
 NUM_DRAWS = 4000

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.sampling import MAX_STOP_CHARACTERS, Grammar, SamplingParams, fresh_seed
+from radixkv.generation.params import MAX_STOP_CHARACTERS, Grammar, SamplingParams, fresh_seed
 
 SEARCH = {"num_beams": 2}
 OF_NO_BOUND = {"ignore_eos", "include_stop", "keep_special_tokens", "early_stopping", "grammar"}

@@ -10,9 +10,9 @@ from scheduler_bench import BLOCK_SIZE, Bench, make_branch, op_kinds
 from radixkv import OutOfBlocksError, StaleIncarnationError
 from radixkv.core.api import AcquireOp, ExtendOp, ExtendResult, ForkOp, InsertOp, MatchOp, ReleaseOp, StepResult
 from radixkv.core.tokens import pack_tokens
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.request import BACKGROUND_PRIORITY
+from radixkv.generation.request import BACKGROUND_PRIORITY
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 
 def test_a_step_reports_then_forks_then_releases_then_asks_for_room_then_acquires() -> None:

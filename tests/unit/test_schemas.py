@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, RootModel
 from radixkv.gateway.errors import ApiError
 from radixkv.gateway.formats import Constraint, schema_constraint
 from radixkv.gateway.tools import ChatTool, plan_tools
-from radixkv.worker.grammar_source import grammar_source, new_matcher
+from radixkv.worker.sampling.grammar_source import grammar_source, new_matcher
 
 TRIE = LLTokenizer("byte")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from radixkv import pack_tokens
-from radixkv.worker.score_logits import SLICE_ROWS, launch_scores
-from radixkv.worker.scoring import MAX_PIECE, PromptScores, ScoreMemory, Scores
-from radixkv.worker.stream import PromptLogprobs
+from radixkv.generation.stream import PromptLogprobs
+from radixkv.worker.generations.scoring import MAX_PIECE, PromptScores, ScoreMemory, Scores
+from radixkv.worker.sampling.score_logits import SLICE_ROWS, launch_scores
 
 
 def scores_of(tokens: list[int], start: int) -> Scores:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
-from radixkv.service.addresses import parse_address
+from radixkv.net.addresses import parse_address
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from radixkv import PrefixCache, pack_tokens
-from radixkv.service.collector import MAX_LASTING_CALLS, MAX_SHARE, YOUNG_OBJECTS, Collector
+from radixkv.service.runtime.collector import MAX_LASTING_CALLS, MAX_SHARE, YOUNG_OBJECTS, Collector
 
 
 @pytest.fixture

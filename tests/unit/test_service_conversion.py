@@ -50,18 +50,13 @@ from radixkv.core.api import (
     UnpinOp,
 )
 from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError
-from radixkv.core.journal import Dropped, JournalEntry, Retained
 from radixkv.core.tokens import pack_tokens
-from radixkv.service.conversion import (
-    notices_from_proto,
-    notices_to_proto,
-    op_from_proto,
-    op_to_proto,
-    result_from_proto,
-    result_to_proto,
-)
-from radixkv.service.pool_op_conversion import journal_from_proto, journal_to_proto
-from radixkv.service.reader_conversion import (
+from radixkv.core.tree.journal import Dropped, JournalEntry, Retained
+from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import types_pb2 as types
+from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.pool_ops import journal_from_proto, journal_to_proto
+from radixkv.wire.reads import (
     block_times_from_proto,
     event_from_proto,
     event_stats_from_proto,
@@ -77,10 +72,15 @@ from radixkv.service.reader_conversion import (
     stats_from_proto,
     stats_to_proto,
 )
-from radixkv.service.value_conversion import shape_from_proto, shape_to_proto
-from radixkv.v1 import prefix_cache_pb2 as readers
-from radixkv.v1 import types_pb2 as types
-from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.steps import (
+    notices_from_proto,
+    notices_to_proto,
+    op_from_proto,
+    op_to_proto,
+    result_from_proto,
+    result_to_proto,
+)
+from radixkv.wire.values import shape_from_proto, shape_to_proto
 
 integers = st.integers(-(2**63), 2**63 - 1)
 tokens = st.binary(max_size=12)

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
-from radixkv.service.metrics import serve_metrics
+from radixkv.net.metrics import serve_metrics
 
 
 def one_gauge() -> Iterable[Metric]:

@@ -18,11 +18,11 @@ from radixkv.core.errors import (
 )
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.config import ServiceConfig
-from radixkv.service.conversion import notices_from_proto, op_to_proto
-from radixkv.service.pools import Pool, PoolTable
-from radixkv.service.value_conversion import shape_to_proto
+from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.steps import notices_from_proto, op_to_proto
+from radixkv.wire.values import shape_to_proto
 
 TTL_S = 10.0
 PROMPT = pack_tokens(range(40))

@@ -28,8 +28,8 @@ from radixkv.core.errors import (
     UnknownPoolError,
     UnknownSequenceError,
 )
-from radixkv.service.status import error_from_proto, error_from_rpc, error_to_proto, status_of, trailing_metadata
 from radixkv.v1 import types_pb2 as types
+from radixkv.wire.errors import error_from_proto, error_from_rpc, error_to_proto, status_of, trailing_metadata
 
 EXAMPLES = [
     (InvalidArgumentError("block_size", 0, "at least 1"), grpc.StatusCode.INVALID_ARGUMENT),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.core.errors import LimitError
-from radixkv.service.shares import Place, Shares
+from radixkv.net.shares import Place, Shares
 
 
 def take_all(shares: Shares, *keys: str) -> dict[str, list[Place]]:

@@ -8,9 +8,9 @@ import pytest
 from scheduler_bench import Bench, make_branch
 
 from radixkv.core.namespaces import derived_namespace
-from radixkv.worker.branch import Branch
-from radixkv.worker.sharing import MAX_ACCOUNTS
-from radixkv.worker.waiting import WaitingQueue
+from radixkv.worker.scheduling.branch import Branch
+from radixkv.worker.scheduling.fair_queue import MAX_ACCOUNTS
+from radixkv.worker.scheduling.queue import WaitingQueue
 
 FLOOD = 1000
 

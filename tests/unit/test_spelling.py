@@ -28,7 +28,7 @@ def test_special_tokens_are_spelled_by_name_and_unused_ids_by_nothing(tokenizer:
 
 
 def test_the_default_models_tokens_join_too(default_model: str) -> None:
-    from radixkv.worker.text import ChatText
+    from radixkv.worker.generations.text import ChatText
 
     text = ChatText(default_model)
     assert b"".join(text.spell(text.encode(TEXT * 3, special=False))).decode() == TEXT * 3

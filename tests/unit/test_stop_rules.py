@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.worker.stopping import StopRules, Taken
-from radixkv.worker.stream import FinishReason
+from radixkv.generation.stream import FinishReason
+from radixkv.worker.generations.stop_rules import StopRules, Taken
 
 
 class ByteDecoder:

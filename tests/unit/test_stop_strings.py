@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.worker.stop_strings import StopStrings
+from radixkv.worker.generations.stop_strings import StopStrings
 
 
 class PlainRule:

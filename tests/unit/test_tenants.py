@@ -10,8 +10,8 @@ from scheduler_bench import BLOCK_SIZE, Bench, make_branch, no_growth, op_kinds
 
 from radixkv import QuotaError, RadixKVError
 from radixkv.core.api import AcquireOp
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.growth import GrowthEstimate
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.length_estimate import GrowthEstimate
 
 TENANT = "tenant"
 

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.encoding import ANYBODY, TextEncoder
+from radixkv.generation.request import Message
+from radixkv.worker.engine.encoding import ANYBODY, TextEncoder
 from radixkv.worker.errors import ModelError
-from radixkv.worker.request import Message
-from radixkv.worker.text import ChatText
+from radixkv.worker.generations.text import ChatText
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n"

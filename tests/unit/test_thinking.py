@@ -13,12 +13,12 @@ from radixkv.core.explanation import Explanation
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
-from radixkv.worker.request import ModelInfo
-from radixkv.worker.sampling import SampledToken
-from radixkv.worker.stream import BranchFinished, Delta, FinishReason
-from radixkv.worker.thinking import ThinkingMarks, find_marks
-from radixkv.worker.thought_splitter import splitter_of
-from radixkv.worker.wire import model_from_proto, model_to_proto
+from radixkv.generation.params import SampledToken
+from radixkv.generation.request import ModelInfo
+from radixkv.generation.stream import BranchFinished, Delta, FinishReason
+from radixkv.generation.thinking import ThinkingMarks, find_marks
+from radixkv.generation.thought_splitter import splitter_of
+from radixkv.generation.wire import model_from_proto, model_to_proto
 
 THINK = ThinkingMarks("<think>", "</think>", (9,))
 HARMONY = ThinkingMarks("<|channel|>analysis<|message|>", "<|end|>", (9,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.core.errors import LeaseError
-from radixkv.service.thread_calls import ThreadCall
+from radixkv.net.calls.thread_calls import ThreadCall
 
 
 class Ended:

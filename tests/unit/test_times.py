@@ -6,10 +6,10 @@ from bisect import bisect_left
 
 import pytest
 
-from radixkv.core import times as times_module
 from radixkv.core.api import TimeHistogram
-from radixkv.core.cache import PrefixCache
-from radixkv.core.times import BOUNDS_S
+from radixkv.core.cache.prefix_cache import PrefixCache
+from radixkv.core.tree import block_times as times_module
+from radixkv.core.tree.block_times import BOUNDS_S
 
 
 class Clock:

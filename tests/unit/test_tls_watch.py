@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from certificates import Authority
 
-from radixkv.service.security import ServerTls, TlsWatch
+from radixkv.net.tls import ServerTls, TlsWatch
 
 
 def test_files_are_read_again_where_they_have_changed_and_make_sense_and_otherwise_left(

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from radixkv.cli.top_view import Rates, Reading, View
 from radixkv.core.api import CacheStats
-from radixkv.worker.request import ModelInfo
-from radixkv.worker.stats import EngineStats, Percentiles, WorkerStats
+from radixkv.generation.request import ModelInfo
+from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats
 
 NONE = Percentiles()
 MODEL = ModelInfo("tiny", 100, 40, 4, (0,), has_chat_template=False)

@@ -13,7 +13,7 @@ from transcript_chats import CALL, TOOLS, Chat, assistant, run, user
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.memo import MemoLimits
-from radixkv.worker.request import Message, Prompt
+from radixkv.generation.request import Message, Prompt
 
 
 @pytest.fixture

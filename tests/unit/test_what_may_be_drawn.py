@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from radixkv import InvalidArgumentError, pack_tokens
-from radixkv.worker.bad_words import BadWords, spellings
-from radixkv.worker.device_draws import launch_draws
-from radixkv.worker.reply import Reply, ReplyRules
-from radixkv.worker.sampler import Sampler, SamplerRow
-from radixkv.worker.sampling import SampledToken, SamplingParams
+from radixkv.generation.params import SampledToken, SamplingParams
+from radixkv.worker.generations.reply import Reply, ReplyRules
+from radixkv.worker.sampling.bad_words import BadWords, spellings
+from radixkv.worker.sampling.device_sampler import launch_draws
+from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 
 VOCAB_SIZE = 24
 NUM_DRAWS = 3000
@@ -87,7 +87,7 @@ def test_the_penalty_comes_between_bias_and_the_other_penalties() -> None:
     logits = logits_of(2)
     params = {"temperature": 0.0, "repetition_penalty": 2.0, "presence_penalty": 0.5, "logit_bias": {5: 1.0, 9: 1.0}}
     reply, _ = reply_with([9], **params)
-    from radixkv.worker.adjustment import adjust
+    from radixkv.worker.sampling.logit_processors import adjust
 
     made = adjust(logits, [reply.adjustment()])[0]
     for token_id in (5, 9):

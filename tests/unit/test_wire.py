@@ -9,10 +9,10 @@ import pytest
 
 from radixkv import Retention, pack_tokens
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.generation import wire
+from radixkv.generation.params import MAX_STOPS, SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, PrefixPin
 from radixkv.v1 import generation_pb2 as pb
-from radixkv.worker import wire
-from radixkv.worker.request import ForkParams, GenerateParams, PrefixPin
-from radixkv.worker.sampling import MAX_STOPS, SamplingParams
 
 MANY_IDS = b"\1\0\0\0" * (wire.MAX_IDS + 1)
 

@@ -11,7 +11,7 @@ from chat_templates import LocalReader
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.database import Database
 from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.worker.request import Message, Prompt
+from radixkv.generation.request import Message, Prompt
 
 __all__ = ["CALL", "TOOLS", "Chat", "assistant", "run", "user"]
 

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 
 from radixkv.core import validation
 from radixkv.core.api import DEFAULT_NAMESPACE, Retention
+from radixkv.core.cache.manage import LocalManager
 from radixkv.core.errors import InvalidArgumentError, LimitError
-from radixkv.core.forest import Forest, Walk
-from radixkv.core.management import LocalManager
 from radixkv.core.namespaces import owner_of
-from radixkv.core.node import Node, RootNode
-from radixkv.core.opening import close_sequence, promise
-from radixkv.core.publishing import publish
-from radixkv.core.retaining import retain_path
-from radixkv.core.sequences import Sequence
-from radixkv.core.surgery import end_at, stand_node, swap_block
+from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.lifecycle import close_sequence, promise
+from radixkv.core.sequences.publish import publish
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
+from radixkv.core.tree.forest import Forest, Walk
+from radixkv.core.tree.retain import retain_path
+from radixkv.core.tree.surgery import end_at, stand_node, swap_block
 
 __all__ = ["LocalAdopter"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.core import quotas, room, validation
+from radixkv.core import validation
 from radixkv.core.api import DEFAULT_NAMESPACE, ClearOp, NamespaceUsage, PinInfo, Retention, SetQuotaOp
+from radixkv.core.cache.reads import LocalReader
 from radixkv.core.namespaces import owner_of
-from radixkv.core.node import RootNode
-from radixkv.core.reader import LocalReader
-from radixkv.core.retaining import retain_path
+from radixkv.core.nodes.node import RootNode
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
+from radixkv.core.tree import allocation as room
+from radixkv.core.tree import quotas
+from radixkv.core.tree.retain import retain_path
 
 __all__ = ["LocalManager"]
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from typing import Literal, overload
 
-from radixkv.core import room, validation
-from radixkv.core.adopting import LocalAdopter
+from radixkv.core import validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     AcquireResult,
@@ -22,22 +21,19 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
+from radixkv.core.cache.adopt import LocalAdopter
+from radixkv.core.cache.steps import apply_step
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
-from radixkv.core.explaining import count_missed
+from radixkv.core.inspect.explain import count_missed
 from radixkv.core.namespaces import owner_of
-from radixkv.core.node import RootNode
-from radixkv.core.opening import close_sequence, open_child, open_sequence, promise
-from radixkv.core.planning import plan_acquire, shared_node
-from radixkv.core.publishing import (
-    fragment_cover,
-    publish,
-    right_is_free,
-    take_right_or_copy,
-)
-from radixkv.core.sequences import Sequence
-from radixkv.core.shares import Account
-from radixkv.core.steps import apply_step
+from radixkv.core.nodes.node import RootNode
+from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.lifecycle import close_sequence, open_child, open_sequence, promise
+from radixkv.core.sequences.plan import plan_acquire, shared_node
+from radixkv.core.sequences.publish import fragment_cover, publish, right_is_free, take_right_or_copy
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
+from radixkv.core.tree import allocation as room
+from radixkv.core.tree.accounts import Account
 
 __all__ = ["PrefixCache"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 
-from radixkv.core import checking, quotas, validation
+from radixkv.core import validation
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     BlockTimes,
@@ -21,21 +21,23 @@ from radixkv.core.api import (
     NodeInfo,
     PinInfo,
 )
-from radixkv.core.auditing import Audit
 from radixkv.core.errors import InvalidArgumentError, WrongThreadError
-from radixkv.core.event_feed import EventFeed
-from radixkv.core.event_subscription import EventSubscription
-from radixkv.core.events import EventLog
+from radixkv.core.events.feed import EventFeed
+from radixkv.core.events.subscription import EventSubscription
 from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
-from radixkv.core.explaining import explain
-from radixkv.core.forest import Forest
-from radixkv.core.intents import MAX_WAITS, Intents
-from radixkv.core.listing import TreeListing
-from radixkv.core.node import RootNode
-from radixkv.core.pins import PinBook
-from radixkv.core.sequences import Sequence
-from radixkv.core.stats import Counters
+from radixkv.core.inspect import check as checking
+from radixkv.core.inspect.audit import Audit
+from radixkv.core.inspect.counters import Counters
+from radixkv.core.inspect.explain import explain
+from radixkv.core.inspect.listing import TreeListing
+from radixkv.core.nodes.node import RootNode
+from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.single_flight import MAX_WAITS, Intents
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
+from radixkv.core.tree import quotas
+from radixkv.core.tree.change_log import EventLog
+from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.pins import PinBook
 
 __all__ = ["LocalReader"]
 

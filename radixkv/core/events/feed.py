@@ -10,11 +10,11 @@ from array import array
 from typing import Any, NamedTuple
 
 from radixkv.core.api import CacheEvent, CacheEventKind
-from radixkv.core.block_hashes import chained_hashes, namespace_hash
-from radixkv.core.events import NO_BLOCK, EventLog, Record
-from radixkv.core.forest import Forest
-from radixkv.core.node import Node, RootNode
+from radixkv.core.events.hashes import chained_hashes, namespace_hash
+from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.change_log import NO_BLOCK, EventLog, Record
+from radixkv.core.tree.forest import Forest
 
 __all__ = ["MAX_EVENT_BLOCKS", "EventFeed", "FeedEntry"]
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from radixkv.core.api import CacheEvent
-from radixkv.core.event_feed import MAX_EVENT_BLOCKS, EventFeed, FeedEntry
-from radixkv.core.events import NO_BLOCK
-from radixkv.core.node import Node, RootNode
+from radixkv.core.events.feed import MAX_EVENT_BLOCKS, EventFeed, FeedEntry
+from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree_walk import TreeWalk
+from radixkv.core.tree.change_log import NO_BLOCK
+from radixkv.core.tree.walk import TreeWalk
 
 __all__ = ["SLICE_COST", "EventSubscription"]
 

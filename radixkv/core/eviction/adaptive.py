@@ -20,7 +20,7 @@ from radixkv.core.eviction.policy import EvictionPolicy
 from radixkv.core.eviction.reuse_times import KEPT_PER_TURNOVER
 from radixkv.core.eviction.shadows import MOST_BLOCKS, Rested, Shadow
 from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
 
 __all__ = ["AdaptivePolicy"]

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from radixkv.core.eviction.bounded_map import Recent
 from radixkv.core.explanation import EvictionReason
-from radixkv.core.node import Node, Places, RootNode
-from radixkv.core.recent import Recent
+from radixkv.core.nodes.node import Node, Places, RootNode
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 __all__ = ["EvictedBranches", "Recall"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from radixkv.core.node import Node
-from radixkv.core.recent import Recent
+from radixkv.core.eviction.bounded_map import Recent
+from radixkv.core.nodes.node import Node
 
 __all__ = ["Ghost", "Ghosts"]
 

@@ -8,7 +8,7 @@ from itertools import count
 from typing import ClassVar
 
 from radixkv.core.eviction.policy import EvictionPolicy
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 __all__ = ["MOST_GONE", "HeapQueue", "entry_numbers"]
 

@@ -24,7 +24,7 @@ from radixkv.core.eviction.heap_queue import MOST_GONE
 from radixkv.core.eviction.leaf_run import LeafRun
 from radixkv.core.eviction.policy import EvictionPolicy
 from radixkv.core.eviction.reuse_times import AGE_EDGES, NUM_AGES, TICKS_PER_TURNOVER, ReuseTimes
-from radixkv.core.node import FEW_CHILDREN, Node
+from radixkv.core.nodes.node import FEW_CHILDREN, Node
 from radixkv.core.tokens import TOKEN_BYTES
 
 __all__ = ["CACHED_USE", "HitDensityPolicy"]

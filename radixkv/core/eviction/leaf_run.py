@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 
 from radixkv.core.eviction.heap_queue import MOST_GONE, entry_numbers
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 __all__ = ["LeafRun"]
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from sortedcontainers import SortedList
 
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 __all__ = ["EvictionPolicy", "SortedPolicy"]
 

@@ -16,7 +16,7 @@ from sortedcontainers import SortedDict
 
 from radixkv.core.eviction.policy import EvictionPolicy
 from radixkv.core.eviction.sorted_policies import LRUPolicy
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 __all__ = ["Place", "PriorityOrder", "PriorityPolicy"]
 

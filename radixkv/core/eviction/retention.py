@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 __all__ = ["NodeRetention", "RetentionTimes"]
 

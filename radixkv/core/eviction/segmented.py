@@ -10,7 +10,7 @@ from typing import ClassVar
 from sortedcontainers import SortedList
 
 from radixkv.core.eviction.policy import EvictionPolicy
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 __all__ = ["SLRUPolicy"]
 

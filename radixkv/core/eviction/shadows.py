@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 
 from radixkv.core.eviction.hit_density import CACHED_USE
 from radixkv.core.eviction.policy import EvictionPolicy
-from radixkv.core.node import Leaf, Node
+from radixkv.core.nodes.node import Leaf, Node
 from radixkv.core.tokens import common_prefix_bytes
 
 __all__ = ["MOST_BLOCKS", "Rested", "Shadow"]

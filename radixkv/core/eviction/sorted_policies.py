@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from radixkv.core.eviction.policy import SortedPolicy
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 __all__ = ["LFUPolicy", "LRUPolicy"]
 

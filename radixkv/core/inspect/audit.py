@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from radixkv.core.checking import check_node, check_sequence, require
 from radixkv.core.errors import CorruptionError
-from radixkv.core.forest import Forest
-from radixkv.core.node import Node
-from radixkv.core.sequences import Sequence
-from radixkv.core.tree_walk import TreeWalk
+from radixkv.core.inspect.check import check_node, check_sequence, require
+from radixkv.core.nodes.node import Node
+from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.walk import TreeWalk
 
 __all__ = ["AUDIT_COST", "Audit"]
 

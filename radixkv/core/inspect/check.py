@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.errors import CorruptionError
 from radixkv.core.eviction import PriorityOrder
-from radixkv.core.forest import Forest
-from radixkv.core.intents import Intents
 from radixkv.core.namespaces import owner_of
-from radixkv.core.node import Node, RootNode
-from radixkv.core.pins import PinBook
-from radixkv.core.sequences import Sequence
-from radixkv.core.shares import Account
+from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.single_flight import Intents
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.pins import PinBook
 
 __all__ = ["check_all", "check_node", "check_sequence", "require"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from radixkv.core.api import CacheStats
-from radixkv.core.forest import Forest
-from radixkv.core.intents import Intents
-from radixkv.core.pins import PinBook
-from radixkv.core.shares import Account
+from radixkv.core.sequences.single_flight import Intents
+from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.pins import PinBook
 
 __all__ = ["Counters"]
 

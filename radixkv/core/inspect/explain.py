@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from radixkv.core.explanation import EvictedTokens, Explanation, MissCause, NamespaceMatch
-from radixkv.core.forest import Forest, Walk
-from radixkv.core.node import Node, RootNode
-from radixkv.core.shares import Account
-from radixkv.core.stats import Counters
+from radixkv.core.inspect.counters import Counters
+from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.forest import Forest, Walk
 
 __all__ = ["count_missed", "explain"]
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 
 from radixkv.core.api import NodeInfo
-from radixkv.core.forest import Forest
-from radixkv.core.node import Node, RootNode
+from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
-from radixkv.core.tree_walk import TreeWalk, path_bytes
+from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.walk import TreeWalk, path_bytes
 
 __all__ = ["LISTING_COST", "TreeListing"]
 

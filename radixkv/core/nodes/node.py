@@ -21,10 +21,10 @@ from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 if TYPE_CHECKING:
-    from radixkv.core.pins import Pin
-    from radixkv.core.retention import NodeRetention
-    from radixkv.core.sequences import Sequence
-    from radixkv.core.shares import Account
+    from radixkv.core.eviction.retention import NodeRetention
+    from radixkv.core.nodes.sequence import Sequence
+    from radixkv.core.tree.accounts import Account
+    from radixkv.core.tree.pins import Pin
 
 __all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "PinMark", "Places", "RootNode"]
 

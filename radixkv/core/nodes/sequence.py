@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 
 from radixkv.core.api import Retention
-from radixkv.core.node import Node, RootNode
+from radixkv.core.nodes.node import Node, RootNode
 
 __all__ = ["Sequence"]
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from array import array
 
-from radixkv.core import surgery
-from radixkv.core.forest import Forest, Walk
-from radixkv.core.node import Node, RootNode
-from radixkv.core.planning import AcquirePlan
-from radixkv.core.publishing import publish_for_good, withdraw
-from radixkv.core.retaining import retain_path
-from radixkv.core.room import note_withdrawn, take
-from radixkv.core.sequences import Sequence
-from radixkv.core.surgery import stand_node
+from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.plan import AcquirePlan
+from radixkv.core.sequences.publish import publish_for_good, withdraw
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree import surgery
+from radixkv.core.tree.allocation import note_withdrawn, take
+from radixkv.core.tree.forest import Forest, Walk
+from radixkv.core.tree.retain import retain_path
+from radixkv.core.tree.surgery import stand_node
 
 __all__ = ["close_sequence", "open_child", "open_sequence", "promise"]
 

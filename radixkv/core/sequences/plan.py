@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from radixkv.core.forest import Forest, Walk
-from radixkv.core.node import Node
-from radixkv.core.sequences import Sequence
-from radixkv.core.surgery import end_at
+from radixkv.core.nodes.node import Node
+from radixkv.core.nodes.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.forest import Forest, Walk
+from radixkv.core.tree.surgery import end_at
 
 __all__ = [
     "AcquirePlan",

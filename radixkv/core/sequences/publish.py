@@ -12,11 +12,11 @@ locks, and once it is full it becomes an ordinary node:
 
 from __future__ import annotations
 
-from radixkv.core import surgery
-from radixkv.core.forest import Forest
-from radixkv.core.node import Node, RootNode
-from radixkv.core.sequences import Sequence
+from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree import surgery
+from radixkv.core.tree.forest import Forest
 
 __all__ = ["fragment_cover", "publish", "publish_for_good", "right_is_free", "take_right_or_copy", "withdraw"]
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from radixkv.core.eviction import EvictionPolicy, Place, PriorityOrder
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 if TYPE_CHECKING:
-    from radixkv.core.pins import Pin
+    from radixkv.core.tree.pins import Pin
 
 __all__ = ["Account", "Share"]
 

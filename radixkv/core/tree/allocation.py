@@ -6,12 +6,12 @@ from array import array
 
 from radixkv.core.errors import OutOfBlocksError, QuotaError
 from radixkv.core.explanation import EvictionReason
-from radixkv.core.forest import Forest
-from radixkv.core.journal import Dropped
-from radixkv.core.node import Node, RootNode
-from radixkv.core.shares import Account, Share
-from radixkv.core.surgery import split_off
+from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.journal import Dropped
+from radixkv.core.tree.surgery import split_off
 
 __all__ = ["evict", "evict_branch", "note_dropped", "note_withdrawn", "require", "take"]
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from radixkv.core.api import BlockTimes, TimeHistogram
-from radixkv.core.node import Node
+from radixkv.core.nodes.node import Node
 
 __all__ = ["BOUNDS_S", "REUSE_SAMPLE", "BlockTimer"]
 

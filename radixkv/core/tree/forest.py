@@ -11,18 +11,18 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from radixkv.core.blocks import BlockPool
-from radixkv.core.events import NO_BLOCK, EventLog
-from radixkv.core.evicted_branches import EvictedBranches
 from radixkv.core.eviction import PolicyFactory
-from radixkv.core.journal import Journal, Retained
+from radixkv.core.eviction.evicted import EvictedBranches
+from radixkv.core.eviction.retention import NodeRetention, RetentionTimes
 from radixkv.core.namespaces import covers, owner_of
-from radixkv.core.node import Children, Node, RootNode
+from radixkv.core.nodes.node import Children, Node, RootNode
 from radixkv.core.reports import DEFAULT_PRIORITY
-from radixkv.core.retention import NodeRetention, RetentionTimes
-from radixkv.core.shares import Account, Share
-from radixkv.core.times import BlockTimer
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
+from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.block_pool import BlockPool
+from radixkv.core.tree.block_times import BlockTimer
+from radixkv.core.tree.change_log import NO_BLOCK, EventLog
+from radixkv.core.tree.journal import Journal, Retained
 
 __all__ = ["Forest", "Walk"]
 

@@ -17,15 +17,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from radixkv.core import surgery
 from radixkv.core.api import PinInfo, PinOp, UnpinOp
 from radixkv.core.errors import PinBudgetError
-from radixkv.core.forest import Forest, Walk
-from radixkv.core.node import Node, PinMark, RootNode
-from radixkv.core.sequences import Sequence
-from radixkv.core.shares import Account
-from radixkv.core.surgery import stand_node
+from radixkv.core.nodes.node import Node, PinMark, RootNode
+from radixkv.core.nodes.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree import surgery
+from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.forest import Forest, Walk
+from radixkv.core.tree.surgery import stand_node
 
 __all__ = ["MAX_PINNED_SHARE", "Pin", "PinBook"]
 

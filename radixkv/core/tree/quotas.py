@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from radixkv.core.api import NamespaceUsage
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.forest import Forest
 from radixkv.core.namespaces import is_derived, owner_of
-from radixkv.core.shares import Account, Share
+from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.forest import Forest
 from radixkv.core.validation import check_int
 
 __all__ = ["set_quota", "usage_of"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from radixkv.core import surgery
 from radixkv.core.api import DEFAULT_PRIORITY, Retention
-from radixkv.core.forest import Forest
-from radixkv.core.node import Node, RootNode
-from radixkv.core.retention import NodeRetention
+from radixkv.core.eviction.retention import NodeRetention
+from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.tree import surgery
+from radixkv.core.tree.forest import Forest
 
 __all__ = ["retain_path"]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from array import array
 
-from radixkv.core.forest import Forest, Walk
-from radixkv.core.node import Children, Node, PinMark, Places, RootNode
+from radixkv.core.nodes.node import Children, Node, PinMark, Places, RootNode
+from radixkv.core.tree.forest import Forest, Walk
 
 __all__ = [
     "absorb",

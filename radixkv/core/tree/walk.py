@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from radixkv.core.forest import Forest
-from radixkv.core.node import Node, RootNode
+from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.tree.forest import Forest
 
 __all__ = ["TreeWalk", "path_bytes"]
 

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from radixkv.core.api import CacheStats
-from radixkv.worker.stats import WorkerStats
+from radixkv.generation.stats import WorkerStats
 
 __all__ = ["PERIOD_S", "UNSEEN_PERIOD_S", "Gauges", "Point"]
 

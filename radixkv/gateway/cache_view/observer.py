@@ -24,7 +24,7 @@ from radixkv.gateway.cache_view.removals import Removals
 from radixkv.gateway.cache_view.viewer import Viewer
 from radixkv.gateway.calls import Calls
 from radixkv.gateway.fair_semaphore import own_work
-from radixkv.worker.stats import WorkerStats
+from radixkv.generation.stats import WorkerStats
 
 __all__ = ["CacheObserver"]
 

@@ -22,9 +22,9 @@ from radixkv.gateway.logprobs import LEAST_LOGPROB, token_text
 from radixkv.gateway.models import ServedModel
 from radixkv.gateway.transcripts import Transcripts
 from radixkv.gateway.turns import chat_model, read_prompt
-from radixkv.worker.request import GenerateParams
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.stream import PromptLogprobs
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import PromptLogprobs
 
 __all__ = ["tell_alternatives"]
 

@@ -22,7 +22,7 @@ from radixkv.gateway.conversations.messages import Message
 from radixkv.gateway.conversations.refusals import not_possible
 from radixkv.gateway.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns import read_prompt
-from radixkv.worker.request import Message as Turn
+from radixkv.generation.request import Message as Turn
 
 __all__ = ["Begun", "cut_reply", "find_reply"]
 

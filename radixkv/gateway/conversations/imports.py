@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from radixkv.core.json_text import read_json
 from radixkv.gateway.conversations.exports import FORMAT, FORMAT_VERSION
 from radixkv.gateway.conversations.foreign_files import (
     is_silly_tavern,
@@ -30,6 +29,7 @@ from radixkv.gateway.conversations.planting import (
     with_placeholders,
 )
 from radixkv.gateway.errors import ApiError
+from radixkv.util.json_text import read_json
 
 __all__ = ["Imported", "RefusedError", "read_conversations"]
 

@@ -25,7 +25,7 @@ from radixkv.gateway.conversations.writing import Value
 from radixkv.gateway.database import Database
 from radixkv.gateway.sse import sse
 from radixkv.gateway.transcripts import Transcripts
-from radixkv.worker.request import Message as Turn
+from radixkv.generation.request import Message as Turn
 
 __all__ = ["Conversations", "kept_by", "told", "turn_of"]
 

@@ -21,7 +21,7 @@ from radixkv.gateway.conversations.schema import ReplyOptions
 from radixkv.gateway.conversations.settings import told_settings
 from radixkv.gateway.exchange import Exchange, current_exchange
 from radixkv.gateway.turns import chat_model, start_turn
-from radixkv.worker.request import GenerateParams
+from radixkv.generation.request import GenerateParams
 
 __all__ = ["Asked", "begin_replies"]
 

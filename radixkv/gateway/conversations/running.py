@@ -25,7 +25,7 @@ from radixkv.gateway.replies import Growth as ReplyGrowth
 from radixkv.gateway.replies import Reply
 from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
 from radixkv.gateway.turns import begin_replies, remember_reply
-from radixkv.worker.stream import BranchFinished, Completed, Delta, Started, Usage
+from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["Branch", "Origin", "Run", "Runs"]
 

@@ -14,7 +14,7 @@ from radixkv.gateway.conversations.settings import Settings
 from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES, Value
 from radixkv.gateway.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
 from radixkv.gateway.options import ModelName
-from radixkv.worker.sampling import MAX_LOGPROBS
+from radixkv.generation.params import MAX_LOGPROBS
 
 __all__ = [
     "AlternativesAsked",

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from radixkv.core.json_text import read_json
+from radixkv.util.json_text import read_json
 
 __all__ = [
     "ENDPOINTS",

@@ -17,7 +17,6 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
-from radixkv.core.json_text import read_json
 from radixkv.gateway.anthropic_answers import ERRORS
 from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.errors import ApiError
@@ -26,6 +25,7 @@ from radixkv.gateway.fields import MAX_NAME_CHARACTERS
 from radixkv.gateway.jobs.batches import ANTHROPIC, Batch, BatchStore
 from radixkv.gateway.jobs.lines import MAX_REQUESTS, BatchLine, LineError, read_message_request
 from radixkv.gateway.jobs.schema import DeletedMessageBatch, MessageBatch, MessageBatchPage, message_batch_body
+from radixkv.util.json_text import read_json
 
 __all__ = ["router"]
 

@@ -37,7 +37,7 @@ from radixkv.gateway.jobs.calling import Answer, post
 from radixkv.gateway.jobs.files import FileStore
 from radixkv.gateway.jobs.lines import LineError
 from radixkv.gateway.jobs.validating import MAX_ERRORS, error_entry, read_lines
-from radixkv.service.credentials import KeyRing
+from radixkv.net.tenants import KeyRing
 
 __all__ = ["JobRunner"]
 

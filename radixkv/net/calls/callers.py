@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 from radixkv.core.errors import PermissionDeniedError, RadixKVError, UnauthenticatedError
-from radixkv.service.credentials import Tenant
+from radixkv.net.tenants import Tenant
 
 __all__ = ["Caller", "current_caller", "set_caller", "share_key", "unknown_caller"]
 

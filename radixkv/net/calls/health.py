@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from radixkv.service.shares import Shares
+from radixkv.net.shares import Shares
 
 __all__ = ["MAX_CHECKS", "MAX_WATCHERS", "AsyncHealth", "HealthStatus", "Newest", "address_of", "watcher_places"]
 

@@ -14,8 +14,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.service.field_count import MAX_FIELDS, has_few_fields
-from radixkv.service.status import message_of, status_of, trailing_metadata
+from radixkv.net.calls.field_count import MAX_FIELDS, has_few_fields
+from radixkv.wire.errors import message_of, status_of, trailing_metadata
 
 __all__ = ["AsyncMalformedRefuser", "Malformed", "reader"]
 

@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from radixkv.service.rights import SERVICE_NAMES as KV_EVENT_SERVICES
+from radixkv.net.rights import SERVICE_NAMES as KV_EVENT_SERVICES
 from radixkv.v1 import kv_events_pb2
 
 __all__ = ["enable_reflection"]

@@ -22,14 +22,13 @@ from typing import Any
 import grpc
 
 from radixkv.core.errors import RadixKVError, UnavailableError
-from radixkv.service.callers import Caller, set_caller, share_key
-from radixkv.service.config import REQUEST_S
-from radixkv.service.credentials import KeyRing
-from radixkv.service.guards import Door, behaviour_of, late_request, no_request
-from radixkv.service.malformed import Malformed, reader
-from radixkv.service.rights import check_call, is_open
-from radixkv.service.shares import Place, Shares
-from radixkv.service.status import message_of, status_of, trailing_metadata
+from radixkv.net.calls.auth import REQUEST_S, Door, behaviour_of, late_request, no_request
+from radixkv.net.calls.callers import Caller, set_caller, share_key
+from radixkv.net.calls.malformed import Malformed, reader
+from radixkv.net.rights import check_call, is_open
+from radixkv.net.shares import Place, Shares
+from radixkv.net.tenants import KeyRing
+from radixkv.wire.errors import message_of, status_of, trailing_metadata
 
 __all__ = ["Begin", "ThreadCall", "ThreadCalls", "leave_calls"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from radixkv.service.health import MAX_CHECKS, MAX_WATCHERS, HealthStatus, Newest, address_of, watcher_places
-from radixkv.service.malformed import reader
-from radixkv.service.thread_calls import Begin, ThreadCall
+from radixkv.net.calls.health import MAX_CHECKS, MAX_WATCHERS, HealthStatus, Newest, address_of, watcher_places
+from radixkv.net.calls.malformed import reader
+from radixkv.net.calls.thread_calls import Begin, ThreadCall
 
 __all__ = ["ThreadHealth"]
 

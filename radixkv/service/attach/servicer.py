@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 
 from radixkv.core.errors import RadixKVError, UnavailableError
-from radixkv.service.callers import current_caller
-from radixkv.service.holding import Holding
-from radixkv.service.pools import PoolTable
-from radixkv.service.status import abort
+from radixkv.net.calls.callers import current_caller
+from radixkv.service.attach.session import Holding
+from radixkv.service.pools.table import PoolTable
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.v1 import workers_pb2_grpc
+from radixkv.wire.errors import abort
 
 __all__ = [
     "WorkersServicer",

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 
 from radixkv.core.errors import InvalidArgumentError, LeaseError, RadixKVError
-from radixkv.service.callers import Caller
-from radixkv.service.pools import Attachment, Pool, PoolTable
+from radixkv.net.calls.callers import Caller
+from radixkv.service.pools.table import Attachment, Pool, PoolTable
 from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["Holding"]

@@ -18,14 +18,14 @@ from google.protobuf import empty_pb2
 
 from radixkv.core.api import CacheEvent
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
-from radixkv.service.callers import current_caller
-from radixkv.service.followers import Followers, PoolEvents
-from radixkv.service.kv_event_conversion import change_to_proto, snapshot_to_protos
-from radixkv.service.pools import PoolTable
-from radixkv.service.rights import SERVICE_NAMES, narrowed
-from radixkv.service.status import abort
-from radixkv.service.streaming import write_all
+from radixkv.net.calls.callers import current_caller
+from radixkv.net.rights import SERVICE_NAMES, narrowed
+from radixkv.net.streaming import write_all
+from radixkv.service.events.batches import change_to_proto, snapshot_to_protos
+from radixkv.service.events.subscriptions import Followers, PoolEvents
+from radixkv.service.pools.table import PoolTable
 from radixkv.v1 import kv_events_pb2 as kv
+from radixkv.wire.errors import abort
 
 __all__ = [
     "NO_ENGINE",

@@ -8,10 +8,10 @@ from typing import Literal
 
 from radixkv.core.api import CacheEvent
 from radixkv.core.errors import InvalidArgumentError, UnknownPoolError
-from radixkv.core.event_subscription import EventSubscription
-from radixkv.service.callers import current_caller, share_key
-from radixkv.service.pools import Pool, PoolTable
-from radixkv.service.shares import Place, Shares
+from radixkv.core.events.subscription import EventSubscription
+from radixkv.net.calls.callers import current_caller, share_key
+from radixkv.net.shares import Place, Shares
+from radixkv.service.pools.table import Pool, PoolTable
 
 __all__ = ["Followers", "PoolEvents"]
 

@@ -24,11 +24,11 @@ import zmq.asyncio
 from radixkv.core.api import DEFAULT_NAMESPACE, CacheEvent, Tier
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import unpack_tokens
+from radixkv.net.tls import owner_only
 from radixkv.service.config import ServiceConfig
-from radixkv.service.followers import Followers, PoolEvents
-from radixkv.service.kv_event_conversion import CHUNK_BLOCKS, event_batches
-from radixkv.service.pools import PoolTable
-from radixkv.service.security import owner_only
+from radixkv.service.events.batches import CHUNK_BLOCKS, event_batches
+from radixkv.service.events.subscriptions import Followers, PoolEvents
+from radixkv.service.pools.table import PoolTable
 
 __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "ZmqPublisher"]
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from radixkv.core.errors import CorruptionError, LeaseError
-from radixkv.service.pools import Pool, PoolTable
+from radixkv.service.pools.table import Pool, PoolTable
 
 __all__ = ["Auditor"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from radixkv.core.api import PoolShape
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
-from radixkv.service.value_conversion import shape_from_proto
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.values import shape_from_proto
 
 __all__ = ["check_hello"]
 

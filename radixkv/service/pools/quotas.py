@@ -15,7 +15,7 @@ from radixkv.core.namespaces import is_derived, owner_of
 
 if TYPE_CHECKING:
     from radixkv.core.api import NamespaceUsage
-    from radixkv.core.cache import PrefixCache
+    from radixkv.core.cache.prefix_cache import PrefixCache
 
 __all__ = ["Quota", "QuotaBook", "check_quotas"]
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from radixkv.core.api import AdoptionOp, ForkOp, MatchOp, PoolShape, SetQuotaOp, StepOp
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
     LeaseError,
@@ -32,14 +32,14 @@ from radixkv.core.errors import (
     StaleIncarnationError,
     UnknownPoolError,
 )
-from radixkv.service.callers import Caller
+from radixkv.net.calls.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
-from radixkv.service.conversion import notices_to_proto, op_from_proto, result_to_proto
-from radixkv.service.hello import check_hello
-from radixkv.service.pool_op_conversion import journal_to_proto
-from radixkv.service.quotas import QuotaBook
-from radixkv.service.stalls import StallWatch
+from radixkv.service.pools.hello import check_hello
+from radixkv.service.pools.quotas import QuotaBook
+from radixkv.service.pools.stalls import StallWatch
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.pool_ops import journal_to_proto
+from radixkv.wire.steps import notices_to_proto, op_from_proto, result_to_proto
 
 __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
 

@@ -27,20 +27,20 @@ from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheSt
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.namespaces import adapter_of, derived_namespace, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
-from radixkv.worker.arena import Arena
-from radixkv.worker.generation import Generation, History, Terms
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.prompts import PromptReader
-from radixkv.worker.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, ModelInfo, PrefixPin, Prompt
-from radixkv.worker.rounds import Origin, Rounds
-from radixkv.worker.runner import Runner
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
-from radixkv.worker.scheduler import Scheduler
-from radixkv.worker.scoring import PromptScores, ScoreMemory
-from radixkv.worker.stats import WorkerStats
-from radixkv.worker.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
-from radixkv.worker.text import ChatText
-from radixkv.worker.verification import Verification
+from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, ModelInfo, PrefixPin, Prompt
+from radixkv.generation.stats import WorkerStats
+from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
+from radixkv.generation.verification import Verification
+from radixkv.worker.engine.loop import Origin, Rounds
+from radixkv.worker.engine.prompts import PromptReader
+from radixkv.worker.engine.runner import Runner
+from radixkv.worker.generations.generation import Generation, History, Terms
+from radixkv.worker.generations.scoring import PromptScores, ScoreMemory
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["Engine"]
 

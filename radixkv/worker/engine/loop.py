@@ -35,18 +35,18 @@ from radixkv.core.errors import (
     RadixKVError,
     UnavailableError,
 )
-from radixkv.core.pace import Pace
-from radixkv.worker.arena import Arena
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.drawing import Drawing
-from radixkv.worker.followers import Followers
-from radixkv.worker.generation import FinishedGenerations, Generation, History
-from radixkv.worker.request import UnknownGenerationError
-from radixkv.worker.runner import Runner
-from radixkv.worker.scheduler import Scheduler
-from radixkv.worker.stats import EngineCounters, EngineStats
-from radixkv.worker.verification import Verification
-from radixkv.worker.verifying import verify_block
+from radixkv.generation.request import UnknownGenerationError
+from radixkv.generation.stats import EngineCounters, EngineStats
+from radixkv.generation.verification import Verification
+from radixkv.util.pace import Pace
+from radixkv.worker.engine.closed_loop import Followers
+from radixkv.worker.engine.runner import Runner
+from radixkv.worker.engine.step import Drawing
+from radixkv.worker.engine.verify import verify_block
+from radixkv.worker.generations.generation import FinishedGenerations, Generation, History
+from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["Origin", "Rounds"]
 

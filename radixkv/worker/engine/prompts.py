@@ -11,14 +11,14 @@ import numpy as np
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, token_array, unpack_tokens
-from radixkv.worker.bad_words import spellings
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import Message, Prompt
+from radixkv.generation.thinking import NUM_TAIL_TOKENS, ThinkingMarks
 from radixkv.worker.errors import ModelError
-from radixkv.worker.grammar import GrammarCompiler, GrammarMatcher
-from radixkv.worker.reply import ReplyRules
-from radixkv.worker.request import Message, Prompt
-from radixkv.worker.sampling import SamplingParams
-from radixkv.worker.text import Asker, ChatText
-from radixkv.worker.thinking import NUM_TAIL_TOKENS, ThinkingMarks
+from radixkv.worker.generations.reply import ReplyRules
+from radixkv.worker.generations.text import Asker, ChatText
+from radixkv.worker.sampling.bad_words import spellings
+from radixkv.worker.sampling.grammar import GrammarCompiler, GrammarMatcher
 
 __all__ = ["PromptReader"]
 

@@ -18,22 +18,22 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.generation.params import SampledToken
+from radixkv.generation.stats import EngineCounters
+from radixkv.generation.stream import FinishReason
 from radixkv.kernels.upload import upload
-from radixkv.worker.adjustment import adjust
-from radixkv.worker.batching import Row
-from radixkv.worker.beams import Candidate
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.device_draws import launch_draws
-from radixkv.worker.generation import Generation
-from radixkv.worker.model import ForwardRow
-from radixkv.worker.sampler import Sampler
-from radixkv.worker.sampling import SampledToken
-from radixkv.worker.scheduler import Scheduler
-from radixkv.worker.score_logits import launch_scores
-from radixkv.worker.scoring import Scores
-from radixkv.worker.stats import EngineCounters
-from radixkv.worker.stopping import Taken
-from radixkv.worker.stream import FinishReason
+from radixkv.worker.generations.beam_search import Candidate
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.generations.scoring import Scores
+from radixkv.worker.generations.stop_rules import Taken
+from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.sampling.device_sampler import launch_draws
+from radixkv.worker.sampling.logit_processors import adjust
+from radixkv.worker.sampling.sampler import Sampler
+from radixkv.worker.sampling.score_logits import launch_scores
+from radixkv.worker.scheduling.batch import Row
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["Drawing"]
 

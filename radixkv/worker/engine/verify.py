@@ -18,9 +18,9 @@ from radixkv.core.api import AcquireOp, AcquireResult, CacheHolder, MatchOp, Mat
 from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError, QuotaError, RadixKVError
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens, token_array
-from radixkv.worker.forward_row import ForwardRow
-from radixkv.worker.runner import Runner
-from radixkv.worker.verification import BlockVerdict, Verification
+from radixkv.generation.verification import BlockVerdict, Verification
+from radixkv.worker.engine.runner import Runner
+from radixkv.worker.model.rows import ForwardRow
 
 __all__ = ["verify_block"]
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from radixkv.worker.beams import BeamSearch, Candidate
-from radixkv.worker.branch import Branch, Phase
+from radixkv.worker.generations.beam_search import BeamSearch, Candidate
+from radixkv.worker.scheduling.branch import Branch, Phase
 
 if TYPE_CHECKING:
-    from radixkv.worker.generation import Generation
+    from radixkv.worker.generations.generation import Generation
 
 __all__ = ["BeamBranches"]
 

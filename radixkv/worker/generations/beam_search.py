@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from radixkv.worker.sampling import EarlyStopping, SampledToken, SamplingParams
-from radixkv.worker.stopping import StopRules, Taken
-from radixkv.worker.stream import FinishReason
+from radixkv.generation.params import EarlyStopping, SampledToken, SamplingParams
+from radixkv.generation.stream import FinishReason
+from radixkv.worker.generations.stop_rules import StopRules, Taken
 
 __all__ = ["Beam", "BeamSearch", "Candidate", "Hypothesis"]
 

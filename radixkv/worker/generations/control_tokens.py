@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from radixkv.worker.veil import Veil, strings_of
+from radixkv.worker.generations.veil import Veil, strings_of
 
 __all__ = ["ControlTokens", "Rendered"]
 

@@ -10,18 +10,18 @@ from typing import NamedTuple, Protocol
 
 from radixkv.core.api import Retention
 from radixkv.core.tokens import num_tokens, pack_tokens, token_array
-from radixkv.worker.adjustment import Adjustment
-from radixkv.worker.beam_branches import BeamBranches
-from radixkv.worker.beams import Beam, BeamSearch
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.pinning import Pinning
-from radixkv.worker.reply import Reply, ReplyRules
-from radixkv.worker.request import PrefixPin
-from radixkv.worker.sampler import SamplerRow
-from radixkv.worker.sampling import SampledToken, fresh_seed
-from radixkv.worker.scoring import PromptScores, Scores
-from radixkv.worker.stopping import Taken
-from radixkv.worker.stream import BranchFinished, Completed, Delta, PromptLogprobs, StreamItem, Usage
+from radixkv.generation.params import SampledToken, fresh_seed
+from radixkv.generation.request import PrefixPin
+from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, StreamItem, Usage
+from radixkv.worker.generations.beam_driver import BeamBranches
+from radixkv.worker.generations.beam_search import Beam, BeamSearch
+from radixkv.worker.generations.pins import Pinning
+from radixkv.worker.generations.reply import Reply, ReplyRules
+from radixkv.worker.generations.scoring import PromptScores, Scores
+from radixkv.worker.generations.stop_rules import Taken
+from radixkv.worker.sampling.logit_processors import Adjustment
+from radixkv.worker.sampling.sampler import SamplerRow
+from radixkv.worker.scheduling.branch import Branch, Phase
 
 __all__ = ["FinishedGenerations", "Generation", "History", "Terms"]
 

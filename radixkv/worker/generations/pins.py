@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from radixkv.worker.request import PrefixPin
+from radixkv.generation.request import PrefixPin
 
 __all__ = ["Pinning"]
 

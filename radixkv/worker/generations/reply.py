@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import token_array
-from radixkv.worker.adjustment import Addend, Adjustment, Repetition
-from radixkv.worker.bad_words import BadWords
-from radixkv.worker.grammar import GrammarMatcher
-from radixkv.worker.sampling import SampledToken, SamplingParams
-from radixkv.worker.stopping import StopRules, Taken, TextDecoder
-from radixkv.worker.stream import FinishReason
+from radixkv.generation.params import SampledToken, SamplingParams
+from radixkv.generation.stream import FinishReason
+from radixkv.worker.generations.stop_rules import StopRules, Taken, TextDecoder
+from radixkv.worker.sampling.bad_words import BadWords
+from radixkv.worker.sampling.grammar import GrammarMatcher
+from radixkv.worker.sampling.logit_processors import Addend, Adjustment, Repetition
 
 __all__ = ["Reply", "ReplyRules"]
 

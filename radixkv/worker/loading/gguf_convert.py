@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.worker.errors import ModelError
-from radixkv.worker.model_store import quiet_transformers
+from radixkv.worker.loading.model_store import quiet_transformers
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from radixkv.worker.gguf_file import GGUFFile
-    from radixkv.worker.gguf_weights import WeightIndex
+    from radixkv.worker.loading.gguf_file import GGUFFile
+    from radixkv.worker.loading.gguf_weights import WeightIndex
 
 __all__ = [
     "convert_gguf",
@@ -74,7 +74,7 @@ def _index_weights(file: GGUFFile, config: Any, kept_as: str | None) -> tuple[An
     """The model without its weights, and where all of them and nothing but them are in the file."""
     import torch
 
-    from radixkv.worker.gguf_weights import WeightIndex, empty_model
+    from radixkv.worker.loading.gguf_weights import WeightIndex, empty_model
 
     try:
         model = empty_model(config, torch.float32)

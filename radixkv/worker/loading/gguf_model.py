@@ -11,9 +11,9 @@ import hashlib
 from pathlib import Path
 
 from radixkv.worker.errors import ModelError
-from radixkv.worker.gguf_convert import convert_gguf
-from radixkv.worker.gguf_file import GGUFFile
-from radixkv.worker.model_store import StoredModel, progress_bars, store_once
+from radixkv.worker.loading.gguf_convert import convert_gguf
+from radixkv.worker.loading.gguf_file import GGUFFile
+from radixkv.worker.loading.model_store import StoredModel, progress_bars, store_once
 
 __all__ = ["find_gguf", "gguf_folder_name", "resolve_gguf"]
 

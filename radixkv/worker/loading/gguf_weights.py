@@ -27,9 +27,9 @@ from torch import Tensor
 from radixkv.kernels.int4_weight import INT4_KINDS, empty_int4, fill_int4
 from radixkv.kernels.rounded_linear import PANEL, can_multiply_rounded, empty_int8, fill_int8
 from radixkv.worker.errors import ModelError
-from radixkv.worker.gguf_file import GGUFFile, StoredTensor
-from radixkv.worker.model_store import progress_bars
-from radixkv.worker.packed_linear import RoundedLinear
+from radixkv.worker.loading.gguf_file import GGUFFile, StoredTensor
+from radixkv.worker.loading.model_store import progress_bars
+from radixkv.worker.model.packed_linear import RoundedLinear
 
 __all__ = [
     "WeightIndex",

@@ -23,16 +23,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from radixkv.core.folders import cache_folder
+from radixkv.generation.params import SamplingDefaults
 from radixkv.kernels.native_build import native_library
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.worker.gguf_weights import WeightIndex, fill_weights, has_index, layout_of, moves_heads, only_moves_rows
-from radixkv.worker.kv_pool import LayerShape
-from radixkv.worker.model_facts import LENGTH_DEPENDENT_ROPE, max_model_len_of
-from radixkv.worker.sampling import SamplingDefaults
+from radixkv.util.folders import cache_folder
+from radixkv.worker.loading.gguf_weights import (
+    WeightIndex,
+    fill_weights,
+    has_index,
+    layout_of,
+    moves_heads,
+    only_moves_rows,
+)
+from radixkv.worker.model.kv_pool import LayerShape
+from radixkv.worker.model.model_facts import LENGTH_DEPENDENT_ROPE, max_model_len_of
 
 if TYPE_CHECKING:
-    from radixkv.worker.model import ModelRunner
+    from radixkv.worker.model.model import ModelRunner
 
 __all__ = ["KnownModel", "can_be_known", "find_known", "keep_known", "load_known"]
 

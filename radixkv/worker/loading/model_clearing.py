@@ -15,8 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from radixkv.worker.default_model import SMOLLM2_135M
-from radixkv.worker.gguf_model import gguf_folder_name
+from radixkv.worker.loading.default_model import SMOLLM2_135M
+from radixkv.worker.loading.gguf_model import gguf_folder_name
 
 __all__ = ["clear_models"]
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from radixkv.worker.attention import ATTENTION_NAME, register_attention
 from radixkv.worker.errors import ModelError
-from radixkv.worker.gguf_weights import has_index, load_gguf
-from radixkv.worker.model_store import quiet_transformers
+from radixkv.worker.loading.gguf_weights import has_index, load_gguf
+from radixkv.worker.loading.model_store import quiet_transformers
+from radixkv.worker.model.attention import ATTENTION_NAME, register_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,8 +17,8 @@ from torch import Tensor
 from radixkv.kernels import AttentionBatch, KVCache, paged_attention, write_kv, write_latents
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.errors import ModelError
-from radixkv.worker.kv_pool import KVPool, LayerShape
-from radixkv.worker.latent_attention import latent_heads_of
+from radixkv.worker.model.kv_pool import KVPool, LayerShape
+from radixkv.worker.model.mla import latent_heads_of
 
 __all__ = ["ATTENTION_NAME", "AttentionSite", "ShapeProbe", "StepAttention", "register_attention"]
 

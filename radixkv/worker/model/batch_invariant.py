@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from radixkv.worker.errors import ModelError
-from radixkv.worker.forward_row import ForwardRow
+from radixkv.worker.model.rows import ForwardRow
 
 __all__ = ["CHECK_BLOCKS", "CHECK_BLOCK_SIZE", "SteadyCode", "agreeing_sizes", "use_steady_experts"]
 

@@ -31,9 +31,9 @@ from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.tree_attention import form_limits, layer_shape
 from radixkv.kernels.upload import upload
 from radixkv.kernels.work_list import NO_WORK, WorkList
-from radixkv.worker.attention import AttentionSite
-from radixkv.worker.forward_row import ForwardRow
-from radixkv.worker.kv_pool import KVPool
+from radixkv.worker.model.attention import AttentionSite
+from radixkv.worker.model.kv_pool import KVPool
+from radixkv.worker.model.rows import ForwardRow
 
 __all__ = ["BATCH_SIZES", "DecodeSteps", "is_decode", "padded_size"]
 

@@ -8,7 +8,7 @@ import torch
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.kv_format import KVFormat
-from radixkv.worker.kv_pool import LayerShape
+from radixkv.worker.model.kv_pool import LayerShape
 
 __all__ = ["check_heads", "choose_kv_format", "dtype_name"]
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.adapter_file import AdapterFile, read_adapter
 from radixkv.worker.errors import ModelError
-from radixkv.worker.packed_linear import RoundedLinear
+from radixkv.worker.model.lora_file import AdapterFile, read_adapter
+from radixkv.worker.model.packed_linear import RoundedLinear
 
 __all__ = ["Adapters", "load_adapters"]
 

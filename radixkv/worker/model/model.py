@@ -16,33 +16,33 @@ from radixkv.kernels import AttentionBatch, Scratch, plan_attention
 from radixkv.kernels.kv_cache import Layout
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.upload import upload
-from radixkv.worker.adapters import load_adapters
-from radixkv.worker.attention import AttentionSite, ShapeProbe, StepAttention
-from radixkv.worker.decode_steps import DecodeSteps, is_decode
 from radixkv.worker.errors import ModelError
-from radixkv.worker.forward_row import ForwardRow, cut_into_tiles, step_inputs
-from radixkv.worker.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
-from radixkv.worker.kv_dtype import check_heads, choose_kv_format, dtype_name
-from radixkv.worker.kv_pool import KVPool, pool_token_bytes
-from radixkv.worker.latent_attention import absorb_latents
-from radixkv.worker.model_facts import (
-    eos_token_ids_of,
-    max_model_len_of,
-    sampling_defaults_of,
-    shortened,
-    widest_output_of,
-)
-from radixkv.worker.model_loading import load_model, one_line
-from radixkv.worker.native_model import NativeModel, find_native_model, make_native_model
-from radixkv.worker.packed_linear import RoundedLinear, pack_linears
-from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
-from radixkv.worker.steady_code import (
+from radixkv.worker.loading.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
+from radixkv.worker.loading.model_loading import load_model, one_line
+from radixkv.worker.model.attention import AttentionSite, ShapeProbe, StepAttention
+from radixkv.worker.model.batch_invariant import (
     CHECK_BLOCK_SIZE,
     CHECK_BLOCKS,
     SteadyCode,
     agreeing_sizes,
     use_steady_experts,
 )
+from radixkv.worker.model.cuda_graphs import DecodeSteps, is_decode
+from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
+from radixkv.worker.model.kv_pool import KVPool, pool_token_bytes
+from radixkv.worker.model.lora import load_adapters
+from radixkv.worker.model.mla import absorb_latents
+from radixkv.worker.model.model_facts import (
+    eos_token_ids_of,
+    max_model_len_of,
+    sampling_defaults_of,
+    shortened,
+    widest_output_of,
+)
+from radixkv.worker.model.native_model import NativeModel, find_native_model, make_native_model
+from radixkv.worker.model.packed_linear import RoundedLinear, pack_linears
+from radixkv.worker.model.placement import choose_device, choose_dtype, wants_int8
+from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, step_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.worker.packed_linear import RoundedLinear
-from radixkv.worker.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from radixkv.worker.model.packed_linear import RoundedLinear
 
 __all__ = [
     "LENGTH_DEPENDENT_ROPE",

@@ -7,8 +7,8 @@ from copy import copy
 
 import numpy as np
 
-from radixkv.worker.grammar import GrammarMatcher
-from radixkv.worker.stopping import TextDecoder
+from radixkv.worker.generations.stop_rules import TextDecoder
+from radixkv.worker.sampling.grammar import GrammarMatcher
 
 __all__ = ["AfterThinking"]
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.generation.params import SampledToken
 from radixkv.kernels.upload import upload
-from radixkv.worker.adjustment import adjust
-from radixkv.worker.sampler import NUM_CANDIDATES, Sampler, SamplerRow, inverse_cdf, is_filtered, uniform
-from radixkv.worker.sampling import SampledToken
+from radixkv.worker.sampling.logit_processors import adjust
+from radixkv.worker.sampling.sampler import NUM_CANDIDATES, Sampler, SamplerRow, inverse_cdf, is_filtered, uniform
 
 __all__ = ["LaunchedDraws", "launch_draws"]
 

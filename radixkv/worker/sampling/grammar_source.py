@@ -10,8 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.json_text import read_json
-from radixkv.worker.sampling import Grammar
+from radixkv.generation.params import Grammar
+from radixkv.util.json_text import read_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

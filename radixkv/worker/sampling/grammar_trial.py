@@ -1,4 +1,4 @@
-"""Tries grammars in processes of their own: `python -m radixkv.worker.grammar_trial`, which `grammar_trials` starts.
+"""Tries grammars in processes of their own: `python -m radixkv.worker.sampling.grammar_trial`, which `grammar_trials` starts.
 
     worker -- tokenizer, grammars -->  server, which has read the tokenizer  -- fork -->  a trial: limits, compile, masks
            <-- ready, verdicts -----                                         <-- pipe --
@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from radixkv.worker.grammar_source import first_line, new_matcher
+from radixkv.worker.sampling.grammar_source import first_line, new_matcher
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import radixkv
 from radixkv.core.errors import LimitError, UnavailableError
-from radixkv.worker.grammar_trial import MAX_WALL_S, encode_frame, split_frames
+from radixkv.worker.sampling.grammar_trial import MAX_WALL_S, encode_frame, split_frames
 
 __all__ = ["GrammarTrials", "Verdict"]
 
@@ -103,7 +103,7 @@ class _Process:
     def __init__(self, told: dict[str, Any]) -> None:
         folders = [str(Path(radixkv.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "radixkv.worker.grammar_trial"],
+            [sys.executable, "-P", "-m", "radixkv.worker.sampling.grammar_trial"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 
 from radixkv.core.api import Notice
 from radixkv.core.tokens import num_tokens
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.growth import GrowthEstimate
-from radixkv.worker.tenants import Tenants
-from radixkv.worker.waiting import PendingPrefixes, WaitingQueue
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.queue import PendingPrefixes, WaitingQueue
+from radixkv.worker.scheduling.quota_wait import Tenants
 
 __all__ = ["Admission"]
 

@@ -44,7 +44,7 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import AbortedError, RadixKVError
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
-from radixkv.worker.lines import Line, LineAcquireOp, Move, OpenedLine, Spans, is_worth_sharing
+from radixkv.worker.scheduling.spans import Line, LineAcquireOp, Move, OpenedLine, Spans, is_worth_sharing
 
 __all__ = ["Arena"]
 

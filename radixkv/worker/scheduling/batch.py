@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from radixkv.worker.branch import Branch
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.request import BACKGROUND_PRIORITY
+from radixkv.generation.request import BACKGROUND_PRIORITY
+from radixkv.worker.scheduling.branch import Branch
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 __all__ = ["Row", "choose_rows", "without_background"]
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from radixkv.core.api import AcquireResult, ExtendResult
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens
-from radixkv.worker.lines import OpenedLine
-from radixkv.worker.request import BACKGROUND_PRIORITY
+from radixkv.generation.request import BACKGROUND_PRIORITY
+from radixkv.worker.scheduling.spans import OpenedLine
 
 if TYPE_CHECKING:
     from radixkv.core.errors import QuotaError
-    from radixkv.worker.generation import Generation
+    from radixkv.worker.generations.generation import Generation
 
 __all__ = ["Branch", "Phase"]
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import Counter
 
 from radixkv.core.errors import OutOfBlocksError, RadixKVError
-from radixkv.worker.admission import Admission
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.holders import Holders
-from radixkv.worker.preemption import Cut, Preemption
+from radixkv.worker.scheduling.admission import Admission
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.preemption import Cut, Preemption
+from radixkv.worker.scheduling.running import Holders
 
 __all__ = ["Relief"]
 

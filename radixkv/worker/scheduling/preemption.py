@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from radixkv.core.api import AcquireResult
-from radixkv.worker.branch import Branch
-from radixkv.worker.swap import BlockMove, Parked, SwapSpace
-from radixkv.worker.waiting import PendingPrefixes
+from radixkv.worker.scheduling.branch import Branch
+from radixkv.worker.scheduling.queue import PendingPrefixes
+from radixkv.worker.scheduling.swap import BlockMove, Parked, SwapSpace
 
 __all__ = ["Cut", "Preemption"]
 

@@ -19,8 +19,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.sharing import FairLines
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.fair_queue import FairLines
 
 __all__ = ["PendingPrefixes", "Urgency", "WaitingQueue"]
 

@@ -60,16 +60,16 @@ from radixkv.core.errors import (
     RadixKVError,
     UnavailableError,
 )
-from radixkv.worker.admission import Admission
-from radixkv.worker.batching import Row, choose_rows, without_background
-from radixkv.worker.branch import Branch, Phase
-from radixkv.worker.growth import GrowthEstimate
-from radixkv.worker.holders import Holders, Sent
-from radixkv.worker.limits import SchedulerLimits
-from radixkv.worker.lines import LineAcquireOp
-from radixkv.worker.preemption import Preemption
-from radixkv.worker.relief import Relief
-from radixkv.worker.swap import BlockMove
+from radixkv.worker.scheduling.admission import Admission
+from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
+from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.scheduling.preempt import Relief
+from radixkv.worker.scheduling.preemption import Preemption
+from radixkv.worker.scheduling.running import Holders, Sent
+from radixkv.worker.scheduling.spans import LineAcquireOp
+from radixkv.worker.scheduling.swap import BlockMove
 
 __all__ = ["Applied", "Scheduler"]
 

@@ -15,17 +15,22 @@ from typing import Any, NoReturn
 import grpc
 
 from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, LimitError, RadixKVError
-from radixkv.service.call_tasks import awaiting_request
-from radixkv.service.callers import Caller, set_caller, share_key, unknown_caller
-from radixkv.service.config import MAX_CALLS, REQUEST_S
-from radixkv.service.credentials import KeyRing, Tenant
-from radixkv.service.health import MAX_CHECKS, Newest
-from radixkv.service.malformed import Malformed
-from radixkv.service.rights import check_call, is_open
-from radixkv.service.shares import Shares
-from radixkv.service.status import message_of, status_of, trailing_metadata
+from radixkv.net.calls.callers import Caller, set_caller, share_key, unknown_caller
+from radixkv.net.calls.cancelled_calls import awaiting_request
+from radixkv.net.calls.health import MAX_CHECKS, Newest
+from radixkv.net.calls.malformed import Malformed
+from radixkv.net.rights import check_call, is_open
+from radixkv.net.shares import Shares
+from radixkv.net.tenants import KeyRing, Tenant
+from radixkv.wire.errors import message_of, status_of, trailing_metadata
 
-__all__ = ["AsyncGuard", "Door", "behaviour_of", "late_request", "no_request"]
+__all__ = ["MAX_CALLS", "REQUEST_S", "AsyncGuard", "Door", "behaviour_of", "late_request", "no_request"]
+
+MAX_CALLS = 4096
+"""Of one server at once, unless it is told another number."""
+
+REQUEST_S = 60.0
+"""How long a caller may take to send its request, unless a server is told another time."""
 
 MAX_HOLDERS = 256
 """Streams of holders at once, which count apart from other calls: no reader keeps a worker from its cache."""
