@@ -25,7 +25,7 @@ from radixkv.cli.security_flags import (
     security_of,
     server_tls,
 )
-from radixkv.net.heaps import keep_heaps_small, set_heap_aside
+from radixkv.util.heaps import keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials

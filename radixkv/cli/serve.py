@@ -16,7 +16,7 @@ from radixkv.cli.flags import (
 )
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.security_flags import add_server_flags, security_of
-from radixkv.net.heaps import keep_heaps_small
+from radixkv.util.heaps import keep_heaps_small
 
 __all__ = ["add"]
 

@@ -25,7 +25,7 @@ from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, k
 from radixkv.cli.model_flags import add_model_flags, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
 from radixkv.cli.worker import describe_addresses
-from radixkv.net.heaps import collector_at_rest, keep_heaps_small, set_heap_aside
+from radixkv.util.heaps import collector_at_rest, keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials

@@ -20,7 +20,7 @@ from radixkv.cli.flags import (
 from radixkv.cli.gateway import Front, add_gateway_flags
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
-from radixkv.net.heaps import collector_at_rest, keep_heaps_small
+from radixkv.util.heaps import collector_at_rest, keep_heaps_small
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

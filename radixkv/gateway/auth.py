@@ -1,4 +1,4 @@
-"""Who calls: the key that a request brings, and the dependency that tells a route its tenant; see `credentials`."""
+"""Who calls: the key that a request brings, and the dependency that tells a route its tenant; see `net.tenants`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class GatewayConfig:
 
     Attributes:
         listen: ``host:port``; port 0 takes a free one.
-        keys_file: TOML of keys and whose they are, see `credentials`; None: every caller is the tenant "default".
+        keys_file: TOML of keys and whose they are, see `net.tenants`; None: every caller is the tenant "default".
         allow_anonymous: without a keys file, listen on other addresses than this machine's own.
         tls: what is shown to callers; None: plaintext, HTTP. No certificate is asked of them.
         allow_plaintext: with a keys file and without TLS, listen on other addresses than this machine's own: something in front

@@ -1,4 +1,4 @@
-"""What is told of a cached block that was computed anew; see `verifying`."""
+"""What is told of a cached block that was computed anew; see `Engine.verify_block`."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Security:
     """Who may call a server, and what protects the way to it.
 
     Attributes:
-        keys_file: TOML of who may call and what, see `credentials`; None: whoever reaches it may do everything.
+        keys_file: TOML of who may call and what, see `tenants`; None: whoever reaches it may do everything.
         own_key: one more key, of an admin: for the process that the server is part of.
         tls: None: plaintext. Unix sockets are plaintext always, and for their owner alone.
         allow_anonymous: listen where other machines can reach it, though callers need neither key nor certificate.

@@ -1,4 +1,4 @@
-"""Between a holder's values and the wire's messages, both ways; `reader_conversion` has what readers see.
+"""Between a holder's values and the wire's messages, both ways; `reads` has what readers see.
 
 Block ids and token ids are copied as whole buffers, never id by id. Bounds are the core's to check, so that a call
 gives the same error in process and over the wire; only an argument that no message can hold is refused here, by name.

@@ -25,12 +25,12 @@ from radixkv.core.errors import (
 )
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults
 from radixkv.net.addresses import parse_address
-from radixkv.net.heaps import set_heap_aside
 from radixkv.net.limits import Limiter
 from radixkv.net.signals import StopSignals
 from radixkv.net.tls import Security
 from radixkv.planner.plan import DEFAULT_UTILISATION
 from radixkv.util.folders import cache_folder
+from radixkv.util.heaps import set_heap_aside
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.errors import ModelError
 from radixkv.worker.generations.text import ChatText

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.net.heaps import collector_at_rest
+from radixkv.util.heaps import collector_at_rest
 
 SCRIPT = """
 import ctypes, sys, threading

@@ -1,0 +1,8 @@
+"""`PrefixCache`, the one façade of the core.
+
+prefix_cache  the façade: sequences, events, Steps
+manage        pins, quotas, retention, eviction by name
+reads         match, stats, explain, listing
+steps         many ops in one message, each succeeding or failing alone
+adopt         tree and sequences of a lost cache, told again by its holder
+"""

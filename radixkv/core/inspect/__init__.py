@@ -1,0 +1,8 @@
+"""What a cache tells of itself.
+
+counters  counts since the cache was made
+listing   radix nodes in slices
+explain   where a prompt parts from the tree, and why
+check     invariants recomputed from nothing but tree and sequences
+audit     the same, a slice at a time while the cache is used
+"""

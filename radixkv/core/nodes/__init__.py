@@ -1,0 +1,5 @@
+"""What stands in a radix tree.
+
+node      an edge with its blocks; the index of a node's children
+sequence  one growing branch on a path of nodes
+"""

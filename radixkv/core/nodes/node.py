@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "PinMark", "Places", "RootNode"]
 
 Places = tuple[tuple[int, int], ...]
-"""Positions in bytes with the numbers of their places, rising; see `evicted_branches`."""
+"""Positions in bytes with the numbers of their places, rising; see `eviction.evicted`."""
 
 FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
 MOST_STALE = 128
@@ -89,7 +89,7 @@ class Node(Leaf):
         num_uses, rested_blocks, reuse_class: what the eviction policy remembers of it: uses, how many of its first blocks
             have rested before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the
             greater stays.
-        evicted_at: the block boundaries on its edge from which branches were evicted, as `evicted_branches` knows them.
+        evicted_at: the block boundaries on its edge from which branches were evicted, as `eviction.evicted` knows them.
         retention: what it is worth to be kept, where somebody has said so; a split leaves it to both halves.
     """
 

@@ -1,0 +1,15 @@
+"""The radix trees of all namespaces over one block pool.
+
+forest       walking, locking, adding and removing nodes, eviction
+surgery      splitting, merging, growing, cutting edges while sequences stand on them
+walk         all nodes in slices
+block_pool   block ids and the free ones among them
+allocation   capacity checks and allocation, which evicts
+accounts     blocks held per namespace; partitions of the pool
+quotas       setting quotas, reporting usage
+pins         protected prefixes and their expiry
+retain       retention priorities of ranges of a history
+block_times  histograms of lifetime, idle time, reuse
+change_log   changes noted for events
+journal      changes a holder tells again to a restarted cache
+"""

@@ -1,4 +1,4 @@
-"""Setting quotas, and telling what namespaces have of the pool; see `shares` for what a quota means."""
+"""Setting quotas, and telling what namespaces have of the pool; see `accounts` for what a quota means."""
 
 from __future__ import annotations
 

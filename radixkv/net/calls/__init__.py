@@ -1,0 +1,12 @@
+"""What stands in front of every gRPC call.
+
+auth             identifies the caller, checks rights, bounds the calls of each
+callers          the caller of the call that is being served
+cancelled_calls  tasks of calls cancelled before their request came
+field_count      fields of a message, counted before it is parsed
+malformed        rejects bytes that are no message
+health           gRPC's health service
+reflecting       gRPC's reflection service
+thread_calls     calls of a server of threads
+thread_health    the health service of a server of threads
+"""

@@ -1,4 +1,4 @@
-"""`Workers.Attach` over gRPC: streams between their holders and the pool table. What they say to each other is in `holding`."""
+"""`Workers.Attach` over gRPC: streams between their holders and the pool table. What they say to each other is in `session`."""
 
 from __future__ import annotations
 

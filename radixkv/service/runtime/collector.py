@@ -19,7 +19,7 @@ import gc
 import time
 from collections.abc import Callable
 
-from radixkv.net.heaps import trim_heaps
+from radixkv.util.heaps import trim_heaps
 
 __all__ = ["Collector"]
 

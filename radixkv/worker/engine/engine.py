@@ -1,7 +1,7 @@
 """The engine: one thread that turns the requests of many callers into tokens, a round at a time.
 
     callers' threads                          the engine's thread
-    generate / fork / call / close  - inbox ->  commands, then a round: see `rounds`
+    generate / fork / call / close  - inbox ->  commands, then a round: see `loop`
     events                         <- stream -
 
 The thread sleeps when no branch can run and nothing is left to say to the cache, and for milliseconds where requests tend to
@@ -75,7 +75,7 @@ class Engine:
         num_remembered: finished generations that can still be forked.
         unshared_namespaces: namespaces in which no request shares a prefix with another; None: all of them.
         overlaps: whether the runner computes on a device of its own, so that there are other things to do meanwhile; see
-            `rounds`.
+            `loop`.
         cache_stats: asks the cache for its stats and times, on any thread; without it the holder is asked, on the engine's.
         arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: there are none.
         clock: seconds, monotonic.
@@ -222,7 +222,7 @@ class Engine:
         return answer.result()
 
     def verify_block(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Verification:
-        """Compute the last block of a cached branch anew and compare; see `verifying`. Others wait for that one forward.
+        """Compute the last block of a cached branch anew and compare; see `verify`. Others wait for that one forward.
 
         Args:
             tokens: ids of the branch up to and with the block, whole blocks.

@@ -3,7 +3,7 @@
                              the cache, here or far away
     plan_step    ------ submit(ops) ------>  applied in order
     apply        <----- answers, as they come
-    plan_batch; forward, sample, tell the streams: see `drawing`
+    plan_batch; forward, sample, tell the streams: see `step`
 
 With `overlaps`, for a GPU, a round launches its batch and leaves it under way: the next one says its Step and applies answers
 while the device computes, and only then waits for the tokens. What that Step reports as computed is so before anything behind
@@ -12,7 +12,7 @@ batch is finished first.
 
 Branches that have room run on without an answer. Only for branches that would begin a round waits, and for a fifth of the
 last batch's time at most: they save a whole round, and the others lose little. For the same reason a round may begin a moment
-later, for requests that come right behind a reply; see `followers`. One thread drives all of this; see `engine`.
+later, for requests that come right behind a reply; see `closed_loop`. One thread drives all of this; see `engine`.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Rounds:
         self._calls.append(_Call(run, self._num_submitted + 1))
 
     def verify_block(self, tokens: bytes, namespace: str) -> Verification:
-        """See `verifying`; to be run later, as `call_later` does."""
+        """See `verify`; to be run later, as `call_later` does."""
         self._finish_batch()
         return verify_block(self._runner, self.holder, self._scheduler.new_seq_id, tokens, namespace)
 

@@ -6,7 +6,7 @@ rows -> forward -> logits -- sample --> generation.take -> Delta, ends, forks at
 
         launch                       |  finish
 
-On a GPU nothing before `finish` waits for the device, so that the host has other things to do meanwhile; see `rounds`.
+On a GPU nothing before `finish` waits for the device, so that the host has other things to do meanwhile; see `loop`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,17 @@
+"""One request under way.
+
+generation      a request, its branches, its events
+reply           one branch's reply as it grows
+stop_rules      when a branch ends
+stop_strings    the first stop string of a stream
+pins            prefixes that a request pins
+beam_search     beam search as a search over scores
+beam_driver     its beams as forked sequences
+scoring         log probabilities of prompts
+text            chat templates, text to ids and back
+control_tokens  tokens only a template may write
+tool_prompt     tools for templates that know none
+stream_decoder  ids to text, never half a character
+spelling        bytes of single tokens
+veil            callers' text hidden from added tokens
+"""

@@ -10,7 +10,7 @@ One step, with K beams, each with the most likely tokens behind it:
 So there are K that go on even if each beam's best candidate is a stop token. The rules, and when it is over, are those of
 transformers' `generate(num_beams=K)`; see `EarlyStopping`. Lengths are counted in drawn tokens.
 
-Pure state: who holds which KV is `beam_branches`' affair.
+Pure state: who holds which KV is `beam_driver`'s affair.
 """
 
 from __future__ import annotations

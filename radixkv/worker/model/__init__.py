@@ -1,0 +1,17 @@
+"""A model over paged KV.
+
+model            a transformers model run by its own code
+native_model     Llama family on the native decoder
+rows             rows of a step
+attention        the attention function that models call
+mla              latent attention
+batch_invariant  rows that do not depend on their batch
+cuda_graphs      decode steps in fixed buffers, captured on CUDA
+kv_pool          tensors behind a block pool
+kv_dtype         formats of K and V
+lora, lora_file  adapters and their files
+packed_linear    weights packed for CPU kernels
+memory           memory of a device
+placement        device and dtype
+model_facts      what a loaded model says of itself
+"""

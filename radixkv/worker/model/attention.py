@@ -3,7 +3,7 @@ block table.
 
 A model takes part by calling the registered function once per layer and forward pass; what the function does there
 is up to the `AttentionSite` that the runner passes down as a keyword: the probe learns a model's shapes, the step
-works on the pool. Latent attention whose heads were absorbed (see `latent_attention`) arrives with its rows as keys.
+works on the pool. Latent attention whose heads were absorbed (see `mla`) arrives with its rows as keys.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class ModelRunner:
             adapters: folders of low-rank adapters by name; they are not rounded.
             deterministic: whether logits are to be the same to the bit whatever else is in a step, however a prompt is cut, and
                 whatever of it was found in the cache. With adapters the native decoder then runs nothing.
-            cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `decode_steps`. Not with
+            cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `cuda_graphs`. Not with
                 `deterministic`, whose steps are cut into tiles.
             progress: show a progress bar on standard error while the weights of a GGUF file are read.
 

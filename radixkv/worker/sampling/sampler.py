@@ -1,6 +1,6 @@
 """The next token of each row, drawn by that row's own parameters and nothing else of the batch.
 
-    logits, adjusted as the row asks (see `adjustment`)
+    logits, adjusted as the row asks (see `logit_processors`)
     p = softmax(logits / temperature)
     kept = the entries no less likely than each bound: the top_k-th entry; the entry at which the mass of the most
            likely ones reaches top_p (of what top_k kept); min_p times the most likely one. Ties with a bound are kept.

@@ -1,0 +1,17 @@
+"""Which branches hold blocks and which positions run next.
+
+scheduler        the whole: admission, batches, ends
+branch           one continuation and its sequence
+queue            branches that wait
+admission        which branch begins
+fair_queue       turns between owners
+quota_wait       namespaces at their quota
+running          branches that hold sequences
+batch            positions of the next forward
+length_estimate  expected output length
+preempt          blocks for running branches that can go no further
+preemption       which branch is preempted
+swap             preempted KV in host memory
+arena, spans     histories in contiguous spans
+limits           bounds of scheduling
+"""

@@ -3,7 +3,7 @@
 What a branch may need is counted by the cache itself: its acquire asks for the blocks of its history and reserves those that
 it is expected to grow into. Who is refused lets others try; from the moment that it is due, nobody of its owner is admitted
 before it, nor of others that have been given as much and hold as much.
-Who is refused for the quota of its namespace holds up nobody but that namespace: see `tenants`.
+Who is refused for the quota of its namespace holds up nobody but that namespace: see `quota_wait`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Branch:
     Attributes:
         order: (arrival of the generation, index of the branch).
         owner: whose request it is: its namespace, an adapter's being that of its caller.
-        priority, due_s: see `waiting`.
+        priority, due_s: see `queue`.
         tokens: its history, the prompt first. It only grows.
         num_matched: how much of its history was cached when last told, and `was_matched` whether it was since it last held any.
         was_refused: whether an acquire of it ever found too few blocks.

@@ -2,7 +2,7 @@
 
 Order of the queue:
 
-1. by owners, whichever has been given the least; see `sharing`.
+1. by owners, whichever has been given the least; see `fair_queue`.
 2. of one owner, who is due (has waited `max_wait_s`, or half of the time it was given): the one due first. Nobody of the same
    owner overtakes it any more.
 3. the rest by priority; then by the length of the prefix that is cached for it, then by arrival.

@@ -10,13 +10,13 @@ A round of the engine:
 
 Rules:
 
-- Who is admitted next: see `waiting`. What it is expected to generate is reserved with its prompt: see `growth`.
+- Who is admitted next: see `queue`. What it is expected to generate is reserved with its prompt: see `length_estimate`.
 - Who is refused for lack of blocks lets others try, until it is due; then nobody of its owner is admitted before it, nor of
   others that have been given as much and hold as much.
 - Single flight: an acquire whose next tokens another branch is computing waits for them, and lends that branch its priority.
 - Room is asked a block ahead, so that a decode rarely meets the end of its table before the answer is there.
-- Who is refused for the quota of its namespace waits for that namespace alone: see `tenants`.
-- Who cannot run another position for lack of blocks makes the owner that holds most give some up: see `relief`. After that,
+- Who is refused for the quota of its namespace waits for that namespace alone: see `quota_wait`.
+- Who cannot run another position for lack of blocks makes the owner that holds most give some up: see `preempt`. After that,
   nobody of that owner is admitted until a branch has finished, so that the rest can come to their end.
 - Decodes run in every batch, within `max_batch_tokens`. Prefill chunks share what is left of it, owners in turn, and end at
   absolute multiples of the chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one
