@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 import radixkv
-from bench.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Report, Table
 from radixkv import AcquireOp, ExtendOp, InsertOp, PrefixCache, ReleaseOp, pack_tokens
 
 __all__ = ["main"]

@@ -22,8 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.conversations import WorkloadMissingError, default_workloads, read_trees
-from bench.report import RESULTS_DIR, Bar, Report, Table, percentile
+from bench.common.conversations import WorkloadMissingError, default_workloads, read_trees
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, percentile
 
 if TYPE_CHECKING:
     from radixkv.worker.generations.text import ChatText

@@ -37,8 +37,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.attention_layer import BLOCK_SIZE, SEED, Sequences, Workload
-from bench.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
+from bench.common.attention_layer import BLOCK_SIZE, SEED, Sequences, Workload
+from bench.common.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
 from radixkv.kernels import native_attention
 from radixkv.kernels.kv_cache import Layout
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 

@@ -21,8 +21,8 @@ from time import perf_counter_ns as clock
 from time import thread_time_ns
 from typing import NamedTuple
 
-from bench.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
-from bench.tree_workload import Contender, interleave, leaf_prompts, random_tokens, timer_floor_ns
+from bench.common.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
+from bench.tree.workload import Contender, interleave, leaf_prompts, random_tokens, timer_floor_ns
 from radixkv.core.api import CacheEvent
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.events.subscription import EventSubscription

@@ -33,10 +33,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.conversations import Histories, WorkloadMissingError, branching_order, default_workloads, read_trees
-from bench.reference import ReferenceAnswer, ReferenceAnswers
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.stacks import BLOCK_SIZE, Reply, Stack, engine_in_process, generate_greedy, separate_processes
+from bench.common.conversations import Histories, WorkloadMissingError, branching_order, default_workloads, read_trees
+from bench.common.reference import ReferenceAnswer, ReferenceAnswers
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.stacks import BLOCK_SIZE, Reply, Stack, engine_in_process, generate_greedy, separate_processes
 from radixkv.util.folders import cache_folder
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading.default_model import resolve_model

@@ -28,8 +28,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
-from bench.stacks import BLOCK_SIZE, separate_services
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.stacks import BLOCK_SIZE, separate_services
 from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # What a machine with a GPU is asked: the kernels' GPU tests, then the GPU benches; the exit code is the worst of them.
 #
-#   bench/gpu.sh [FOLDER]     FOLDER: wheels of peers (see bench/gpu_peers.py) to install beside what is there
+#   bench/gpu.sh [FOLDER]     FOLDER: wheels of peers (see bench/gpu/peers.py) to install beside what is there
 #
 # Results go to $OUT, else to bench/results. In all it ends within 9 minutes: TEST_SECONDS bounds the tests (110), MODEL_MINUTES
 # the bench of whole steps (3), MINUTES that of attention (3.5).
@@ -20,9 +20,9 @@ timeout "${TEST_SECONDS:-110}" python3 -m pytest -q -m gpu -W default --continue
     $workers tests/kernels > "$out/gpu_tests.log" 2>&1
 tests=$?
 
-python3 -m bench.gpu_model --minutes "${MODEL_MINUTES:-3}" --json "$out/gpu_model.json"
+python3 -m bench.gpu.model --minutes "${MODEL_MINUTES:-3}" --json "$out/gpu_model.json"
 model=$?
-python3 -m bench.gpu_attention --minutes "${MINUTES:-3.5}" --json "$out/gpu_attention.json"
+python3 -m bench.gpu.attention --minutes "${MINUTES:-3.5}" --json "$out/gpu_attention.json"
 attention=$?
 
 echo "GPU tests, exit code $tests:"

@@ -28,8 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
 from bench.hostile_grammars import HONEST, HOSTILE
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
 from radixkv.core.errors import RadixKVError
 from radixkv.generation.params import Grammar
 from radixkv.worker.generations.text import ChatText

@@ -45,8 +45,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.stacks import BLOCK_SIZE, running, separate_services
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.stacks import BLOCK_SIZE, running, separate_services
 from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:

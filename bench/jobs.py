@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.stacks import separate_services
 from bench.gateway import WORDS, free_address
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
-from bench.stacks import separate_services
 from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.conversations import WorkloadMissingError, default_workloads, read_trees
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.conversations import WorkloadMissingError, default_workloads, read_trees
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from radixkv.kernels import plan_attention
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.spec import AttentionSpec

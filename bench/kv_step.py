@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.model.kv_pool import KVPool

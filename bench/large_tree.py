@@ -23,8 +23,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.report import RESULTS_DIR, Report, Summary, Table, summarise
-from bench.tree_workload import random_tokens
+from bench.common.report import RESULTS_DIR, Report, Summary, Table, summarise
+from bench.tree.workload import random_tokens
 from radixkv import AcquireOp, AcquireResult, InsertOp, PoolShape, ReleaseOp, connect
 from radixkv.client.reader import open_channel
 from radixkv.core.api import StepOp

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
 from radixkv import PrefixCache
 from radixkv.core.api import Copy
 from radixkv.generation.params import SamplingParams

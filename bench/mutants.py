@@ -23,9 +23,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.mutations import Mutation, mutations
 from bench.planting import ROOT, prepare, run_planted
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 
 __all__ = ["main"]
 

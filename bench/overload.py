@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.threads import configure_threads
 

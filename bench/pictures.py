@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.report import RESULTS_DIR
+from bench.common.report import RESULTS_DIR
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

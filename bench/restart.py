@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.common.report import RESULTS_DIR, Report, Table
 from bench.large_tree import BRANCH_TOKENS, FULL, PREFIX_TOKENS, QUICK, TIMEOUT_S, Service, Sizes
-from bench.report import RESULTS_DIR, Report, Table
-from bench.tree_workload import random_tokens
+from bench.tree.workload import random_tokens
 from radixkv import AcquireOp, ExtendOp, InsertOp
 from radixkv.service.config import ServiceConfig
 from radixkv.service.server import run_service

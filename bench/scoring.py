@@ -34,12 +34,12 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from bench.peer_wheel import PeerMissingError
-from bench.reference import load_plain
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.reference import load_plain
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.stacks import running
 from bench.serving.llama_files import LlamaFiles, find_llama
 from bench.serving.llama_side import llama_server
-from bench.stacks import running
+from bench.tree.wheel import PeerMissingError
 
 __all__ = ["main"]
 

@@ -31,11 +31,11 @@ from typing import NamedTuple
 import httpx
 import psutil
 
-from bench.faults import KILL, LONG, SHORT, Fault, Injury, end_clients, inspect, record, start_clients, strike
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
-from bench.sane_clients import Done, Ledger
-from bench.stack_under_test import GATEWAY, SERVICE, WORKER_A, WORKER_B, Stack
-from bench.typewriter import save_typewriter
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.faults.clients import Done, Ledger
+from bench.faults.run import KILL, LONG, SHORT, Fault, Injury, end_clients, inspect, record, start_clients, strike
+from bench.faults.stack import GATEWAY, SERVICE, WORKER_A, WORKER_B, Stack
+from bench.faults.typewriter import save_typewriter
 from radixkv.generation.client import GenerationClient
 
 __all__ = ["main", "slope_per_hour"]

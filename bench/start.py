@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.made_gguf import SHAPES, write_made
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 
 __all__ = ["main"]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import grpc
 
-from bench.report import RESULTS_DIR, Bar, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
 from radixkv import AcquireOp, AcquireResult, PoolShape, PrefixCache, ReleaseOp, connect, pack_tokens
 from radixkv.client.reader import open_channel
 from radixkv.service.config import ServiceConfig

@@ -35,8 +35,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.stacks import engine_beside_service, separate_processes
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.stacks import engine_beside_service, separate_processes
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.threads import run_on_passing_thread
 

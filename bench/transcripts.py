@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.chat_trees import Answer, Api, ByChat, ByResponses, Question, questions_of, shortfall
-from bench.conversations import WorkloadMissingError, default_workloads, read_trees
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.stacks import engine_in_process
+from bench.common.chat_trees import Answer, Api, ByChat, ByResponses, Question, questions_of, shortfall
+from bench.common.conversations import WorkloadMissingError, default_workloads, read_trees
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.stacks import engine_in_process
 from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:

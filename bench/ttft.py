@@ -34,8 +34,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
-from bench.stacks import BLOCK_SIZE, engine_in_process, separate_processes
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.stacks import BLOCK_SIZE, engine_in_process, separate_processes
 from radixkv.worker.loading.default_model import resolve_model
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from bench.conversations import WorkloadMissingError, default_workloads
-from bench.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.conversations import WorkloadMissingError, default_workloads
+from bench.common.report import RESULTS_DIR, Bar, Report, Table
 from radixkv import OutOfBlocksError, PrefixCache, pack_tokens
 
 __all__ = ["main"]

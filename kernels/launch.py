@@ -1,6 +1,6 @@
 """Launch configurations: a table to read and to edit, in place of autotuning at run time.
 
-`python -m bench.compile_gate` compiles each of them for every target and shows registers, memory and matrix instructions.
+`python -m bench.gpu.compile_gate` compiles each of them for every target and shows registers, memory and matrix instructions.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ from bench.agents.models import NUM_CONTEXT, tiny_engine
 from bench.agents.recording import AGENTS, Conversation, recorded
 from bench.agents.replay import Played, Turn, interleaved, replaying
 from bench.agents.scripts import SCRIPTS
-from bench.peer_wheel import PeerMissingError
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.stacks import BLOCK_SIZE, separate_services
 from bench.serving.llama_files import LLAMA_PACKAGE, LlamaFiles, find_llama, longer_context
-from bench.stacks import BLOCK_SIZE, separate_services
+from bench.tree.wheel import PeerMissingError
 from radixkv import unpack_tokens
 from radixkv.generation.request import Prompt
 

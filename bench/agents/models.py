@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench.stacks import engine_in_process
+from bench.common.stacks import engine_in_process
 from radixkv.generation.request import Generator
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading.default_model import resolve_model

@@ -25,7 +25,7 @@ from bench.agents.clients import PACKAGES, Agent, ClaudeCode, Codex, fetch_agent
 from bench.agents.dictation import Dictated
 from bench.agents.models import MODEL_NAME, tiny_engine
 from bench.agents.scripts import SCRIPTS, Script
-from bench.report import Progress
+from bench.common.report import Progress
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 from radixkv.util.folders import cache_folder

@@ -42,8 +42,8 @@ from bench.bad_input.http1 import HttpAttack
 from bench.bad_input.http2 import ATTACKS, Connections
 from bench.bad_input.parsers import Parsers
 from bench.bad_input.target import Target, Victim, running_target
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.hostile.stack import Site
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 
 __all__ = ["main"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.byte_model import save_byte_model
+from bench.common.byte_model import save_byte_model
 from radixkv.client import connect
 from radixkv.core.api import PoolShape
 from radixkv.core.errors import LimitError, UnknownPoolError

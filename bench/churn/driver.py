@@ -13,7 +13,7 @@ from time import monotonic, thread_time_ns
 from time import perf_counter_ns as clock
 from typing import Any, NamedTuple
 
-from bench.tree_workload import LEAVES_PER_PARENT, random_tokens
+from bench.tree.workload import LEAVES_PER_PARENT, random_tokens
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
 from radixkv.service.runtime.collector import Collector

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.churn_run import run
-from bench.report import RESULTS_DIR, Bar, Report, Table
+from bench.churn.driver import run
+from bench.common.report import RESULTS_DIR, Bar, Report, Table
 
 __all__ = ["main"]
 
@@ -123,7 +123,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("churn", options.seed, bars=bars(by_schedule[SERVICE]), tables=tables(by_schedule))
     report.figures = {"unit": "microseconds", "minutes": options.minutes, "leaves": options.leaves, **by_schedule}
     return report.finish(options.json or (RESULTS_DIR / "churn.json" if is_full else None), is_quick=not is_full)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from bench.conversations import Tree
+from bench.common.conversations import Tree
 
 __all__ = ["Answer", "Api", "ByChat", "ByResponses", "Question", "questions_of", "shortfall"]
 

@@ -38,7 +38,7 @@ class Tree(NamedTuple):
 
 def default_workloads() -> Path:
     """``shared/workloads`` beside the project's folder."""
-    return Path(__file__).resolve().parents[2] / "shared" / "workloads"
+    return Path(__file__).resolve().parents[3] / "shared" / "workloads"
 
 
 def read_trees(folder: Path) -> list[Tree]:

@@ -1,6 +1,6 @@
 """What a model says by itself: transformers' `generate`, greedy, fp32, in a process that imports nothing of radixkv.
 
-``python -P bench/reference.py MODEL_FOLDER NUM_TOKENS < prompts.jsonl`` reads one JSON list of token ids per line and
+``python -P bench/common/reference.py MODEL_FOLDER NUM_TOKENS < prompts.jsonl`` reads one JSON list of token ids per line and
 answers each with one line: ``{"token_ids": [...], "gaps": [...]}``, where a gap is the difference of the two largest
 logits at that token. The end-of-reply token does not end it, so that every answer has NUM_TOKENS tokens.
 

@@ -37,7 +37,7 @@ __all__ = [
     "write_json",
 ]
 
-RESULTS_DIR = Path(__file__).resolve().parent / "results"
+RESULTS_DIR = Path(__file__).resolve().parents[1] / "results"
 PACKAGES = ("radixkv", "torch", "triton", "transformers", "grpcio", "protobuf", "numpy", "sortedcontainers")
 
 
@@ -168,7 +168,7 @@ def environment(seed: int, packages: Iterable[str] = PACKAGES) -> dict[str, Any]
 
 def _commit() -> str:
     """Hash of HEAD, with ``-dirty`` where tracked files differ from it; ``unknown`` outside a repository."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
         return subprocess.run(

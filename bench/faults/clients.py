@@ -23,7 +23,7 @@ from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.generation.stream import Delta
 
 if TYPE_CHECKING:
-    from bench.branching_scripts import Script
+    from bench.faults.scripts import Script
 
 __all__ = ["GIVE_UP_S", "Asker", "Client", "Done", "Failure", "Heard", "HungError", "Ledger", "TryAgainError"]
 

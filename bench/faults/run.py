@@ -35,11 +35,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.branching_scripts import KINDS, Script
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
-from bench.sane_clients import GIVE_UP_S, Asker, Client, Failure, Ledger
-from bench.stack_under_test import GATEWAY, ROUTES, SERVICE, WORKER_A, WORKER_B, Stack
-from bench.typewriter import save_typewriter
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.faults.clients import GIVE_UP_S, Asker, Client, Failure, Ledger
+from bench.faults.scripts import KINDS, Script
+from bench.faults.stack import GATEWAY, ROUTES, SERVICE, WORKER_A, WORKER_B, Stack
+from bench.faults.typewriter import save_typewriter
 from radixkv.client import connect
 from radixkv.core.errors import RadixKVError
 from radixkv.worker.loading.default_model import resolve_model
@@ -364,7 +364,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("faults", options.seed, figures(outcome, options), bars(outcome), tables(outcome))
     is_kept = options.points >= JUDGED_POINTS and options.model == "tiny"
     return report.finish(options.json or (RESULTS_DIR / "faults.json" if is_kept else None))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

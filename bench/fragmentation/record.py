@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.branching_chats import EXAMPLES, PEOPLE, QUESTIONS, SYSTEM, Drafts, Edit, Person, Regenerate
-from bench.report import environment, write_json
+from bench.common.report import environment, write_json
+from bench.fragmentation.script import EXAMPLES, PEOPLE, QUESTIONS, SYSTEM, Drafts, Edit, Person, Regenerate
 
 __all__ = ["record"]
 
-PATH = Path(__file__).resolve().parents[1] / "radixkv/gateway/static/fragmentation/recorded.json"
+PATH = Path(__file__).resolve().parents[2] / "radixkv/gateway/static/fragmentation/recorded.json"
 NUM_BLOCKS = 4096
 REPLY_TOKENS = 384
 ANSWER_TOKENS = 8

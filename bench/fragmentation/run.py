@@ -1,7 +1,7 @@
 """What becomes of the KV memory under three ways to hand it out: real requests, real lengths and prefixes, no model.
 
 Requests of Mooncake's conversation trace (arrivals, lengths and what they share are its own) and of the Azure traces (arrivals
-and lengths; they tell no prefixes) pass through pools of one size, by the rules of `bench/fragmentation_replay.py`:
+and lengths; they tell no prefixes) pass through pools of one size, by the rules of `bench/fragmentation/replay.py`:
 
     reserve the longest      each request holds a span of the trace's longest length, as the vLLM paper's figures have it
     reserve prompt + reply   each holds its prompt and the trace's longest reply
@@ -34,9 +34,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.conversations import WorkloadMissingError, default_workloads
-from bench.fragmentation_replay import Memory, Outcome, Paged, Reserve, Sharing, replay, requests_of
-from bench.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.conversations import WorkloadMissingError, default_workloads
+from bench.common.report import RESULTS_DIR, Bar, Report, Table
+from bench.fragmentation.replay import Memory, Outcome, Paged, Reserve, Sharing, replay, requests_of
 from radixkv.simulate import Shape, read_trace, shapes_of
 
 __all__ = ["main"]
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
     options = parse(arguments)
     if options.write:
-        from bench.fragmentation_record import record
+        from bench.fragmentation.record import record
 
         return record()
     num_requests = options.requests or (QUICK_REQUESTS if options.quick else FULL_REQUESTS)
@@ -170,7 +170,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.tables.append(Table(f"{trace}, {len(requests):,} requests, {num_slots:,} slots", columns, rows))
     is_full = not options.quick and options.requests is None
     return report.finish(options.json or (RESULTS_DIR / "fragmentation.json" if is_full else None))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,9 +11,9 @@
 Every case's answer is held against float64 before it is timed, with outputs and parts NaN beforehand; a wrong one has no times.
 Times are medians on the device, of graphs replayed in turns, over input sets that the L2 does not hold.
 
-    python -m bench.gpu_attention             seven minutes
-    python -m bench.gpu_attention --quick     a minute or two, a smoke test
-    TRITON_INTERPRET=1 python -m bench.gpu_attention --interpret    all of its code on tiny inputs, without a GPU
+    python -m bench.gpu.attention             seven minutes
+    python -m bench.gpu.attention --quick     a minute or two, a smoke test
+    TRITON_INTERPRET=1 python -m bench.gpu.attention --interpret    all of its code on tiny inputs, without a GPU
 
 Figures are written every few seconds, so that a run that is cut short leaves what it measured.
 """
@@ -30,12 +30,13 @@ _STARTED_S = time.monotonic()
 
 import torch  # noqa: E402
 
-from bench.gpu_clock import Clock  # noqa: E402
-from bench.gpu_inputs import Pool  # noqa: E402
-from bench.gpu_launch import measure_launches, measure_planning, sweep  # noqa: E402
-from bench.gpu_peers import FlashInferBuild  # noqa: E402
-from bench.gpu_run import FULL, QUICK, TINY_SIZES, Run, device_record  # noqa: E402
-from bench.gpu_sections import (  # noqa: E402
+from bench.common.report import RESULTS_DIR, Bar, Report, Table  # noqa: E402
+from bench.gpu.clock import Clock  # noqa: E402
+from bench.gpu.inputs import Pool  # noqa: E402
+from bench.gpu.launch import measure_launches, measure_planning, sweep  # noqa: E402
+from bench.gpu.peers import FlashInferBuild  # noqa: E402
+from bench.gpu.run import FULL, QUICK, TINY_SIZES, Run, device_record  # noqa: E402
+from bench.gpu.sections import (  # noqa: E402
     measure_decode,
     measure_formats,
     measure_latents,
@@ -44,8 +45,7 @@ from bench.gpu_sections import (  # noqa: E402
     measure_prefill,
     measure_trees,
 )
-from bench.gpu_workloads import blocks_of  # noqa: E402
-from bench.report import RESULTS_DIR, Bar, Report, Table  # noqa: E402
+from bench.gpu.workloads import blocks_of  # noqa: E402
 
 SEED = 0
 FULL_S, QUICK_S = 0.12, 0.06
@@ -54,7 +54,7 @@ FULL_S, QUICK_S = 0.12, 0.06
 
 def main() -> int:
     """Runs, prints the tables, writes the JSON; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_attention", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.attention", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few cases, written only with --json")
     parser.add_argument("--minutes", type=float, default=7.0, help="the run ends by then (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="where to write the figures (default: of a full run, bench/results)")

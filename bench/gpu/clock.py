@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.report import Summary, percentile, summarise
+from bench.common.report import Summary, percentile, summarise
 
 __all__ = ["Calls", "Clock", "eager_us", "host_us"]
 

@@ -1,8 +1,8 @@
 """Whether every launch configuration of the attention kernels compiles well, for chips that this machine need not have.
 
-    python -m bench.compile_gate                           all configurations and targets, two or three minutes on two cores
-    python -m bench.compile_gate --quick                   one of each kind, half a minute
-    python -m bench.compile_gate --targets sm_90,gfx942    some of the targets
+    python -m bench.gpu.compile_gate                           all configurations and targets, two or three minutes on two cores
+    python -m bench.gpu.compile_gate --quick                   one of each kind, half a minute
+    python -m bench.gpu.compile_gate --targets sm_90,gfx942    some of the targets
 
 A configuration is a row of `kernels/launch.py`'s table in one form, at a layer that a known model has. It fails the gate, exit
 code 1, where it spills or uses the stack, needs more shared memory than the chip has, multiplies 16-bit matrices without matrix
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.compiled_kernels import SHARED_LIMITS, Measured, measure
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.launch import PLAIN_OPTIONS, TARGETS, LayerShape, TileConfig, next_power_of_2
 from radixkv.kernels.merge_parts import _merge_parts_kernel, step_parts
@@ -157,7 +157,9 @@ def faults(configuration: Configuration, target: str, measured: Measured) -> lis
 
 def main() -> int:
     """Compiles, prints, writes; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.compile_gate", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu.compile_gate", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="one configuration of each kind")
     parser.add_argument("--targets", type=lambda text: text.split(","), default=list(TARGETS), help="default: all")
     parser.add_argument(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bench.gpu_workloads import BLOCK_SIZE, DTYPE, Layer, Tree, blocks_of
+from bench.gpu.workloads import BLOCK_SIZE, DTYPE, Layer, Tree, blocks_of
 from radixkv.kernels import AttentionBatch, allocate_kv, allocate_latents, paged_attention, plan_attention
 from radixkv.kernels.device_work import DeviceWork, take_device_work
 from radixkv.kernels.kv_cache import Layout

@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 import torch
 
-from bench.gpu_clock import eager_us, host_us
-from bench.gpu_inputs import Case, Pool
-from bench.gpu_run import Run
-from bench.gpu_workloads import sequences
-from bench.report import Table
+from bench.common.report import Table
+from bench.gpu.clock import eager_us, host_us
+from bench.gpu.inputs import Case, Pool
+from bench.gpu.run import Run
+from bench.gpu.workloads import sequences
 from radixkv.kernels import device_work, launch
 from radixkv.kernels.device_work import advance
 from radixkv.kernels.launch import Forms, TileConfig

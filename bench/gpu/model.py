@@ -8,8 +8,8 @@
 
 The floor is weights and KV, once, at the bandwidth of a copy in the same run; the embedding table is not read but for its rows.
 
-    python -m bench.gpu_model            three minutes
-    python -m bench.gpu_model --tiny     all of its code on a tiny model and a CPU; no time means anything
+    python -m bench.gpu.model            three minutes
+    python -m bench.gpu.model --tiny     all of its code on a tiny model and a CPU; no time means anything
 
 Figures are written after every section, so that a run that is cut short leaves what it measured.
 """
@@ -30,11 +30,11 @@ _STARTED_S = time.monotonic()
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from bench.gpu_clock import Clock  # noqa: E402
-from bench.gpu_inputs import MAX_ERROR, relative_error  # noqa: E402
-from bench.gpu_model_cases import FULL, TINY, WARM_STEPS, Crowd, ModelSizes, make_model, time_ms  # noqa: E402
-from bench.gpu_run import device_record  # noqa: E402
-from bench.report import RESULTS_DIR, Bar, Report, Table, write_json  # noqa: E402
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, write_json  # noqa: E402
+from bench.gpu.clock import Clock  # noqa: E402
+from bench.gpu.inputs import MAX_ERROR, relative_error  # noqa: E402
+from bench.gpu.model_cases import FULL, TINY, WARM_STEPS, Crowd, ModelSizes, make_model, time_ms  # noqa: E402
+from bench.gpu.run import device_record  # noqa: E402
 from radixkv.generation.params import SamplingParams  # noqa: E402
 from radixkv.worker.model.model import ForwardRow, ModelRunner  # noqa: E402
 from radixkv.worker.sampling.device_sampler import launch_draws  # noqa: E402
@@ -352,7 +352,7 @@ def _device_ms(work: Callable[[], object], device: torch.device) -> dict[str, An
 
 def main() -> int:
     """Runs, prints the tables, writes the JSON; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_model", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.model", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU: tries the code, times nothing")
     parser.add_argument("--minutes", type=float, default=3.0, help="no section begins after (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="where to write the figures (default: of a full run, bench/results)")
@@ -368,7 +368,7 @@ def main() -> int:
         bench.run()
     except Exception as failure:  # what was measured until then is told all the same
         bench.note_wrong("the run", f"{type(failure).__name__}: {failure}")
-    report = bench.report
+    report = bench.common.report
     bench.save()
     if options.tiny:
         report.bars.clear()

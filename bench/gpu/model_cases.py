@@ -1,4 +1,4 @@
-"""What bench.gpu_model runs: a model of random weights made on the device, and crowds of branches over a pool of random KV."""
+"""What bench.gpu.model runs: a model of random weights made on the device, and crowds of branches over a pool of random KV."""
 
 from __future__ import annotations
 

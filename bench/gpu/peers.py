@@ -7,7 +7,7 @@
     FI cascade      FlashInfer's cascade, a level of it per level of the tree
     FI prefill      FlashInfer's paged prefill
 
-FlashInfer compiles at first use: `python -m bench.gpu_peers` uses each kernel once, so that another process compiles it while
+FlashInfer compiles at first use: `python -m bench.gpu.peers` uses each kernel once, so that another process compiles it while
 this one measures. It reads our blocks as they lie ("HND").
 """
 
@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.gpu_clock import Calls
-from bench.gpu_inputs import Case, Pool, relative_error
-from bench.gpu_workloads import BLOCK_SIZE, DTYPE, LLAMA, Tree, blocks_of, branches_of, sequences
+from bench.gpu.clock import Calls
+from bench.gpu.inputs import Case, Pool, relative_error
+from bench.gpu.workloads import BLOCK_SIZE, DTYPE, LLAMA, Tree, blocks_of, branches_of, sequences
 
 __all__ = ["PEERS", "FlashInferBuild", "Peer", "PeerError", "flashinfer_peers", "peer_calls"]
 
@@ -293,8 +293,8 @@ class FlashInferBuild:
         os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         with (Path(self._folder.name) / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.gpu_peers", str(self._outcomes)],
-                cwd=Path(__file__).resolve().parent.parent,
+                [sys.executable, "-m", "bench.gpu.peers", str(self._outcomes)],
+                cwd=Path(__file__).resolve().parents[2],
                 env={**os.environ, "MAX_JOBS": os.environ.get("MAX_JOBS", str(BUILD_JOBS))},
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from bench.gpu_clock import Calls
-from bench.gpu_inputs import Case, Pool
-from bench.gpu_peers import FlashInferBuild, PeerError, peer_calls
-from bench.gpu_run import FORMATS, Run
-from bench.gpu_workloads import DTYPE, Machine, Tree, short
-from bench.report import Bar, Table
+from bench.common.report import Bar, Table
+from bench.gpu.clock import Calls
+from bench.gpu.inputs import Case, Pool
+from bench.gpu.peers import FlashInferBuild, PeerError, peer_calls
+from bench.gpu.run import FORMATS, Run
+from bench.gpu.workloads import DTYPE, Machine, Tree, short
 
 __all__ = [
     "measure_decode",

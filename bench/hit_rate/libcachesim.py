@@ -1,6 +1,6 @@
 """The peer of the hit-rate bench: the policies of libcachesim, made to hold prefixes.
 
-Each runs in its own way over single blocks, in a process of its own (`python -m bench.hit_rate_peer JOB FOLDER`, which prints
+Each runs in its own way over single blocks, in a process of its own (`python -m bench.hit_rate.libcachesim JOB FOLDER`, which prints
 one JSON line). What a prefix cache asks is added round it: a block counts as found only where all before it in its request
 were found, and a request's blocks are touched either last first, so that policies by recency give up the end of a prompt
 before its beginning, or first to last. Of the two orders the better one stands for the policy, at each capacity. It evicts
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.peer_wheel import PeerMissingError, fetch_wheels, wheel_folder
+from bench.tree.wheel import PeerMissingError, fetch_wheels, wheel_folder
 from radixkv.simulate import Trace
 
 __all__ = ["LIBCACHESIM_VERSION", "PeerRate", "default_peer_dir", "fetch_peer", "peer_rates"]
@@ -90,7 +90,7 @@ def peer_rates(
     """
     if not (folder / "libcachesim").is_dir():
         raise PeerMissingError(f"libcachesim {LIBCACHESIM_VERSION} is not in {folder}; --peer fetch gets it")
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory() as scratch:
         job = Path(scratch) / "job.json"
         for policy in policies:
@@ -103,7 +103,7 @@ def peer_rates(
                 "blocks": [list(row) for row in trace.block_numbers()],
             }
             job.write_text(json.dumps(description), encoding="utf-8")
-            command = [sys.executable, "-m", "bench.hit_rate_peer", str(job), str(folder)]
+            command = [sys.executable, "-m", "bench.hit_rate.libcachesim", str(job), str(folder)]
             finished = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
             if finished.returncode:
                 why = (finished.stderr.strip().splitlines() or ["no word"])[-1]

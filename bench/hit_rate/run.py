@@ -2,8 +2,8 @@
 
 Each load is replayed from an empty cache, one request after the other; the second half of its requests is counted. The few
 constants of `hit-density` were settled on Mooncake's trace, the two thresholds of the default policy on these loads, with the
-figures of both halves in view. Capacities are shares of a load's distinct blocks. See `bench.hit_rate_workloads` for the loads
-and their orders, `bench.hit_rate_peer` for the peer.
+figures of both halves in view. Capacities are shares of a load's distinct blocks. See `bench.hit_rate.workloads` for the loads
+and their orders, `bench.hit_rate.libcachesim` for the peer.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.conversations import default_workloads
-from bench.hit_rate_optimum import optimal_rate
-from bench.hit_rate_peer import LIBCACHESIM_VERSION, default_peer_dir, fetch_peer, peer_rates
-from bench.hit_rate_peer import POLICIES as PEER_POLICIES
-from bench.hit_rate_workloads import MOONCAKE, WORKLOADS, read_workload
-from bench.peer_wheel import PeerMissingError
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.conversations import default_workloads
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.hit_rate.libcachesim import LIBCACHESIM_VERSION, default_peer_dir, fetch_peer, peer_rates
+from bench.hit_rate.libcachesim import POLICIES as PEER_POLICIES
+from bench.hit_rate.optimum import optimal_rate
+from bench.hit_rate.workloads import MOONCAKE, WORKLOADS, read_workload
+from bench.tree.wheel import PeerMissingError
 from radixkv.core.eviction import DEFAULT_POLICY, POLICIES
 from radixkv.simulate import LIMITS, Trace, replay
 
@@ -202,7 +202,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report.finish(
         options.json or (None if options.quick else RESULTS_DIR / "hit_rate.json"), is_quick=options.quick
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

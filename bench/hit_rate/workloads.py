@@ -18,7 +18,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from bench.conversations import WorkloadMissingError
+from bench.common.conversations import WorkloadMissingError
 from radixkv.simulate import Trace, read_trace, trace_of_texts
 from radixkv.simulate.parsing import tree_requests
 

@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.hostile.attacker import ATTACKS, SIBLINGS
 from bench.hostile.neighbour import WAYS
 from bench.hostile.stack import DRAIN_S, Ending, HostileStack, save_small_model
 from bench.hostile.trial import Field, Trial, bound_s, first_token_s
-from bench.report import RESULTS_DIR, Bar, Progress, Report, Table
 from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = ["END_S", "main"]

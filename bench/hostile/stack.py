@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 
 import psutil
 
-from bench.stack_under_test import GATEWAY, SERVICE, Role, free_port
+from bench.faults.stack import GATEWAY, SERVICE, Role, free_port
 
 __all__ = ["DRAIN_S", "WORKER", "Ending", "HostileStack", "Site", "save_small_model", "write_keys"]
 

@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
+from bench.common.report import percentile
+from bench.faults.stack import GATEWAY, SERVICE
 from bench.hostile.attacker import Attacker
 from bench.hostile.neighbour import WAYS, Neighbour, Sample
 from bench.hostile.stack import WORKER, Ending, HostileStack
 from bench.hostile.wire import Attack, Outcomes
-from bench.report import percentile
-from bench.stack_under_test import GATEWAY, SERVICE
 
 __all__ = ["MORE_S", "TIMES", "Field", "Trial", "bound_s", "first_token_s"]
 

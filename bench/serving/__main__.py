@@ -30,9 +30,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.conversations import WorkloadMissingError, default_workloads
-from bench.peer_wheel import PeerMissingError
-from bench.report import RESULTS_DIR, Progress, Report
+from bench.common.conversations import WorkloadMissingError, default_workloads
+from bench.common.report import RESULTS_DIR, Progress, Report
 from bench.serving.driver import Driver, DriverConfig, DriverError
 from bench.serving.figures import OURS, Figures, as_document, bars, prefill_bars, prefill_seconds, summarise_runs, table
 from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
@@ -41,6 +40,7 @@ from bench.serving.material import Material
 from bench.serving.plan import Call, Workload
 from bench.serving.system import Run
 from bench.serving.workloads import WORKLOADS, Ingredients
+from bench.tree.wheel import PeerMissingError
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading.default_model import resolve_model
 

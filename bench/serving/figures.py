@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from bench.report import Bar, Table, percentile
+from bench.common.report import Bar, Table, percentile
 from bench.serving.limit import information_limit
 from bench.serving.plan import Workload
 from bench.serving.system import Run

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.peer_wheel import PeerMissingError, peers_folder
+from bench.tree.wheel import PeerMissingError, peers_folder
 from radixkv.worker.loading.default_model import SMOLLM2_135M
 
 __all__ = ["LLAMA_PACKAGE", "LlamaFiles", "find_llama", "longer_context", "peers_folder"]

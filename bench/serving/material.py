@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.conversations import ROLES, WorkloadMissingError
+from bench.common.conversations import ROLES, WorkloadMissingError
 
 __all__ = ["FewShot", "Material", "WorkloadMissingError"]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from bench.common.stacks import BLOCK_SIZE, separate_services
 from bench.serving.plan import Outcome, ReadyCall, Workload
 from bench.serving.system import KV_TOKENS, Counts
-from bench.stacks import BLOCK_SIZE, separate_services
 from radixkv.client.reader import RemoteReader
 from radixkv.core.errors import RadixKVError
 from radixkv.generation.params import SamplingParams

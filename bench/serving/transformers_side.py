@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from bench.reference import load_plain
+from bench.common.reference import load_plain
 from bench.serving.plan import Outcome, ReadyCall, Workload
 from bench.serving.system import KV_TOKENS, Counts
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from bench.report import Bar, Summary
-from bench.tree_eviction import GROWTH, GROWTH_LEAVES, one_leaf_of
-from bench.tree_measures import ALONE, FORK_POSITIONS, INSERT, LIMIT, beside
-from bench.tree_peers import Peers
-from bench.tree_systems import Ours, System
-from bench.tree_workload import PROMPT_TOKENS
+from bench.common.report import Bar, Summary
+from bench.tree.eviction import GROWTH, GROWTH_LEAVES, one_leaf_of
+from bench.tree.measures import ALONE, FORK_POSITIONS, INSERT, LIMIT, beside
+from bench.tree.peers import Peers
+from bench.tree.systems import Ours, System
+from bench.tree.workload import PROMPT_TOKENS
 
 __all__ = ["LONG_LEAF", "NUM_LEAVES", "SHORT_LEAF", "TRACED", "bars", "leaves_of"]
 

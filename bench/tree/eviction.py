@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from time import perf_counter_ns as clock
 
-from bench.tree_measures import Samples, expect
-from bench.tree_systems import Ours, System
-from bench.tree_workload import LEAVES_PER_PARENT, Contender, interleave, leaf_prompts, random_tokens
+from bench.tree.measures import Samples, expect
+from bench.tree.systems import Ours, System
+from bench.tree.workload import LEAVES_PER_PARENT, Contender, interleave, leaf_prompts, random_tokens
 
 __all__ = ["GROWTH", "GROWTH_LEAVES", "measure_eviction", "measure_growth", "one_leaf_of"]
 

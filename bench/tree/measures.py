@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from time import perf_counter_ns as clock
 from typing import Any
 
-from bench.peer_vllm import VLLMBlockPool
-from bench.tree_systems import Ours, System
-from bench.tree_workload import (
+from bench.tree.systems import Ours, System
+from bench.tree.vllm import VLLMBlockPool
+from bench.tree.workload import (
     OWN_TOKENS,
     PROMPT_TOKENS,
     SHARED_TOKENS,

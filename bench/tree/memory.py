@@ -1,6 +1,6 @@
 """Metadata of one prefix cache in bytes per cached token, measured in a process of its own.
 
-``python -m bench.tree_memory NAME YARDSTICK LEAF_TOKENS NUM_LEAVES PEER_DIR`` prints the figure. Two yardsticks:
+``python -m bench.tree.memory NAME YARDSTICK LEAF_TOKENS NUM_LEAVES PEER_DIR`` prints the figure. Two yardsticks:
 
     resident    growth of the process's resident memory, for every system alike (a native core allocates where Python's
                 tracer does not see it); histories are made one at a time and dropped
@@ -21,9 +21,9 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-from bench.tree_peers import load_system
-from bench.tree_systems import Ours, System
-from bench.tree_workload import random_tokens
+from bench.tree.peers import load_system
+from bench.tree.systems import Ours, System
+from bench.tree.workload import random_tokens
 
 __all__ = ["measure_memory"]
 
@@ -35,8 +35,8 @@ BLOCK_SIZE = 16
 def measure_memory(name: str, yardstick: str, leaf_tokens: int, num_leaves: int, peer_dir: Path) -> float:
     """Bytes per token of the named system, from a fresh process."""
     arguments = [name, yardstick, str(leaf_tokens), str(num_leaves), str(peer_dir)]
-    command = [sys.executable, "-m", "bench.tree_memory", *arguments]
-    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-m", "bench.tree.memory", *arguments]
+    root = Path(__file__).resolve().parents[2]
     return float(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peer_sglang import SGLANG_VERSION, fetch_sglang, load_sglang
-from bench.peer_vllm import VLLM_VERSION, fetch_vllm, load_vllm
-from bench.peer_wheel import PeerMissingError, peers_folder
-from bench.tree_systems import System
+from bench.tree.sglang import SGLANG_VERSION, fetch_sglang, load_sglang
+from bench.tree.systems import System
+from bench.tree.vllm import VLLM_VERSION, fetch_vllm, load_vllm
+from bench.tree.wheel import PeerMissingError, peers_folder
 
 __all__ = ["PEER_CHOICES", "Peers", "find_peers", "load_system"]
 

@@ -26,16 +26,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import tree_measures as measures
-from bench.peer_wheel import peers_folder
-from bench.report import RESULTS_DIR, Report, Summary, Table, summarise
-from bench.tree_bars import LONG_LEAF, NUM_LEAVES, SHORT_LEAF, TRACED, bars, leaves_of
-from bench.tree_eviction import measure_eviction, measure_growth
-from bench.tree_measures import LIMIT, Samples
-from bench.tree_memory import measure_memory
-from bench.tree_peers import PEER_CHOICES, find_peers
-from bench.tree_systems import Ours, System
-from bench.tree_workload import branching_prompts, timer_floor_ns
+from bench.common.report import RESULTS_DIR, Report, Summary, Table, summarise
+from bench.tree.bars import LONG_LEAF, NUM_LEAVES, SHORT_LEAF, TRACED, bars, leaves_of
+from bench.tree.eviction import measure_eviction, measure_growth
+from bench.tree.measures import LIMIT, Samples
+from bench.tree.memory import measure_memory
+from bench.tree.peers import PEER_CHOICES, find_peers
+from bench.tree.run import measures
+from bench.tree.systems import Ours, System
+from bench.tree.wheel import peers_folder
+from bench.tree.workload import branching_prompts, timer_floor_ns
 
 __all__ = ["main"]
 
@@ -187,7 +187,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.tables.append(memory_table(memory))
     report.bars = bars(figures, memory, peers)
     return report.finish(options.json or (None if options.quick else RESULTS_DIR / "tree.json"), is_quick=options.quick)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.peer_stand_ins import StandIns
-from bench.peer_wheel import PeerMissingError, fetch_wheels, require_wheel, wheel_folder
+from bench.tree.stand_ins import StandIns
+from bench.tree.wheel import PeerMissingError, fetch_wheels, require_wheel, wheel_folder
 
 __all__ = ["SGLANG_VERSION", "SGLang", "fetch_sglang", "load_sglang"]
 
@@ -71,7 +71,7 @@ class _CountingAllocator:
 
 
 class SGLang:
-    """One of the peer's caches behind the calls that the benchmark times; see `bench.tree_systems.System`.
+    """One of the peer's caches behind the calls that the benchmark times; see `bench.tree.systems.System`.
 
     Keys are arrays of 64-bit ids, the peer's own form, made before any clock runs: its callers pay for that elsewhere.
     """

@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.peer_stand_ins import StandIns
-from bench.peer_wheel import PeerMissingError, fetch_sources, require_wheel, wheel_folder
+from bench.tree.stand_ins import StandIns
+from bench.tree.wheel import PeerMissingError, fetch_sources, require_wheel, wheel_folder
 
 __all__ = ["VLLM_VERSION", "VLLMBlockPool", "fetch_vllm", "load_vllm"]
 
@@ -68,7 +68,7 @@ class _Request:
 
 
 class VLLMBlockPool:
-    """vLLM's manager behind the calls that the benchmark times; see `bench.tree_systems.System`.
+    """vLLM's manager behind the calls that the benchmark times; see `bench.tree.systems.System`.
 
     Keys are lists of ids, its own form, made before any clock runs. The hash is SHA-256 over the pickled ids, its default.
     """

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bench.byte_model import EOS, VOCAB_SIZE, save_byte_model
+from bench.common.byte_model import EOS, VOCAB_SIZE, save_byte_model
 
 __all__ = ["EOS", "VOCAB_SIZE", "save_byte_model"]

@@ -11,7 +11,7 @@ import pytest
 from chat_stack import Stack, chat_stack
 from talk import Talk
 
-from bench.conversations import ARCHIVE, TREES_FILE, WorkloadMissingError, default_workloads, read_trees
+from bench.common.conversations import ARCHIVE, TREES_FILE, WorkloadMissingError, default_workloads, read_trees
 
 JSON = {"Content-Type": "application/json"}
 CHATGPT = {

@@ -12,7 +12,7 @@ from browser import open_page
 from chat_stack import chat_stack
 from playwright.sync_api import Browser, Page
 
-from bench.fragmentation_replay import Memory, Outcome, Paged, Reserve, Sharing, replay, requests_of
+from bench.fragmentation.replay import Memory, Outcome, Paged, Reserve, Sharing, replay, requests_of
 from radixkv.simulate import Shape
 
 STEP_S = 0.05

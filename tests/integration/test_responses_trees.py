@@ -10,8 +10,8 @@ import pytest
 from chat_stack import gateway, gibberish_engine
 from openai import AsyncOpenAI
 
-from bench.chat_trees import Answer, Api, ByChat, ByResponses, Question, questions_of, shortfall
-from bench.conversations import Tree, default_workloads, read_trees
+from bench.common.chat_trees import Answer, Api, ByChat, ByResponses, Question, questions_of, shortfall
+from bench.common.conversations import Tree, default_workloads, read_trees
 from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.config import GatewayConfig
 from radixkv.generation.client import GenerationClient

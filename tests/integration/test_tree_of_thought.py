@@ -14,7 +14,7 @@ import pytest
 from answers import Answers, collect
 from byte_model import save_byte_model
 
-from bench.conversations import default_workloads
+from bench.common.conversations import default_workloads
 from radixkv import PrefixCache
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams

@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 from triton_device import INTERPRETED
 
-from bench import compile_gate  # only where Triton is installed
-from bench.compile_gate import FULL, LATENT, LLAMA, SMALL, Configuration, faults, make_report
-from bench.compiled_kernels import SHARED_LIMITS, Measured, measure
+from bench.gpu import compile_gate  # only where Triton is installed
+from bench.gpu.compile_gate import FULL, LATENT, LLAMA, SMALL, Configuration, faults, make_report
+from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.kernels import block_copy, device_work, kv_write, launch
 
 compiles = pytest.mark.skipif(INTERPRETED, reason="this process interprets the kernels")

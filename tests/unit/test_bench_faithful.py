@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.conversations import Histories, WorkloadMissingError, branching_order, read_trees
+from bench.common.conversations import Histories, WorkloadMissingError, branching_order, read_trees
+from bench.common.reference import ReferenceAnswer
+from bench.common.stacks import Reply
 from bench.faithful import NUM_TOKENS, Difference, Outcome, Request, follow
-from bench.reference import ReferenceAnswer
-from bench.stacks import Reply
 from radixkv.generation.stream import Usage
 
 REFERENCE = ReferenceAnswer(list(range(100, 100 + NUM_TOKENS)), [0.5 + index for index in range(NUM_TOKENS)])

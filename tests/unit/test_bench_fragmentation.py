@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from bench.fragmentation import main
-from bench.fragmentation_replay import Memory, Paged, Reserve, Sharing, replay, requests_of
+from bench.fragmentation.replay import Memory, Paged, Reserve, Sharing, replay, requests_of
+from bench.fragmentation.run import main
 from radixkv.simulate import Shape
 
 

@@ -1,4 +1,4 @@
-"""What bench.gpu_attention calls the least possible, and that all of its code runs where there is no GPU."""
+"""What bench.gpu.attention calls the least possible, and that all of its code runs where there is no GPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from bench import compile_gate
-from bench.compile_gate import Configuration, faults
-from bench.gpu_clock import Clock
-from bench.gpu_inputs import numbered_tables
-from bench.gpu_launch import VARIANTS, Variant
-from bench.gpu_run import TINY_SIZES, Run
-from bench.gpu_workloads import LATENTS, LLAMA, Machine, Tree, branches_of, sequences
-from bench.report import Report
+from bench.common.report import Report
+from bench.gpu import compile_gate
+from bench.gpu.clock import Clock
+from bench.gpu.compile_gate import Configuration, faults
+from bench.gpu.inputs import numbered_tables
+from bench.gpu.launch import VARIANTS, Variant
+from bench.gpu.run import TINY_SIZES, Run
+from bench.gpu.workloads import LATENTS, LLAMA, Machine, Tree, branches_of, sequences
 
 H200 = Machine(copy=4.3e12, matmul=790e12, l2_bytes=60 << 20)
 

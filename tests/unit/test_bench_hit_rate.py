@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from bench.hit_rate import bars
-from bench.hit_rate_optimum import optimal_rate
-from bench.hit_rate_workloads import MOONCAKE, _grouped, _shuffled, _turns
+from bench.hit_rate.optimum import optimal_rate
+from bench.hit_rate.run import bars
+from bench.hit_rate.workloads import MOONCAKE, _grouped, _shuffled, _turns
 from radixkv.simulate import Trace, replay, trace_of_texts
 
 

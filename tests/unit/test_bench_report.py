@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.report import Bar, Report, Summary, Table, environment, percentile, print_table, summarise, write_json
+from bench.common.report import Bar, Report, Summary, Table, environment, percentile, print_table, summarise, write_json
 
 
 def test_percentiles_interpolate_between_neighbours() -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer_sglang import load_sglang
-from bench.peer_vllm import load_vllm
-from bench.peer_wheel import PeerMissingError
-from bench.report import Summary
-from bench.tree_bars import bars, leaves_of
-from bench.tree_eviction import GROWTH, GROWTH_LEAVES, one_leaf_of
-from bench.tree_measures import ALONE, INSERT, LIMIT, check_histories
-from bench.tree_peers import find_peers
-from bench.tree_systems import Ours
-from bench.tree_workload import (
+from bench.common.report import Summary
+from bench.tree.bars import bars, leaves_of
+from bench.tree.eviction import GROWTH, GROWTH_LEAVES, one_leaf_of
+from bench.tree.measures import ALONE, INSERT, LIMIT, check_histories
+from bench.tree.peers import find_peers
+from bench.tree.sglang import load_sglang
+from bench.tree.systems import Ours
+from bench.tree.vllm import load_vllm
+from bench.tree.wheel import PeerMissingError
+from bench.tree.workload import (
     PROMPT_TOKENS,
     SHARED_TOKENS,
     branching_prompts,

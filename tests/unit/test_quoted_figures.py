@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.report import percentile
+from bench.common.report import percentile
 from radixkv.cli.program import COMMANDS
 from radixkv.core import validation
 from radixkv.gateway import connections, fields
