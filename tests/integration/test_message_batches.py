@@ -18,7 +18,9 @@ from radixkv.gateway.config import GatewayConfig
 @pytest.fixture(scope="module")
 def stack(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     keys: Path = keys_file(tmp_path_factory.mktemp("keys") / "keys.toml")
-    config = GatewayConfig(listen="127.0.0.1:0", keys_file=keys, drain_s=1.0, max_batch_body_bytes=1_000_000)
+    config = GatewayConfig(
+        listen="127.0.0.1:0", keys_file=keys, drain_s=1.0, max_batch_body_bytes=1_000_000, max_job_bytes=1_000_000
+    )
     with chat_stack(default_model, config, max_model_len=256) as stack:
         yield stack
 
@@ -123,6 +125,24 @@ def test_a_body_over_its_bound_is_refused(client: Anthropic) -> None:
     with pytest.raises(anthropic.APIStatusError, match="1,000,000") as refusal:
         client.messages.batches.create(requests=[{"custom_id": "a", "params": params("x" * 1_000_000)}])
     assert refusal.value.status_code == 413
+
+
+def test_a_batch_that_is_refused_half_stored_gives_its_room_back_soon(stack: Stack) -> None:
+    asked = [{"custom_id": f"r-{place}", "params": params("x" * 1000)} for place in range(501)]
+    with client_of(stack, "blue") as client:
+        with pytest.raises(anthropic.BadRequestError, match=r"requests\.500\.custom_id"):
+            client.messages.batches.create(requests=[*asked[:500], asked[0]])
+
+        def has_room() -> bool:
+            try:
+                batch = client.messages.batches.create(requests=asked)
+            except anthropic.BadRequestError as refusal:
+                assert "bytes of files and batches" in str(refusal)
+                return False
+            client.messages.batches.cancel(batch.id)
+            return True
+
+        wait_until(has_room)
 
 
 def test_batches_of_another_tenant_are_unknown_and_lists_come_in_pages(stack: Stack, client: Anthropic) -> None:
