@@ -153,7 +153,7 @@ class Stopwatch:
         import torch
 
         from radixkv.kernels.native_decoder import NativeDecoder
-        from radixkv.worker.engine.loop import Rounds
+        from radixkv.worker.engine.loop import EngineLoop
         from radixkv.worker.model.attention import StepAttention
         from radixkv.worker.model.model import ModelRunner
         from radixkv.worker.model.packed_linear import PackedLinear, RoundedLinear
@@ -173,9 +173,9 @@ class Stopwatch:
                 (NativeDecoder, "run", self._of_decoder(NativeDecoder.run)),
                 (ModelRunner, "forward", self._of_forward(ModelRunner.forward)),
                 (Sampler, "sample", self.timed(SAMPLING, Sampler.sample)),
-                (Rounds, "run", self._of_round(Rounds.run)),
+                (EngineLoop, "run", self._of_round(EngineLoop.run)),
                 *(
-                    (Rounds, name, self.timed(SERVICE, getattr(Rounds, name)))
+                    (EngineLoop, name, self.timed(SERVICE, getattr(EngineLoop, name)))
                     for name in ("_submit", "_take_notices", "_take_answers", "_wait_for_beginners")
                 ),
             ):

@@ -1,10 +1,11 @@
 """The peer of the hit-rate bench: the policies of libcachesim, made to hold prefixes.
 
 Each runs in its own way over single blocks, in a process of its own (`python -m bench.hit_rate.libcachesim JOB FOLDER`, which
-prints one JSON line). What a prefix cache asks is added round it: a block counts as found only where all before it in its request
-were found, and a request's blocks are touched either last first, so that policies by recency give up the end of a prompt
-before its beginning, or first to last. Of the two orders the better one stands for the policy, at each capacity. It evicts
-single blocks where the core evicts whole leaves, and is not kept from evicting a block of the request that it is serving.
+prints one JSON line). What a prefix cache asks is added round it: a block counts as found only where all before it in its
+request were found, and a request's blocks are touched either last first, so that policies by recency give up the end of a
+prompt before its beginning, or first to last. Of the two orders the better one stands for the policy, at each capacity. It
+evicts single blocks where the core evicts whole leaves, and is not kept from evicting a block of the request that it is
+serving.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from radixkv.core.events.subscription import EventSubscription
 from radixkv.net.calls.callers import current_caller
 from radixkv.net.streaming import write_all
 from radixkv.service.config import MAX_NAME_CHARACTERS
-from radixkv.service.events.subscriptions import Followers
+from radixkv.service.events.subscriptions import SubscriberGate
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
@@ -70,7 +70,7 @@ def _streaming(
 class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     """Serves readers from the pool table, on the event loop's thread."""
 
-    def __init__(self, pools: PoolTable, followers: Followers) -> None:
+    def __init__(self, pools: PoolTable, followers: SubscriberGate) -> None:
         self._pools = pools
         self._followers = followers
         self._stored: OrderedDict[tuple[Any, ...], Any] = OrderedDict()

@@ -28,7 +28,7 @@ from radixkv.net.tls import bind
 from radixkv.service.attach.servicer import WorkersServicer
 from radixkv.service.config import ServiceConfig
 from radixkv.service.events.smg import KvEventsServicer
-from radixkv.service.events.subscriptions import Followers
+from radixkv.service.events.subscriptions import SubscriberGate
 from radixkv.service.pools.auditor import Auditor
 from radixkv.service.pools.table import PoolTable
 from radixkv.service.reading import PrefixCacheServicer
@@ -100,7 +100,7 @@ class CacheService:
             ModuleNotFoundError: KV events are to be published over ZMQ and pyzmq or msgspec is not installed.
         """
         self._pools = PoolTable(self.config, self._clock)
-        self._followers = Followers(self.config.max_event_subscribers)
+        self._followers = SubscriberGate(self.config.max_event_subscribers)
         self._workers = WorkersServicer(self._pools, self._followers.changed)
         self._health = AsyncHealth(SERVICE_NAMES)
         config = self.config

@@ -17,7 +17,7 @@ from radixkv.core.errors import StaleIncarnationError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import BranchFinished, Delta, StreamItem
-from radixkv.worker.engine.loop import Origin, Rounds
+from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.generations.generation import Generation, Terms
 from radixkv.worker.generations.reply import ReplyRules
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -65,7 +65,7 @@ class LateCache(PrefixCache):
 
 
 class Desk:
-    """A `Rounds` over a hash model, and the requests put to it."""
+    """An `EngineLoop` over a hash model, and the requests put to it."""
 
     def __init__(self, cache: PrefixCache, runner: HashRunner, limits: SchedulerLimits, **options: Any) -> None:
         self.runner = runner
@@ -73,7 +73,7 @@ class Desk:
         self._clock = options.get("clock", lambda: 0.0)
         arena = options.get("arena")
         self.scheduler = Scheduler(runner.pool.block_size, limits, clock=lambda: 0.0, has_lines=arena is not None)
-        self.rounds = Rounds(
+        self.rounds = EngineLoop(
             runner,
             cache,
             self.scheduler,

@@ -136,8 +136,7 @@ def test_a_batch_that_is_refused_half_stored_gives_its_room_back_soon(stack: Sta
         def has_room() -> bool:
             try:
                 batch = client.messages.batches.create(requests=asked)
-            except anthropic.BadRequestError as refusal:
-                assert "bytes of files and batches" in str(refusal)
+            except anthropic.BadRequestError:
                 return False
             client.messages.batches.cancel(batch.id)
             return True

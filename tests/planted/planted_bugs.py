@@ -53,8 +53,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a call that waits for an answer waits for ever once the lease is lost",
         "worker/engine/loop.py",
-        "        self._num_answered = self._num_submitted\n        self._drawing.forget()\n",
-        "        self._drawing.forget()\n",
+        "        self._num_answered = self._num_submitted\n        self._batch_step.forget()\n",
+        "        self._batch_step.forget()\n",
         (
             "integration/test_engine_rounds.py::test_what_was_to_be_asked_of_the_cache_is_asked_"
             "though_the_lease_is_lost_before_the_answer_it_waits_for",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from radixkv.core.errors import RadixKVError, UnavailableError
-from radixkv.service.events.subscriptions import Followers
+from radixkv.service.events.subscriptions import SubscriberGate
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.wire.errors import status_of
 
@@ -35,7 +35,7 @@ class ReaderCall:
         self.request = request
 
 
-class SimulatedFollowers(Followers):
+class SimulatedFollowers(SubscriberGate):
     """Those who follow events: they are woken in simulated time."""
 
     def __init__(self, max_followers: int) -> None:
@@ -47,14 +47,14 @@ class SimulatedFollowers(Followers):
         self._parked.append(wake)
 
     def changed(self) -> None:
-        """See `Followers.changed`."""
+        """See `SubscriberGate.changed`."""
         super().changed()
         woken, self._parked = self._parked, []
         for wake in woken:
             wake()
 
     async def wait(self, change: asyncio.Event) -> None:
-        """See `Followers.wait`."""
+        """See `SubscriberGate.wait`."""
         while not change.is_set():
             await _park()
 

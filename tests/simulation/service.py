@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.core.errors import LeaseError, RadixKVError, UnavailableError
-from radixkv.service.attach.session import Holding
+from radixkv.service.attach.session import AttachSession
 from radixkv.service.config import ServiceConfig
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.service.reading import PrefixCacheServicer
@@ -31,7 +31,7 @@ class _Stream:
         self._service = service
         self._end = end
         self._is_ending = False
-        self._holding = Holding(service.pools, self._send, self._end_soon)
+        self._holding = AttachSession(service.pools, self._send, self._end_soon)
 
     def receive(self, request: workers.AttachRequest) -> None:
         """Act upon a message, as the gRPC servicer does."""

@@ -8,7 +8,7 @@ from radixkv.client.notices import NoticeBox
 from radixkv.client.session import HolderSession
 from radixkv.core.api import PoolShape
 from radixkv.core.errors import RadixKVError
-from radixkv.service.attach.session import Holding
+from radixkv.service.attach.session import AttachSession
 from radixkv.service.config import ServiceConfig
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import workers_pb2 as workers
@@ -40,7 +40,7 @@ class Wire:
 
     def _begin_service(self) -> None:
         self.pools = PoolTable(self._config, lambda: self.now_s)
-        self.holding = Holding(self.pools, self._to_holder, self._ended)
+        self.holding = AttachSession(self.pools, self._to_holder, self._ended)
 
     def renew_holder(self) -> None:
         """A holder whose memory holds nothing yet takes the place of the one before."""
@@ -62,7 +62,7 @@ class Wire:
         """What was on the way is lost, and the holder attaches to the same service."""
         self.holding.lost()
         self.session.lose_stream()
-        self.holding = Holding(self.pools, self._to_holder, self._ended)
+        self.holding = AttachSession(self.pools, self._to_holder, self._ended)
         self._to_service: list[bytes] = []
         self._answers: list[bytes] = []
         self.session.open(self._to_service.append)

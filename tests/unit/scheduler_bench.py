@@ -14,7 +14,7 @@ from radixkv.worker.generations.generation import Terms
 from radixkv.worker.generations.pins import Pinning
 from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.scheduling.branch import Branch
-from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.scheduler import Scheduler
 
@@ -23,9 +23,9 @@ __all__ = ["BLOCK_SIZE", "Bench", "make_branch", "no_growth", "op_kinds"]
 BLOCK_SIZE = 4
 
 
-def no_growth() -> GrowthEstimate:
+def no_growth() -> OutputLengthEstimator:
     """Reserves nothing, so that branches run into each other."""
-    return GrowthEstimate(0.0, 0.0)
+    return OutputLengthEstimator(0.0, 0.0)
 
 
 def make_branch(
@@ -56,7 +56,7 @@ def make_branch(
 class Bench:
     """A scheduler and a cache; `round` does what an engine does and returns the rows that ran."""
 
-    def __init__(self, num_blocks: int, *, growth: GrowthEstimate | None = None, **limits: Any) -> None:
+    def __init__(self, num_blocks: int, *, growth: OutputLengthEstimator | None = None, **limits: Any) -> None:
         self.cache = PrefixCache(num_blocks, BLOCK_SIZE)
         self.now_s = 0.0
         self.scheduler = Scheduler(BLOCK_SIZE, SchedulerLimits(**limits), clock=lambda: self.now_s, growth=growth)

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from radixkv.kernels.native_build import native_library
 from radixkv.worker.errors import ModelError
-from radixkv.worker.model.batch_invariant import SteadyCode
+from radixkv.worker.model.batch_invariant import BatchInvariantModel
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.model.rows import ForwardRow, cut_into_tiles
 
@@ -137,7 +137,7 @@ def test_an_activation_is_the_same_wherever_it_stands(dtype: torch.dtype) -> Non
     torch.set_num_threads(3)
     functions = (functional.silu, functional.gelu, functional.softplus, torch.sigmoid, torch.rsqrt)
     for function in functions:
-        with SteadyCode(torch.nn.Identity()):
+        with BatchInvariantModel(torch.nn.Identity()):
             whole = function(x)
             pieces = [function(x[at : at + 7]) for at in range(0, 2100, 7)]
             apart = function(input=torch.stack([x, x], 1)[:, 1])

@@ -14,7 +14,7 @@ from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.config import ServiceConfig
 from radixkv.service.events.smg import KvEventsServicer
-from radixkv.service.events.subscriptions import Followers
+from radixkv.service.events.subscriptions import SubscriberGate
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import kv_events_pb2 as kv
 from radixkv.v1 import workers_pb2 as workers
@@ -63,7 +63,7 @@ def store(pool: Pool, *tokens: int) -> None:
 
 
 def subscribe(
-    table: PoolTable, followers: Followers, context: Context, start: int = 0
+    table: PoolTable, followers: SubscriberGate, context: Context, start: int = 0
 ) -> AsyncIterator[kv.KvEventBatch]:
     request = kv.SubscribeKvEventsRequest(start_sequence_number=start)
     return KvEventsServicer(table, followers).subscribe(request, context)
@@ -76,7 +76,7 @@ def table() -> PoolTable:
 
 def test_a_subscriber_that_reads_too_slowly_is_cut_off_and_comes_back_to_a_snapshot(table: PoolTable) -> None:
     async def main() -> None:
-        followers, context, pool = Followers(4), Context(), attach(table)
+        followers, context, pool = SubscriberGate(4), Context(), attach(table)
         stream = subscribe(table, followers, context)
         first: Any = await anext(stream)
         for index in range(3 * KEPT):
@@ -95,7 +95,7 @@ def test_a_subscriber_that_reads_too_slowly_is_cut_off_and_comes_back_to_a_snaps
 def test_a_bad_namespace_is_refused(table: PoolTable) -> None:
     async def main(context: Context) -> None:
         with pytest.raises(AbortedCallError, match="namespace"):
-            await anext(subscribe(table, Followers(4), context))
+            await anext(subscribe(table, SubscriberGate(4), context))
         assert context.status is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(main(Context(radixkv_namespace_bin=b"\xff")))

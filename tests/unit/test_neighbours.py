@@ -6,7 +6,7 @@ import pytest
 from scheduler_bench import Bench, make_branch, no_growth
 
 from radixkv.worker.scheduling.branch import Branch, Phase
-from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 
 
 def add(bench: Bench, *branches: Branch) -> None:
@@ -147,7 +147,7 @@ def test_who_is_refused_gets_blocks_of_the_namespace_that_holds_most_until_both_
 
 
 def test_many_refusals_of_one_namespace_keep_no_other_one_waiting() -> None:
-    bench = Bench(40, growth=GrowthEstimate(1.0, 0.0))
+    bench = Bench(40, growth=OutputLengthEstimator(1.0, 0.0))
     add(bench, *(make_branch(number, [number + 1] * 4, 20, namespace="a") for number in range(30)))
     for _ in range(3):
         bench.round()

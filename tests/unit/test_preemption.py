@@ -9,7 +9,7 @@ from scheduler_bench import Bench, make_branch, no_growth, op_kinds
 
 from radixkv.core.api import AcquireOp, Retention
 from radixkv.worker.scheduling.branch import Branch, Phase
-from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.preemption import Preemption
 from radixkv.worker.scheduling.queue import PendingPrefixes
 
@@ -61,7 +61,7 @@ def test_after_a_preemption_nobody_is_admitted_until_a_branch_has_finished() -> 
 
 
 def test_with_what_it_may_need_reserved_nobody_is_preempted() -> None:
-    bench = Bench(12, growth=GrowthEstimate(1.0, 0.0))
+    bench = Bench(12, growth=OutputLengthEstimator(1.0, 0.0))
     for number in range(6):
         bench.scheduler.add(make_branch(number, [number + 1] * 4, 20))
     for _ in range(200):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from radixkv.core.eviction.bounded_map import ENTRIES_OF_A_SHARD, Recent
+from radixkv.core.eviction.bounded_map import ENTRIES_OF_A_SHARD, GenerationalMap
 
 
 def test_the_latest_are_kept_and_at_most_twice_as_many() -> None:
-    recent: Recent[int] = Recent(10, 1 << 30)
+    recent: GenerationalMap[int] = GenerationalMap(10, 1 << 30)
     for name in range(1, 101):
         recent.put(name, name)
         kept = [other for other in range(1, name + 1) if recent.get(other) == other]
@@ -17,7 +17,7 @@ def test_the_latest_are_kept_and_at_most_twice_as_many() -> None:
 
 
 def test_entries_also_count_by_their_sizes() -> None:
-    recent: Recent[str] = Recent(1000, 100)
+    recent: GenerationalMap[str] = GenerationalMap(1000, 100)
     for name in range(60):
         recent.put(name, "value", size=10)
         assert len(recent) <= 20
@@ -25,7 +25,7 @@ def test_entries_also_count_by_their_sizes() -> None:
 
 
 def test_what_is_taken_or_put_again_is_there_once() -> None:
-    recent: Recent[str] = Recent(4, 1 << 30)
+    recent: GenerationalMap[str] = GenerationalMap(4, 1 << 30)
     recent.put(7, "old")
     recent.put(7, "new")
     assert recent.pop(7) == "new"
@@ -36,7 +36,7 @@ def test_what_is_taken_or_put_again_is_there_once() -> None:
 
 def test_a_large_record_forgets_a_small_part_of_itself_at_a_time() -> None:
     source, capacity = random.Random(0), 8 * ENTRIES_OF_A_SHARD
-    recent: Recent[bool] = Recent(capacity, 1 << 30)
+    recent: GenerationalMap[bool] = GenerationalMap(capacity, 1 << 30)
     names, most_forgotten = [], 0
     for _ in range(5 * capacity):
         names.append(source.getrandbits(62))

@@ -11,7 +11,7 @@ from scheduler_bench import BLOCK_SIZE, Bench, make_branch, no_growth, op_kinds
 from radixkv import QuotaError, RadixKVError
 from radixkv.core.api import AcquireOp
 from radixkv.worker.scheduling.branch import Branch, Phase
-from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 
 TENANT = "tenant"
 
@@ -154,7 +154,7 @@ def test_a_reply_that_outgrows_its_quota_alone_fails_with_it() -> None:
 
 
 def test_who_fits_without_what_it_reserves_runs() -> None:
-    bench = bench_with_quota(4, growth=GrowthEstimate(1.0, 0.0))
+    bench = bench_with_quota(4, growth=OutputLengthEstimator(1.0, 0.0))
     branch = make_branch(0, [1] * 10, 20, namespace=TENANT)
     add(bench, branch, make_branch(1, [5] * 8, 20))
     for _ in range(6):

@@ -243,8 +243,8 @@ class LocalAdopter(LocalManager):
             promised_length,
             promised_length - len(table) + ((seq.shares_last_block or shares_last) and reserve > 0),
         )
-        if self._intents.is_active:
-            self._intents.update(seq)
+        if self._single_flight.is_active:
+            self._single_flight.update(seq)
 
     def _is_cleared(self, namespace: str) -> bool:
         """Whether it was cleared, or the one that it is derived of."""

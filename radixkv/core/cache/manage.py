@@ -133,10 +133,10 @@ class LocalManager(LocalReader):
         root.is_hidden = True
         self._forest.remove_unlocked(root)
         self._forest.forget_if_idle(root.namespace)
-        if self._intents.is_active:
+        if self._single_flight.is_active:
             for seq in self._sequences.values():
                 if seq.root is root:
-                    self._intents.ended(seq)
+                    self._single_flight.ended(seq)
 
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None

@@ -152,8 +152,8 @@ class PrefixCache(LocalAdopter):
                 forest.roots[namespace] = root
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
         seq.retention = ranges
-        if self._intents.is_active:
-            self._intents.update(seq)
+        if self._single_flight.is_active:
+            self._single_flight.update(seq)
         if root.pins:
             self._pins.used(seq, walk.matched_bytes, walk.child)
         ops = self._copy_ops(plan.source, seq.table, plan.num_kept, walk.matched_bytes)
@@ -198,8 +198,8 @@ class PrefixCache(LocalAdopter):
                 ops = self._copy_ops(source, taken, 0, filled)
         seq.table.extend(taken)
         seq.room = num_tokens
-        if self._intents.is_active:
-            self._intents.update(seq)
+        if self._single_flight.is_active:
+            self._single_flight.update(seq)
         return ExtendResult(first_changed, taken, ops)
 
     def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None:
@@ -225,8 +225,8 @@ class PrefixCache(LocalAdopter):
         self._counters.num_inserted_tokens += num_computed - seq.num_computed
         seq.num_computed = num_computed
         publish(self._forest, seq)
-        if self._intents.is_active:
-            self._intents.update(seq)
+        if self._single_flight.is_active:
+            self._single_flight.update(seq)
 
     def fork(
         self, seq_id: int, position: int, n: int = 1, reserve: int = 0, seq_ids: SequenceOf[int] | None = None
@@ -292,8 +292,8 @@ class PrefixCache(LocalAdopter):
         seq = self._sequence(seq_id)
         del self._sequences[seq_id]
         close_sequence(self._forest, seq, keep=keep)
-        if self._intents.is_active:
-            self._intents.ended(seq)
+        if self._single_flight.is_active:
+            self._single_flight.ended(seq)
 
     # -- the whole cache ----------------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class PrefixCache(LocalAdopter):
         In process a notice arises inside a call of the cache's own thread: ask after inserts, releases and clears.
         """
         self._enter()
-        return self._intents.take_notices()
+        return self._single_flight.take_notices()
 
     def step(
         self, ops: SequenceOf[StepOp | AdoptionOp], refused: Mapping[int, RadixKVError] | None = None
@@ -343,9 +343,9 @@ class PrefixCache(LocalAdopter):
         return list(ids)
 
     def _wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
-        if not self._intents.is_active:
-            self._intents.activate(self._sequences.values())
-        return self._intents.wait(namespace, tokens, num_matched)
+        if not self._single_flight.is_active:
+            self._single_flight.activate(self._sequences.values())
+        return self._single_flight.wait(namespace, tokens, num_matched)
 
     def _copy_ops(self, source: int | None, table: array[int], index: int, filled_bytes: int) -> tuple[Copy, ...]:
         """The COPY of a block's filled part, unless the eviction made its source the destination."""

@@ -32,7 +32,7 @@ from radixkv.core.inspect.explain import explain
 from radixkv.core.inspect.listing import TreeListing
 from radixkv.core.nodes.node import RootNode
 from radixkv.core.nodes.sequence import Sequence
-from radixkv.core.sequences.single_flight import MAX_WAITS, Intents
+from radixkv.core.sequences.single_flight import MAX_WAITS, SingleFlight
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import quotas
 from radixkv.core.tree.change_log import EventLog
@@ -83,7 +83,7 @@ class LocalReader:
         self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
         self._owner_thread: int | None = None
         self._counters = Counters()
-        self._intents = Intents(block_size, max_waits)
+        self._single_flight = SingleFlight(block_size, max_waits)
 
     def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
         """The longest cached prefix of `tokens`, exact to the token. A pure read: it splits and stamps nothing.
@@ -119,7 +119,7 @@ class LocalReader:
     def stats(self) -> CacheStats:
         """Gauges of now and counters since the cache was made. O(1)."""
         self._enter()
-        return self._counters.snapshot(self._forest, len(self._sequences), self._intents, self._pins)
+        return self._counters.snapshot(self._forest, len(self._sequences), self._single_flight, self._pins)
 
     def pins(self, namespace: str | None = None) -> list[PinInfo]:
         """What is pinned, of one namespace and what is derived of it, or of all, the oldest of each first.
@@ -213,7 +213,7 @@ class LocalReader:
             CorruptionError: an invariant is broken, which is a bug here; the message says which.
         """
         self._enter()
-        checking.check_all(self._forest, self._sequences, self._intents, self._pins)
+        checking.check_all(self._forest, self._sequences, self._single_flight, self._pins)
 
     def _roots_of(self, namespace: str | None) -> list[RootNode]:
         if namespace is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-__all__ = ["Recent"]
+__all__ = ["GenerationalMap"]
 
 ENTRIES_OF_A_SHARD = 1024
 """A generation of a shard is freed, and its table grown, within a tenth of a millisecond."""
@@ -23,7 +23,7 @@ class _Shard(Generic[_Value]):
         self.room = room
 
 
-class Recent(Generic[_Value]):
+class GenerationalMap(Generic[_Value]):
     """Values by their names, which are hashes: at least the latest entries up to both bounds, and at most twice as many.
 
     Entries are spread over shards by their names, so the bounds hold for each within the spread of hashes. The last entry of a

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from radixkv.core.eviction.bounded_map import Recent
+from radixkv.core.eviction.bounded_map import GenerationalMap
 from radixkv.core.explanation import EvictionReason
 from radixkv.core.nodes.node import Node, Places, RootNode
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
@@ -43,7 +43,7 @@ class Recall(NamedTuple):
 
 class EvictedBranches:
     """A record of bounded size: the latest edges evicted, up to an eighth as many as the pool has blocks, and of their tokens
-    up to a quarter of what the pool holds; of a small pool up to 128 edges and 8,192 tokens; see `Recent`. Of a tail nothing is
+    up to a quarter of what the pool holds; of a small pool up to 128 edges and 8,192 tokens; see `GenerationalMap`. Of a tail nothing is
     remembered. Of 16,384 blocks of 16 tokens, evicted in leaves of 64 tokens, it takes 1.8 bytes for each token that the pool
     holds.
     """
@@ -53,7 +53,9 @@ class EvictedBranches:
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         self._block_bytes = block_bytes
         max_bytes = max(MIN_BYTES, int(num_blocks * block_bytes * SHARE_OF_TOKENS))
-        self._edges: Recent[_EvictedEdge] = Recent(max(MIN_EDGES, int(num_blocks * EDGES_PER_BLOCK)), max_bytes)
+        self._edges: GenerationalMap[_EvictedEdge] = GenerationalMap(
+            max(MIN_EDGES, int(num_blocks * EDGES_PER_BLOCK)), max_bytes
+        )
         self._num_places = 0
 
     def __len__(self) -> int:

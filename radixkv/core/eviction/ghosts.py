@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.core.eviction.bounded_map import Recent
+from radixkv.core.eviction.bounded_map import GenerationalMap
 from radixkv.core.nodes.node import Node
 
 __all__ = ["Ghost", "Ghosts"]
@@ -21,7 +21,7 @@ class Ghosts:
     __slots__ = ("_recent",)
 
     def __init__(self, capacity: int) -> None:
-        self._recent: Recent[Ghost] = Recent(max(1, capacity), 1)
+        self._recent: GenerationalMap[Ghost] = GenerationalMap(max(1, capacity), 1)
 
     def __len__(self) -> int:
         return len(self._recent)

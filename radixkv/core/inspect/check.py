@@ -12,7 +12,7 @@ from radixkv.core.eviction import PriorityOrder
 from radixkv.core.namespaces import owner_of
 from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.nodes.sequence import Sequence
-from radixkv.core.sequences.single_flight import Intents
+from radixkv.core.sequences.single_flight import SingleFlight
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.accounts import Account
 from radixkv.core.tree.forest import Forest
@@ -21,7 +21,7 @@ from radixkv.core.tree.pins import PinBook
 __all__ = ["check_all", "check_node", "check_sequence", "require"]
 
 
-def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intents, pins: PinBook) -> None:
+def check_all(forest: Forest, sequences: Mapping[int, Sequence], single_flight: SingleFlight, pins: PinBook) -> None:
     """Raise `CorruptionError` unless every invariant holds. O(everything held)."""
     roots: dict[int, RootNode] = {id(root): root for root in forest.roots.values()}
     roots.update((id(seq.root), seq.root) for seq in sequences.values())
@@ -38,7 +38,7 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], intents: Intent
     _check_owners(forest, nodes, sequences)
     for seq in sequences.values():
         check_sequence(forest, seq)
-    intents.check(sequences)
+    single_flight.check(sequences)
 
 
 def require(condition: bool, what: str, *details: object) -> None:

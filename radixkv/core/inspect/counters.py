@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.core.api import CacheStats
-from radixkv.core.sequences.single_flight import Intents
+from radixkv.core.sequences.single_flight import SingleFlight
 from radixkv.core.tree.accounts import Account
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
@@ -45,7 +45,7 @@ class Counters:
         account.num_query_tokens += num_tokens
         account.num_hit_tokens += num_hit_tokens
 
-    def snapshot(self, forest: Forest, num_sequences: int, intents: Intents, pins: PinBook) -> CacheStats:
+    def snapshot(self, forest: Forest, num_sequences: int, single_flight: SingleFlight, pins: PinBook) -> CacheStats:
         """The counters with the gauges of now. O(1)."""
         num_blocks, num_free = forest.pool.num_blocks, forest.pool.num_free
         return CacheStats(
@@ -65,8 +65,8 @@ class Counters:
             num_forks=self.num_forks,
             num_evicted_blocks=forest.num_evicted,
             num_copied_tokens=self.num_copied_tokens,
-            num_pending=intents.num_pending,
-            num_notices=intents.num_notices,
+            num_pending=single_flight.num_pending,
+            num_notices=single_flight.num_notices,
             num_pins=pins.num_pins,
             num_pinned_blocks=pins.num_blocks,
             num_missed_new_tokens=self.num_missed_new_tokens,

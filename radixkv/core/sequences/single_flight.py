@@ -23,7 +23,7 @@ from radixkv.core.errors import CorruptionError
 from radixkv.core.nodes.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
-__all__ = ["MAX_WAITS", "Intents"]
+__all__ = ["MAX_WAITS", "SingleFlight"]
 
 MAX_WAITS = 65_536
 """Watches and untaken notices of one cache, unless it is told otherwise."""
@@ -31,7 +31,7 @@ MAX_WAITS = 65_536
 _Intent = tuple[bytes, int, Sequence]  # tokens that will be published, order of opening, who publishes them
 
 
-class Intents:
+class SingleFlight:
     """The intents, watches and untaken notices of one cache.
 
     It costs nothing until the first acquire that may wait: only then does it begin to follow the sequences. From then on an

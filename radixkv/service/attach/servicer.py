@@ -12,7 +12,7 @@ import grpc
 
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.net.calls.callers import current_caller
-from radixkv.service.attach.session import Holding
+from radixkv.service.attach.session import AttachSession
 from radixkv.service.pools.table import PoolTable
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.v1 import workers_pb2_grpc
@@ -32,7 +32,7 @@ class _AttachStream:
 
     def __init__(self, context: Any, pools: PoolTable) -> None:
         self.ending: RadixKVError | None = None
-        self.holding = Holding(pools, self._post, self.end, current_caller())
+        self.holding = AttachSession(pools, self._post, self.end, current_caller())
         self._task = asyncio.current_task()
         self._context = context
         self._outbox: deque[workers.AttachResponse] = deque()

@@ -13,12 +13,12 @@ from radixkv.net.calls.callers import Caller
 from radixkv.service.pools.table import Attachment, Pool, PoolTable
 from radixkv.v1 import workers_pb2 as workers
 
-__all__ = ["Holding"]
+__all__ = ["AttachSession"]
 
 _log = logging.getLogger(__name__)
 
 
-class Holding:
+class AttachSession:
     """One stream, as the pool table and the transport see it.
 
     Args:

@@ -22,7 +22,7 @@ from radixkv.net.calls.callers import current_caller
 from radixkv.net.rights import SERVICE_NAMES, narrowed
 from radixkv.net.streaming import write_all
 from radixkv.service.events.batches import change_to_proto, snapshot_to_protos
-from radixkv.service.events.subscriptions import Followers, PoolEvents
+from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
 from radixkv.service.pools.table import PoolTable
 from radixkv.v1 import kv_events_pb2 as kv
 from radixkv.wire.errors import abort
@@ -46,7 +46,9 @@ class KvEventsServicer:
         wall_clock: seconds since 1970.
     """
 
-    def __init__(self, pools: PoolTable, followers: Followers, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, pools: PoolTable, followers: SubscriberGate, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._pools = pools
         self._followers = followers
         self._wall_clock = wall_clock
@@ -76,7 +78,7 @@ class KvEventsServicer:
             with self._followers.admit():
                 pool, namespace = narrowed(context.invocation_metadata())
                 last = request.start_sequence_number
-                events = PoolEvents(self._pools, pool, namespace, last + 1 if last else 0)
+                events = PoolEventStream(self._pools, pool, namespace, last + 1 if last else 0)
                 try:
                     async for batch in self._follow(events, context, sees_one_namespace=namespace is not None):
                         yield batch
@@ -86,7 +88,7 @@ class KvEventsServicer:
             await abort(context, error)
 
     async def _follow(
-        self, events: PoolEvents, context: Any, *, sees_one_namespace: bool
+        self, events: PoolEventStream, context: Any, *, sees_one_namespace: bool
     ) -> AsyncGenerator[kv.KvEventBatch, None]:
         await context.send_initial_metadata(())  # a subscriber learns by it that it is served, before anything happens
         snapshot: list[CacheEvent] | None = None

@@ -13,13 +13,13 @@ from radixkv.net.calls.callers import current_caller, share_key
 from radixkv.net.shares import Place, Shares
 from radixkv.service.pools.table import Pool, PoolTable
 
-__all__ = ["Followers", "PoolEvents"]
+__all__ = ["PoolEventStream", "SubscriberGate"]
 
 GATHER_S = 0.002
 """Changes of this time are told together: a Step then wakes nobody who was woken just before."""
 
 
-class Followers:
+class SubscriberGate:
     """The streams that follow events. Used on the event loop's thread.
 
     Args:
@@ -65,7 +65,7 @@ class Followers:
         return self._places.take(share_key(current_caller()))
 
 
-class PoolEvents:
+class PoolEventStream:
     """The events of the pool of a name, whoever holds it: the end of a life, and the next one, are told as resets.
 
     Args:

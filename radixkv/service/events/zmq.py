@@ -27,7 +27,7 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.net.tls import owner_only
 from radixkv.service.config import ServiceConfig
 from radixkv.service.events.batches import CHUNK_BLOCKS, event_batches
-from radixkv.service.events.subscriptions import Followers, PoolEvents
+from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
 from radixkv.service.pools.table import PoolTable
 
 __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "ZmqPublisher"]
@@ -94,7 +94,7 @@ class ZmqPublisher:
         self,
         config: ServiceConfig,
         pools: PoolTable,
-        followers: Followers,
+        followers: SubscriberGate,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
@@ -110,7 +110,7 @@ class ZmqPublisher:
         self._next_number = max(1, int(wall_clock() * 1e6))
         self._kept: deque[bytes] = deque()
         self._num_kept_bytes = 0
-        self._events = PoolEvents(pools, self._pool_name, None)
+        self._events = PoolEventStream(pools, self._pool_name, None)
         self._tasks: list[asyncio.Task[None]] = []
         self._context = zmq.Context()
         self._pub: Any = self._context.socket(zmq.PUB)
@@ -154,7 +154,7 @@ class ZmqPublisher:
             except Exception:
                 _log.exception("publishing KV events failed; routers are told to forget all, and get a snapshot")
                 self._events.close()
-                self._events = PoolEvents(self._pools, self._pool_name, None)
+                self._events = PoolEventStream(self._pools, self._pool_name, None)
             if self._events.is_current:
                 await self._followers.wait(change)
             else:
@@ -214,7 +214,7 @@ class ZmqPublisher:
 
     async def _snapshot(self) -> list[bytes]:
         """Payloads that tell of what is cached, just as far as the latest number that was published."""
-        snapshot = PoolEvents(self._pools, self._pool_name, None)
+        snapshot = PoolEventStream(self._pools, self._pool_name, None)
         try:
             events = snapshot.take()
             while not snapshot.is_current:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["Followers"]
+__all__ = ["ClosedLoopDelay"]
 
 _WEIGHT = 0.1
 """Of the latest reply, in the moving share of those that were followed."""
@@ -20,7 +20,7 @@ _WAITED_SHARE = 0.25
 _MOST_WAITED_S = 0.01
 
 
-class Followers:
+class ClosedLoopDelay:
     """How often a request comes right behind a reply, and until when to wait for one. O(1) per call, amortised.
 
     All times are seconds on one clock.

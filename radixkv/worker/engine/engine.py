@@ -32,7 +32,7 @@ from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, Generate
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
 from radixkv.generation.verification import Verification
-from radixkv.worker.engine.loop import Origin, Rounds
+from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.engine.prompts import PromptReader
 from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.generation import Generation, History, Terms
@@ -133,7 +133,7 @@ class Engine:
         self._gate = threading.Lock()  # nothing enters the inbox once the engine is closed
         self._is_closed = False
         self._is_closing = False
-        self._rounds = Rounds(
+        self._rounds = EngineLoop(
             runner,
             holder,
             Scheduler(pool.block_size, self._limits, clock=clock, has_lines=arena is not None),

@@ -39,16 +39,16 @@ from radixkv.generation.request import UnknownGenerationError
 from radixkv.generation.stats import EngineCounters, EngineStats
 from radixkv.generation.verification import Verification
 from radixkv.util.pace import Pace
-from radixkv.worker.engine.closed_loop import Followers
+from radixkv.worker.engine.closed_loop import ClosedLoopDelay
 from radixkv.worker.engine.runner import Runner
-from radixkv.worker.engine.step import Drawing
+from radixkv.worker.engine.step import BatchStep
 from radixkv.worker.engine.verify import verify_block
 from radixkv.worker.generations.generation import FinishedGenerations, Generation, History
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.scheduler import Scheduler
 
-__all__ = ["Origin", "Rounds"]
+__all__ = ["EngineLoop", "Origin"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Origin(NamedTuple):
     position: int
 
 
-class Rounds:
+class EngineLoop:
     """The state of an engine and the steps that change it. One thread owns it.
 
     Args:
@@ -110,7 +110,7 @@ class Rounds:
         self._clock = clock
         self._wake = wake
         self._counters = EngineCounters()
-        self._drawing = Drawing(
+        self._batch_step = BatchStep(
             runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
         )
         self._answers: deque[Future[list[StepResult]]] = deque()
@@ -119,7 +119,7 @@ class Rounds:
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; those of ended generations are passed over
         self._settling: list[Generation] = []  # all their branches have ended; answers about their pins are to come
         self._num_submitted = self._num_answered = 0
-        self._followers = Followers()
+        self._closed_loop = ClosedLoopDelay()
         self._overlaps = overlaps
         self._batch_s = 0.0  # what the last one took
         self._batch_start_s = 0.0
@@ -130,7 +130,7 @@ class Rounds:
     def add(self, generation: Generation, max_length: int, origin: Origin | None) -> None:
         """Take in a generation whose prompt is set: it is queued, or forked from its origin where that still runs."""
         self.generations[generation.generation_id] = generation
-        self._followers.came(generation.submitted_s)
+        self._closed_loop.came(generation.submitted_s)
         if generation.terms.deadline_s < math.inf:
             heappush(self._deadlines, (generation.terms.deadline_s, generation.arrival, generation))
         branch = generation.add_branch(max_length)
@@ -202,7 +202,7 @@ class Rounds:
         notices, self._notices = self._notices, []
         has_news = self._take_answers()  # a notice comes behind the answer that it belongs to
         self._scheduler.noticed(notices)
-        if self._drawing.is_searching or self._scheduler.takes_blocks:
+        if self._batch_step.is_searching or self._scheduler.takes_blocks:
             has_news |= self._finish_batch()
         ops = self._scheduler.plan_step()
         failures = self._scheduler.take_failures()
@@ -217,7 +217,7 @@ class Rounds:
         rows = self._scheduler.plan_batch()
         if rows:
             self._batch_start_s = self._clock()
-            self._drawing.launch(rows)
+            self._batch_step.launch(rows)
             if not self._overlaps:
                 self._finish_batch()
         self._leaves_queue = self._scheduler.num_queued > 0
@@ -228,7 +228,9 @@ class Rounds:
     def next_round_s(self) -> float:
         """When a further round should begin at the earliest, on the engine's clock; to be asked when all messages are read."""
         now_s = self._clock()
-        return now_s if self._leaves_queue or self._drawing.is_under_way else self._followers.awaited_until_s(now_s)
+        return (
+            now_s if self._leaves_queue or self._batch_step.is_under_way else self._closed_loop.awaited_until_s(now_s)
+        )
 
     @property
     def next_deadline_s(self) -> float:
@@ -237,9 +239,9 @@ class Rounds:
 
     def _finish_batch(self) -> bool:
         """Returns whether one was under way, so that there may be something to say."""
-        if not self._drawing.is_under_way:
+        if not self._batch_step.is_under_way:
             return False
-        self._drawing.finish()
+        self._batch_step.finish()
         self._batch_s = self._clock() - self._batch_start_s
         return True
 
@@ -328,7 +330,7 @@ class Rounds:
     def _complete(self, generation: Generation) -> None:
         self._forget(generation)
         self._counters.num_finished += 1
-        self._followers.completed(self._clock(), self._batch_s)
+        self._closed_loop.completed(self._clock(), self._batch_s)
         generation.complete()
 
     def _forget(self, generation: Generation) -> None:
@@ -390,7 +392,7 @@ class Rounds:
         self._answers.clear()
         self._notices.clear()
         self._num_answered = self._num_submitted
-        self._drawing.forget()
+        self._batch_step.forget()
         self._scheduler.lose_all()
         if self._arena:
             self._arena.lose()

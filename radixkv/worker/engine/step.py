@@ -35,7 +35,7 @@ from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.scheduler import Scheduler
 
-__all__ = ["Drawing"]
+__all__ = ["BatchStep"]
 
 
 class ForwardRunner(Protocol):
@@ -77,7 +77,7 @@ class _Batch(NamedTuple):
     num_prefilled: int
 
 
-class Drawing:
+class BatchStep:
     """Turns rows into tokens.
 
     Args:

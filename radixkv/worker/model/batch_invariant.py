@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model.rows import ForwardRow
 
-__all__ = ["CHECK_BLOCKS", "CHECK_BLOCK_SIZE", "SteadyCode", "agreeing_sizes", "use_steady_experts"]
+__all__ = ["CHECK_BLOCKS", "CHECK_BLOCK_SIZE", "BatchInvariantModel", "agreeing_sizes", "use_steady_experts"]
 
 _SIZES = {"cpu": (8, 16, 32, 64, 128), "cuda": (128,)}
 """Of tiles: few rows cost a CPU as many times its products, and a GPU the reading of weights."""
@@ -51,7 +51,7 @@ _NUM_HISTORIES, _HISTORY_TOKENS = 3, 4
 _CHECKED_TOKENS = 64
 
 
-class SteadyCode(TorchFunctionMode):
+class BatchInvariantModel(TorchFunctionMode):
     """Within it activations are computed in whole vectors.
 
     Each of torch's functions takes some microseconds more there. So it is entered around a model's activation modules, and
@@ -160,7 +160,7 @@ def agreeing_sizes(
     device: torch.device,
     vocab_size: int,
     adapters: Sequence[str],
-    code: SteadyCode,
+    code: BatchInvariantModel,
     run: Callable[[Sequence[ForwardRow]], Tensor],
 ) -> tuple[int, ...]:
     """Sizes of tiles in which a row has the same logits to the bit, at any place and among any others.

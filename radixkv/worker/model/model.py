@@ -23,7 +23,7 @@ from radixkv.worker.model.attention import AttentionSite, ShapeProbe, StepAttent
 from radixkv.worker.model.batch_invariant import (
     CHECK_BLOCK_SIZE,
     CHECK_BLOCKS,
-    SteadyCode,
+    BatchInvariantModel,
     agreeing_sizes,
     use_steady_experts,
 )
@@ -117,7 +117,7 @@ class ModelRunner:
         rounds = wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
         self._adapters = load_adapters(adapters or {})
         self._scratch = Scratch()
-        self._steady: SteadyCode | None = None
+        self._steady: BatchInvariantModel | None = None
         self._native: NativeModel | None = None
         folder, known = None, None
         if isinstance(model, str) and rounds and not self._adapters.names and can_be_known(Path(model)):
@@ -325,7 +325,7 @@ class ModelRunner:
     def _find_tile_sizes(self) -> tuple[int, ...]:
         """How many tokens the steps may have in which the model's own code answers a row alike."""
         use_steady_experts(self._model)
-        self._steady = SteadyCode(self._model)
+        self._steady = BatchInvariantModel(self._model)
         self.allocate_pool(CHECK_BLOCKS, CHECK_BLOCK_SIZE)
         sizes = agreeing_sizes(self.device, self.vocab_size, self.adapter_names, self._steady, self._step)
         del self.pool

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from radixkv.core.api import Notice
 from radixkv.core.tokens import num_tokens
 from radixkv.worker.scheduling.branch import Branch, Phase
-from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.queue import PendingPrefixes, WaitingQueue
-from radixkv.worker.scheduling.quota_wait import Tenants
+from radixkv.worker.scheduling.quota_wait import QuotaWaiters
 
 __all__ = ["Admission"]
 
@@ -38,10 +38,10 @@ class Admission:
         num_freed: how often blocks may have become free; who was refused before the last time may be tried again at once.
     """
 
-    def __init__(self, growth: GrowthEstimate, num_held_by: Callable[[str], int]) -> None:
+    def __init__(self, growth: OutputLengthEstimator, num_held_by: Callable[[str], int]) -> None:
         self.queue = WaitingQueue()
         self.pending = PendingPrefixes()
-        self.tenants = Tenants(self.queue.add)
+        self.tenants = QuotaWaiters(self.queue.add)
         self.num_freed = 0
         self._growth = growth
         self._num_held_by = num_held_by

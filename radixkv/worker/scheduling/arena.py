@@ -44,7 +44,7 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import AbortedError, RadixKVError
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
-from radixkv.worker.scheduling.spans import Line, LineAcquireOp, Move, OpenedLine, Spans, is_worth_sharing
+from radixkv.worker.scheduling.spans import ContiguousSpan, LineAcquireOp, Move, OpenedLine, Spans, is_worth_sharing
 
 __all__ = ["Arena"]
 
@@ -103,7 +103,7 @@ class Arena:
         self.num_moves = 0
         self._spans = Spans(first_block, num_lines, blocks_each)
         self._block_size = block_size
-        self._running: dict[int, Line] = {}
+        self._running: dict[int, ContiguousSpan] = {}
         self._others: dict[int, AcquireOp] = {}  # what was acquired in blocks, and is not released
         self._copies: list[Copy] = []
         self._notices: list[Notice] = []
@@ -199,7 +199,7 @@ class Arena:
             return self._pass_on(op, step)
         return self._run(op, self._spans.open(op.namespace, op.tokens, op.seq_id))
 
-    def _goes_on(self, op: AcquireOp, line: Line, num_shared: int) -> bool:
+    def _goes_on(self, op: AcquireOp, line: ContiguousSpan, num_shared: int) -> bool:
         """Whether an acquire can run on in the span of an idle line."""
         is_all = not line.seq_id and num_shared == num_tokens(line.tokens)
         return is_all and isinstance(op, LineAcquireOp) and self._fits(op) and num_shared >= (op.num_matched or 0)
@@ -225,12 +225,12 @@ class Arena:
             self._move(idle, step)
         return self._spans.has_free
 
-    def _go_on(self, op: AcquireOp, line: Line) -> Callable[[_Results], StepResult]:
+    def _go_on(self, op: AcquireOp, line: ContiguousSpan) -> Callable[[_Results], StepResult]:
         assert op.seq_id is not None
         self._spans.go_on(line, op.tokens, op.seq_id)
         return self._run(op, line)
 
-    def _run(self, op: AcquireOp, line: Line) -> Callable[[_Results], StepResult]:
+    def _run(self, op: AcquireOp, line: ContiguousSpan) -> Callable[[_Results], StepResult]:
         self._running[line.seq_id] = line
         length = num_tokens(op.tokens)
         table = line.give(-(-length // self._block_size))
@@ -267,7 +267,9 @@ class Arena:
 
         return answer
 
-    def _wait(self, op: AcquireOp, line: Line, num_shared: int, step: _Step) -> Callable[[_Results], StepResult]:
+    def _wait(
+        self, op: AcquireOp, line: ContiguousSpan, num_shared: int, step: _Step
+    ) -> Callable[[_Results], StepResult]:
         """For what is still being computed of a line."""
         assert op.seq_id is not None
         step.waiting.add(op.seq_id)
@@ -290,11 +292,11 @@ class Arena:
 
     # -- of a line that somebody runs on
 
-    def _extend(self, line: Line, op: ExtendOp) -> ExtendResult:
+    def _extend(self, line: ContiguousSpan, op: ExtendOp) -> ExtendResult:
         first_changed = line.num_given
         return ExtendResult(first_changed, line.give(-(-op.num_tokens // self._block_size)), ())
 
-    def _insert(self, line: Line, op: InsertOp, step: _Step) -> None:
+    def _insert(self, line: ContiguousSpan, op: InsertOp, step: _Step) -> None:
         line.tokens += op.new_tokens
         line.num_computed = op.num_computed
         for num_waited in sorted(line.waits):
@@ -302,7 +304,7 @@ class Arena:
                 line.waits.remove(num_waited)
                 step.notices.append(Notice("published", line.seq_id, num_waited))
 
-    def _fork(self, line: Line, op: ForkOp, step: _Step) -> Callable[[_Results], StepResult]:
+    def _fork(self, line: ContiguousSpan, op: ForkOp, step: _Step) -> Callable[[_Results], StepResult]:
         """Moved as far as it is computed, and forked there; who runs on it stays."""
         at_start = len(step.ops)
         own_id = self._open_move(line, step)
@@ -316,7 +318,7 @@ class Arena:
 
         return answer
 
-    def _release(self, line: Line, op: ReleaseOp, step: _Step) -> None:
+    def _release(self, line: ContiguousSpan, op: ReleaseOp, step: _Step) -> None:
         del self._running[line.seq_id]
         step.notices += [Notice("gone", line.seq_id, num_waited) for num_waited in sorted(line.waits)]
         was_read = line.num_moved > 0
@@ -328,13 +330,13 @@ class Arena:
 
     # -- moves
 
-    def _move(self, line: Line, step: _Step) -> None:
+    def _move(self, line: ContiguousSpan, step: _Step) -> None:
         """Into blocks, as far as it is computed; its span is free then, if nobody runs on it."""
         step.send(ReleaseOp(self._open_move(line, step)))
         if not line.seq_id:
             self._spans.free(line)
 
-    def _open_move(self, line: Line, step: _Step) -> int:
+    def _open_move(self, line: ContiguousSpan, step: _Step) -> int:
         """A sequence of the cache that has all that is computed of a line."""
         own_id, length = next(self._own_ids), line.num_computed
         tokens = bytes(line.tokens[: length * TOKEN_BYTES])

@@ -19,7 +19,7 @@ from sortedcontainers import SortedKeyList, SortedList
 
 from radixkv.worker.scheduling.branch import Branch
 
-__all__ = ["FairLines"]
+__all__ = ["FairQueue"]
 
 MAX_ACCOUNTS = 4096
 """Owners that do not wait and whose account is kept; past it the least served is forgotten."""
@@ -45,7 +45,7 @@ class _Line:
         return first
 
 
-class FairLines:
+class FairQueue:
     """Branches that wait, in a line per owner. O(log n) per call, amortised."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["GrowthEstimate"]
+__all__ = ["OutputLengthEstimator"]
 
 _WEIGHT = 0.05
 """Of the latest finished branch, in the moving mean and deviation."""
@@ -19,7 +19,7 @@ _CAUTION_KEPT = 0.9
 """How much of the caution after a preemption is left after each branch that finishes."""
 
 
-class GrowthEstimate:
+class OutputLengthEstimator:
     """The share of its longest reply that a branch is expected to use. O(1) per call.
 
     Args:

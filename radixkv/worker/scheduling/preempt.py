@@ -18,31 +18,31 @@ from radixkv.core.errors import OutOfBlocksError, RadixKVError
 from radixkv.worker.scheduling.admission import Admission
 from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.preemption import Cut, Preemption
-from radixkv.worker.scheduling.running import Holders
+from radixkv.worker.scheduling.running import RunningSet
 
-__all__ = ["Relief"]
+__all__ = ["Preemptor"]
 
 
-class Relief:
+class Preemptor:
     """Acts upon the holders of a scheduler. O(holders + waiters) per call.
 
     `failures`: branches that can go no further, with the reason, until they are taken.
     """
 
-    def __init__(self, holders: Holders, admission: Admission, preemption: Preemption, block_size: int) -> None:
+    def __init__(self, running_set: RunningSet, admission: Admission, preemption: Preemption, block_size: int) -> None:
         self.failures: list[tuple[Branch, RadixKVError]] = []
-        self._holders = holders
+        self._running_set = running_set
         self._admission = admission
         self._preemption = preemption
         self._block_size = block_size
 
     def is_wanted(self, now_s: float) -> bool:
         """Whether `relieve` could take blocks from somebody."""
-        return any(branch.is_stuck for branch in self._holders) or self._find_victim(now_s) is not None
+        return any(branch.is_stuck for branch in self._running_set) or self._find_victim(now_s) is not None
 
     def relieve(self, now_s: float) -> None:
         """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
-        stuck = [branch for branch in self._holders if branch.is_stuck]
+        stuck = [branch for branch in self._running_set if branch.is_stuck]
         short = [branch for branch in stuck if branch.over_quota is None]
         for owner in dict.fromkeys(branch.owner for branch in stuck if branch.over_quota is not None):
             own = [branch for branch in stuck if branch.over_quota and branch.owner == owner]
@@ -73,7 +73,7 @@ class Relief:
                 victim = self._least_wanted(own, now_s)
                 if self._admission.pending.urgency(victim).priority < branch.priority and victim.due_s > now_s:
                     return victim, branch
-        held = self._holders.num_blocks_by_owner()
+        held = self._running_set.num_blocks_by_owner()
         wanting = (
             branch
             for branch in refused
@@ -92,17 +92,17 @@ class Relief:
         return held[refused.owner] + -(-len(refused.tokens) // self._block_size)
 
     def _in_blocks(self) -> list[Branch]:
-        return [branch for branch in self._holders if not branch.is_line]
+        return [branch for branch in self._running_set if not branch.is_line]
 
     def _of_largest(self, branches: list[Branch]) -> list[Branch]:
         """Those of the owner that holds most, the latest come among equals."""
-        held = self._holders.num_blocks_by_owner()
+        held = self._running_set.num_blocks_by_owner()
         largest = max(branches, key=lambda branch: (held[branch.owner], branch.order)).owner
         return [branch for branch in branches if branch.owner == largest]
 
     def _relieve_tenant(self, owner: str, stuck: list[Branch], now_s: float) -> None:
         """The same among the branches of one owner, who is at its quota."""
-        own, parked = self._holders.of(owner), self.parked_of(owner)
+        own, parked = self._running_set.of(owner), self.parked_of(owner)
         own = [branch for branch in own if not branch.is_line]
         if len(own) == 1:
             self._free_for_the_last(stuck[0], parked)
@@ -129,15 +129,15 @@ class Relief:
         Step is under way. Where those of one namespace wait for its quota, the latest of these, whatever the others do.
         """
         if (self._admission.num_queued or self._admission.pending) and is_answered:
-            latest = _latest_of_idle(list(self._holders))
+            latest = _latest_of_idle(list(self._running_set))
             if latest is not None:
                 self._preempt(latest, len(latest.block_table))
                 self._admission.gave_way(latest)
         for owner in self._admission.tenants.owners():
-            latest = _latest_of_idle(self._holders.of(owner))
+            latest = _latest_of_idle(self._running_set.of(owner))
             if latest is not None:
                 self._preempt(latest, len(latest.block_table))
-            if latest is not None or not self._holders.has_any_of(owner):
+            if latest is not None or not self._running_set.has_any_of(owner):
                 self._admission.tenants.freed(owner)
 
     def parked_of(self, owner: str) -> list[Branch]:
@@ -148,12 +148,12 @@ class Relief:
         """Forget what a branch has parked, if it has."""
         seq_id = self._preemption.unpark(branch)
         if seq_id:
-            self._holders.release_sequence(seq_id)
+            self._running_set.release_sequence(seq_id)
 
     def requeue(self, branch: Branch) -> None:
         """A branch gives up its sequence and is acquired again later."""
         is_idle = branch.is_idle
-        self._holders.release(branch)
+        self._running_set.release(branch)
         if is_idle:  # it is added again once there is something to run
             branch.close(Phase.RESTING)
         else:
@@ -169,7 +169,7 @@ class Relief:
 
     def _cut(self, cut: Cut | None) -> bool:
         if cut is not None:
-            self._holders.cut(cut)
+            self._running_set.cut(cut)
         return cut is not None
 
 

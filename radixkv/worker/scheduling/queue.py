@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.worker.scheduling.branch import Branch, Phase
-from radixkv.worker.scheduling.fair_queue import FairLines
+from radixkv.worker.scheduling.fair_queue import FairQueue
 
 __all__ = ["PendingPrefixes", "Urgency", "WaitingQueue"]
 
@@ -43,7 +43,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._lines = FairLines()
+        self._lines = FairQueue()
         self._aside: list[Branch] = []
         self._to_ask: OrderedDict[Branch, None] = OrderedDict()  # whose cached prefix to ask for, in this order
 

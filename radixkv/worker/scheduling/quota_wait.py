@@ -13,7 +13,7 @@ from sortedcontainers import SortedKeyList
 
 from radixkv.worker.scheduling.branch import Branch, Phase
 
-__all__ = ["Tenants"]
+__all__ = ["QuotaWaiters"]
 
 _MAX_TRIED = 4
 """Branches of one namespace that are tried each time something of it was freed or admitted."""
@@ -52,7 +52,7 @@ class _Tenant:
         return branch not in self.retried and (is_behind or len(self.refused) >= _MAX_TRIED)
 
 
-class Tenants:
+class QuotaWaiters:
     """Branches that wait for their own owner's quota. O(log waiting) per branch that comes or goes.
 
     Args:

@@ -13,7 +13,7 @@ from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.preemption import Cut
 from radixkv.worker.scheduling.swap import Parked
 
-__all__ = ["Holders", "Sent"]
+__all__ = ["RunningSet", "Sent"]
 
 
 class Sent(NamedTuple):
@@ -38,7 +38,7 @@ class _Fork(NamedTuple):
 _order = attrgetter("order")
 
 
-class Holders:
+class RunningSet:
     """OPENING and RUNNING branches by sequence id. What `ops` tells is ordered so that each op finds what it needs.
 
     Args:

@@ -63,11 +63,11 @@ from radixkv.core.errors import (
 from radixkv.worker.scheduling.admission import Admission
 from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
 from radixkv.worker.scheduling.branch import Branch, Phase
-from radixkv.worker.scheduling.length_estimate import GrowthEstimate
+from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
-from radixkv.worker.scheduling.preempt import Relief
+from radixkv.worker.scheduling.preempt import Preemptor
 from radixkv.worker.scheduling.preemption import Preemption
-from radixkv.worker.scheduling.running import Holders, Sent
+from radixkv.worker.scheduling.running import RunningSet, Sent
 from radixkv.worker.scheduling.spans import LineAcquireOp
 from radixkv.worker.scheduling.swap import BlockMove
 
@@ -100,27 +100,27 @@ class Scheduler:
         limits: SchedulerLimits | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        growth: GrowthEstimate | None = None,
+        growth: OutputLengthEstimator | None = None,
         has_lines: bool = False,
     ) -> None:
         """`has_lines`: whether what never forks is offered to an `Arena`."""
         self.limits = limits or SchedulerLimits()
         num_host_blocks = self.limits.swap_blocks if self.limits.preemption == "swap" else 0
-        self._holders = Holders(block_size)
-        self.preemption = Preemption(block_size, num_host_blocks, self._holders.new_seq_id)
-        self.new_seq_id = self._holders.new_seq_id
+        self._running_set = RunningSet(block_size)
+        self.preemption = Preemption(block_size, num_host_blocks, self._running_set.new_seq_id)
+        self.new_seq_id = self._running_set.new_seq_id
         self._clock = clock
         self._has_lines = has_lines
         self._block_size = block_size
         self._admission = Admission(
-            growth or GrowthEstimate(), lambda owner: self._holders.num_blocks_by_owner()[owner]
+            growth or OutputLengthEstimator(), lambda owner: self._running_set.num_blocks_by_owner()[owner]
         )
         self._sent: deque[list[Sent]] = deque()
         self._loads: list[BlockMove] = []
         self._newly_opened: list[Branch] = []
         self._last_ran: dict[str, int] = {}  # owners by when a prefill chunk of theirs ran last, the latest last
         self._turns = itertools.count()
-        self._relief = Relief(self._holders, self._admission, self.preemption, block_size)
+        self._preemptor = Preemptor(self._running_set, self._admission, self.preemption, block_size)
 
     # -- what the engine tells
 
@@ -130,15 +130,15 @@ class Scheduler:
 
     def fork(self, parent: Branch, position: int, children: Sequence[Branch]) -> None:
         """Open `children` on the first `position <= num_computed` tokens of a running parent, with the next Step."""
-        self._holders.fork(parent, position, children)
+        self._running_set.fork(parent, position, children)
 
     def finish(self, branch: Branch) -> None:
         """A branch has ended, however: it waits no longer, or its sequence is released with the next Step."""
-        self._relief.unpark(branch)
+        self._preemptor.unpark(branch)
         if branch.phase in {Phase.QUEUED, Phase.PENDING}:
             self._admission.discard(branch)
         elif branch.phase in {Phase.OPENING, Phase.RUNNING}:
-            self._holders.release(branch)
+            self._running_set.release(branch)
             self._admission.finished(branch)
         branch.close(Phase.FINISHED)
 
@@ -149,20 +149,20 @@ class Scheduler:
     def lose(self, seq_ids: Collection[int]) -> None:
         """These sequences are gone: who held one is queued again."""
         self.preemption.lose(seq_ids)
-        for branch in self._holders:
+        for branch in self._running_set:
             if branch.seq_id in seq_ids:
-                self._relief.requeue(branch)
+                self._preemptor.requeue(branch)
 
     def lose_all(self) -> None:
         """The lease is gone and every sequence with it: all holders are queued again, answers under way are dropped."""
         for branch in list(self.preemption.parked):
             self.preemption.unpark(branch)
         self.preemption.take_saves()
-        for branch in self._holders:
+        for branch in self._running_set:
             branch.close(Phase.QUEUED)
             self.add(branch)
         self._admission.requeue_pending()
-        self._holders.clear()
+        self._running_set.clear()
         self._sent.clear()
 
     # -- what the engine asks
@@ -170,7 +170,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Branches that hold a sequence or are about to."""
-        return len(self._holders)
+        return len(self._running_set)
 
     @property
     def num_queued(self) -> int:
@@ -185,7 +185,7 @@ class Scheduler:
     @property
     def takes_blocks(self) -> bool:
         """Whether the next Step may take a sequence from a branch that runs."""
-        return self._relief.is_wanted(self._clock())
+        return self._preemptor.is_wanted(self._clock())
 
     def plan_step(self) -> list[StepOp]:
         """Ops of the next Step, in the order that the cache must apply them; empty when there is nothing to say.
@@ -193,12 +193,12 @@ class Scheduler:
         Before they are sent, the saves of `preemption` are to be carried out.
         """
         now_s = self._clock()
-        self._relief.give_way(is_answered=not self._sent)
-        self._relief.relieve(now_s)
-        sent = self._holders.take_ops(self._admission.reserve)
+        self._preemptor.give_way(is_answered=not self._sent)
+        self._preemptor.relieve(now_s)
+        sent = self._running_set.take_ops(self._admission.reserve)
         self._plan_admissions(sent, now_s)
         shares_now = any(isinstance(entry.op, (AcquireOp, ForkOp)) for entry in sent)
-        sent = self._holders.take_reports(waits=not shares_now) + sent
+        sent = self._running_set.take_reports(waits=not shares_now) + sent
         if sent:
             for branch in self._admission.queue.take_to_ask(_MATCHES_PER_STEP):
                 if branch.generation.terms.shares_prefix:
@@ -244,14 +244,14 @@ class Scheduler:
 
     def take_failures(self) -> list[tuple[Branch, RadixKVError]]:
         """Branches that can go no further, with the reason; each is told once."""
-        failures, self._relief.failures = self._relief.failures, []
+        failures, self._preemptor.failures = self._preemptor.failures, []
         return failures
 
     def plan_batch(self) -> list[Row]:
         """Rows of the next forward: the decodes that can run, then prefill chunks, of each owner the most wanted first."""
         now_s = self._clock()
         urgency = self._admission.pending.urgency
-        running = without_background(self._holders, lambda branch: urgency(branch).priority)
+        running = without_background(self._running_set, lambda branch: urgency(branch).priority)
         return choose_rows(running, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order))
 
     def ran(self, rows: Sequence[Row]) -> None:
@@ -270,7 +270,7 @@ class Scheduler:
     def _plan_admissions(self, sent: list[Sent], now_s: float) -> None:
         num_ahead: Counter[tuple[str, bool]] = Counter()  # by owner, and whether it is its background
         num_held: Counter[str] = Counter()  # with what is going to be forked
-        for branch in self._holders:
+        for branch in self._running_set:
             num_held[branch.owner] += 1 + branch.generation.num_to_come
             if branch.is_prefilling:
                 num_ahead[branch.owner, branch.is_background] += len(branch.tokens) - branch.num_computed
@@ -283,18 +283,18 @@ class Scheduler:
             return has_place and num_tokens < self.limits.max_batch_tokens
 
         while True:
-            was_alone = not self._holders
+            was_alone = not self._running_set
             head = self._admission.next(now_s, may_begin, is_idle=was_alone)
             if head is None:
                 return
-            is_only_tenant = not self._holders.has_any_of(head.owner)
-            self._holders.open(head, len(head.tokens))
+            is_only_tenant = not self._running_set.has_any_of(head.owner)
+            self._running_set.open(head, len(head.tokens))
             head.num_computed = min(head.num_matched, len(head.tokens) - 1)
             num_held[head.owner] += 1 + head.generation.num_to_come
             num_ahead[head.owner, head.is_background] += len(head.tokens) - head.num_computed
             op = self._acquire_op(head)
             sent.append(Sent(op, (head,), was_alone, is_only_tenant, self._admission.num_freed))
-            sent += self._holders.ask_for_room(head)
+            sent += self._running_set.ask_for_room(head)
 
     def _acquire_op(self, branch: Branch) -> AcquireOp:
         generation, terms = branch.generation, branch.generation.terms
@@ -320,13 +320,13 @@ class Scheduler:
             load = self.preemption.bring_back(branch)
             if load is not None:
                 self._loads.append(load)
-            self._relief.unpark(branch)
+            self._preemptor.unpark(branch)
 
     def _must_wait(self, entry: Sent, answer: Pending) -> None:
         [branch], op = entry.branches, entry.op
         assert isinstance(op, AcquireOp)
         if branch.seq_id == op.seq_id:
-            self._holders.forget(branch)
+            self._running_set.forget(branch)
             branch.close(Phase.PENDING)
             self._admission.pending.add(branch, answer.seq_id, answer.num_tokens)
 
@@ -351,7 +351,7 @@ class Scheduler:
             entry.branches[0].generation.pinning.answered(0)
         elif isinstance(op, ReleaseOp):
             if isinstance(error, AbortedError):  # an op before it failed on the sequence, which is still open
-                self._holders.release_sequence(op.seq_id)
+                self._running_set.release_sequence(op.seq_id)
         elif isinstance(op, (ExtendOp, InsertOp)):
             for branch in entry.branches:
                 if branch.seq_id == op.seq_id:
@@ -365,32 +365,32 @@ class Scheduler:
         elif isinstance(op, ExtendOp) and isinstance(error, AbortedError):
             branch.room_asked = branch.room
         elif isinstance(error, InvalidArgumentError):
-            self._relief.failures.append((branch, error))
+            self._preemptor.failures.append((branch, error))
         else:  # the cache does not know the sequence any more
-            self._relief.requeue(branch)
+            self._preemptor.requeue(branch)
 
     def _not_acquired(self, entry: Sent, op: AcquireOp, error: RadixKVError) -> None:
         [branch] = entry.branches
         if branch.seq_id != op.seq_id:
             return
-        self._holders.forget(branch)
+        self._running_set.forget(branch)
         branch.close(Phase.RESTING)
         if isinstance(error, QuotaError):
-            was_alone, parked = entry.was_only_tenant, self._relief.parked_of(branch.owner)
+            was_alone, parked = entry.was_only_tenant, self._preemptor.parked_of(branch.owner)
         else:
             was_alone, parked = entry.was_alone, list(self.preemption.parked)
         if not isinstance(error, (OutOfBlocksError, QuotaError)):
-            self._relief.failures.append((branch, error))
+            self._preemptor.failures.append((branch, error))
         elif not was_alone:
             refused = self._admission.refused_by_quota if isinstance(error, QuotaError) else self._admission.refused
             refused(branch, entry.num_freed)
         elif op.reserve or parked:  # nobody is to finish, so it asks for less, or gets what others parked
             branch.is_reserving = False
             for other in parked:
-                self._relief.unpark(other)
+                self._preemptor.unpark(other)
             self.add(branch)
         else:
-            self._relief.failures.append((branch, error))
+            self._preemptor.failures.append((branch, error))
 
     def _not_forked(self, entry: Sent, op: ForkOp) -> None:
         """What cannot be forked is acquired as a history of its own."""
@@ -398,6 +398,6 @@ class Scheduler:
             entry.parked.seq_id = 0
         for branch, seq_id in zip(entry.branches, op.seq_ids or (), strict=False):
             if branch.seq_id == seq_id:
-                self._holders.forget(branch)
+                self._running_set.forget(branch)
                 branch.close(Phase.QUEUED)
                 self.add(branch)

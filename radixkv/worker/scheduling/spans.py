@@ -17,7 +17,7 @@ from typing import NamedTuple
 from radixkv.core.api import AcquireOp, AcquireResult, Copy
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
 
-__all__ = ["Line", "LineAcquireOp", "Move", "OpenedLine", "Spans", "is_worth_sharing"]
+__all__ = ["ContiguousSpan", "LineAcquireOp", "Move", "OpenedLine", "Spans", "is_worth_sharing"]
 
 _WORTH_SHARING = 64
 """Tokens in common from which two histories share blocks, whatever their lengths."""
@@ -49,7 +49,7 @@ def is_worth_sharing(num_shared: int, length: int) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class ContiguousSpan:
     """A history in a span.
 
     Attributes:
@@ -118,12 +118,12 @@ class Spans:
     def __init__(self, first_block: int, num_spans: int, blocks_each: int) -> None:
         self.blocks_each = blocks_each
         self._free = [first_block + index * blocks_each for index in reversed(range(num_spans))]
-        self._lines: list[Line] = []  # the least recently used first
+        self._lines: list[ContiguousSpan] = []  # the least recently used first
 
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[ContiguousSpan]:
         return iter(list(self._lines))
 
     @property
@@ -131,32 +131,32 @@ class Spans:
         """Whether a line can be opened."""
         return bool(self._free)
 
-    def open(self, namespace: str, tokens: bytes, seq_id: int) -> Line:
+    def open(self, namespace: str, tokens: bytes, seq_id: int) -> ContiguousSpan:
         """A new line, in a free span."""
-        line = Line(self._free.pop(), namespace, bytearray(tokens), seq_id)
+        line = ContiguousSpan(self._free.pop(), namespace, bytearray(tokens), seq_id)
         self._lines.append(line)
         return line
 
-    def go_on(self, line: Line, tokens: bytes, seq_id: int) -> None:
+    def go_on(self, line: ContiguousSpan, tokens: bytes, seq_id: int) -> None:
         """An idle line, which `tokens` begin with, runs on with the rest of them."""
         line.tokens[:] = tokens
         line.seq_id = seq_id
         self._lines.remove(line)
         self._lines.append(line)
 
-    def free(self, line: Line) -> None:
+    def free(self, line: ContiguousSpan) -> None:
         """Its span holds nothing of use any more."""
         self._lines.remove(line)
         self._free.append(line.first_block)
 
-    def least_recent_idle(self) -> Line | None:
+    def least_recent_idle(self) -> ContiguousSpan | None:
         """None where all of them run."""
         return next((line for line in self._lines if not line.seq_id), None)
 
-    def nearest(self, namespace: str, tokens: bytes) -> tuple[Line | None, int]:
+    def nearest(self, namespace: str, tokens: bytes) -> tuple[ContiguousSpan | None, int]:
         """The line that shares most with `tokens`, and how many of them; of several an idle one that they go on from."""
 
-        def rank(found: tuple[Line, int]) -> tuple[int, bool]:
+        def rank(found: tuple[ContiguousSpan, int]) -> tuple[int, bool]:
             line, num_shared = found
             return num_shared, not line.seq_id and num_shared == num_tokens(line.tokens)
 
