@@ -43,9 +43,9 @@ class Recall(NamedTuple):
 
 class EvictedBranches:
     """A record of bounded size: the latest edges evicted, up to an eighth as many as the pool has blocks, and of their tokens
-    up to a quarter of what the pool holds; of a small pool up to 128 edges and 8,192 tokens; see `GenerationalMap`. Of a tail nothing is
-    remembered. Of 16,384 blocks of 16 tokens, evicted in leaves of 64 tokens, it takes 1.8 bytes for each token that the pool
-    holds.
+    up to a quarter of what the pool holds; of a small pool up to 128 edges and 8,192 tokens; see `GenerationalMap`. Of a tail
+    nothing is remembered. Of 16,384 blocks of 16 tokens, evicted in leaves of 64 tokens, it takes 1.8 bytes for each token that
+    the pool holds.
     """
 
     __slots__ = ("_block_bytes", "_edges", "_num_places")
