@@ -15,8 +15,8 @@ import httpx
 from radixkv.cli.flags import say
 from radixkv.client import Credentials
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
-from radixkv.gateway.jobs.answers import answer_line
-from radixkv.gateway.jobs.lines import ENDPOINTS, BatchLine, LineError, read_line
+from radixkv.gateway.api.jobs.answers import answer_line
+from radixkv.gateway.api.jobs.lines import ENDPOINTS, BatchLine, LineError, read_line
 from radixkv.generation.request import BACKGROUND_PRIORITY
 from radixkv.net.addresses import is_own_host
 

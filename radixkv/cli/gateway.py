@@ -243,7 +243,7 @@ def _state_file(chosen: str | None) -> tuple[Path | None, str]:
         return (None if chosen == "none" else Path(chosen)), ""
     import platformdirs
 
-    from radixkv.gateway.database import is_in_use
+    from radixkv.gateway.storage.database import is_in_use
 
     folder = Path(os.environ.get("RADIXKV_STATE") or platformdirs.user_state_path("radixkv"))
     path = folder / "gateway.sqlite"

@@ -15,45 +15,39 @@ from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway import (
-    anthropic_routes,
-    chat,
-    completions,
-    engine_routes,
-    forks,
-    item_list_routes,
-    me,
-    models,
-    pages,
-    replay,
-    responses,
-)
-from radixkv.gateway.admission import Admission
-from radixkv.gateway.answers import ERRORS
-from radixkv.gateway.auth import KeyRing
-from radixkv.gateway.backend import Backend
-from radixkv.gateway.cache_view import branch_routes, prompt_routes
-from radixkv.gateway.cache_view import routes as cache_routes
-from radixkv.gateway.cache_view.observer import CacheObserver
-from radixkv.gateway.cache_view.texts import NodeTexts
-from radixkv.gateway.calls import Calls
+from radixkv.gateway.api import engine_routes, forks, me
+from radixkv.gateway.api.anthropic import routes as anthropic_routes
+from radixkv.gateway.api.conversations import message_routes as kept_messages
+from radixkv.gateway.api.conversations import routes as conversations
+from radixkv.gateway.api.jobs import message_batch_routes
+from radixkv.gateway.api.jobs import routes as job_routes
+from radixkv.gateway.api.openai import chat, completions
+from radixkv.gateway.api.responses import item_list_routes
+from radixkv.gateway.api.responses import routes as responses
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.backend.calls import Calls
+from radixkv.gateway.backend.generations import Generations
+from radixkv.gateway.backend.lately import Lately
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.connections import Connections
-from radixkv.gateway.conversations import message_routes as kept_messages
-from radixkv.gateway.conversations import routes as conversations
-from radixkv.gateway.errors import RATE_LIMIT_HEADERS
-from radixkv.gateway.exchange import GENERATION_ID
-from radixkv.gateway.fair_semaphore import FairSemaphore
-from radixkv.gateway.gate import Gate
-from radixkv.gateway.generations import Generations
-from radixkv.gateway.jobs import message_batch_routes
-from radixkv.gateway.jobs import routes as job_routes
-from radixkv.gateway.lately import Lately
-from radixkv.gateway.metrics import CONTENT_TYPE, Metrics
-from radixkv.gateway.middleware import GatewayMiddleware
-from radixkv.gateway.recording import Recording
-from radixkv.gateway.refusals import add_error_handlers
+from radixkv.gateway.http.admission import Admission
+from radixkv.gateway.http.auth import KeyRing
+from radixkv.gateway.http.connections import Connections
+from radixkv.gateway.http.fair_semaphore import FairSemaphore
+from radixkv.gateway.http.gate import Gate
+from radixkv.gateway.http.metrics import CONTENT_TYPE, Metrics
+from radixkv.gateway.http.middleware import GatewayMiddleware
+from radixkv.gateway.http.recording import Recording
+from radixkv.gateway.http.request_context import GENERATION_ID
+from radixkv.gateway.pages import pages, replay
+from radixkv.gateway.pages.cache_view import branch_routes, prompt_routes
+from radixkv.gateway.pages.cache_view import routes as cache_routes
+from radixkv.gateway.pages.cache_view.observer import CacheObserver
+from radixkv.gateway.pages.cache_view.texts import NodeTexts
+from radixkv.gateway.protocol.errors import RATE_LIMIT_HEADERS
+from radixkv.gateway.protocol.refusals import add_error_handlers
 from radixkv.gateway.state import kept_state
+from radixkv.gateway.turns import models
+from radixkv.gateway.turns.openapi import ERRORS
 from radixkv.generation.request import Generator
 from radixkv.net.limits import Limiter
 

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.app import create_app
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.connections import Connection, Connections
-from radixkv.gateway.listener import Listener, allow_open_files
+from radixkv.gateway.http.connections import Connection, Connections
+from radixkv.gateway.http.listener import Listener, allow_open_files
 from radixkv.generation.request import Generator
 from radixkv.net.addresses import Address
 from radixkv.net.limits import Limiter

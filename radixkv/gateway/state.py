@@ -13,17 +13,17 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.conversations.keeping import Conversations
-from radixkv.gateway.database import Database
-from radixkv.gateway.item_lists import ItemLists
-from radixkv.gateway.jobs.batches import BatchStore
-from radixkv.gateway.jobs.files import FileStore
-from radixkv.gateway.jobs.quotas import JobLimits
-from radixkv.gateway.jobs.running import JobRunner
-from radixkv.gateway.memo import MemoLimits
-from radixkv.gateway.responses_run import Runs
-from radixkv.gateway.store import ResponseStore
-from radixkv.gateway.transcripts import Transcripts
+from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.jobs.batches import BatchStore
+from radixkv.gateway.api.jobs.files import FileStore
+from radixkv.gateway.api.jobs.quotas import JobLimits
+from radixkv.gateway.api.jobs.running import JobRunner
+from radixkv.gateway.api.responses.item_lists import ItemLists
+from radixkv.gateway.api.responses.run import Runs
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.responses import ResponseStore
+from radixkv.gateway.storage.transcript_cache import MemoLimits
+from radixkv.gateway.storage.transcripts import Transcripts
 
 __all__ = ["kept_state"]
 

@@ -16,8 +16,8 @@ from chat_stack import Stack, chat_stack, keys_file, wait_until
 from openai import OpenAI
 from openai.types import Batch
 
+from radixkv.gateway.api.jobs import running
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.jobs import running
 from radixkv.gateway.server import GatewayServer
 
 CHAT = "/v1/chat/completions"

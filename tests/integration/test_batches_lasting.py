@@ -19,8 +19,8 @@ from chat_stack import gateway, gibberish_engine, wait_until
 from openai import OpenAI
 from test_batches import CHAT, body_of, client_of, create, ended, jsonl, line, results
 
+from radixkv.gateway.api.jobs import quotas
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.jobs import quotas
 from radixkv.worker.server import GenerationServer
 
 COMMAND = (sys.executable, "-m", "radixkv.cli", "gateway")

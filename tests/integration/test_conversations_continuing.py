@@ -11,7 +11,7 @@ from chat_stack import Stack, chat_stack, keys_file, wait_until
 from talk import Talk, message_id
 
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.exchange import GENERATION_ID
+from radixkv.gateway.http.request_context import GENERATION_ID
 
 NUM_WRITTEN = 12
 """Tokens of a reply that is halted."""

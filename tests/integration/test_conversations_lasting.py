@@ -121,7 +121,7 @@ def test_a_follower_who_does_not_read_is_cut_off(stack: Stack, talk: Talk) -> No
 
 
 def test_one_tenant_does_not_follow_without_bound(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.gateway.conversations.live.MAX_FOLLOWERS", 2)
+    monkeypatch.setattr("radixkv.gateway.api.conversations.replies.live.MAX_FOLLOWERS", 2)
     conversation_id = talk.begin()
     with talk.following(conversation_id):
         with talk.following(conversation_id):

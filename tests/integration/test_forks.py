@@ -12,7 +12,7 @@ import pytest
 from chat_stack import Stack, chat_stack, keys_file
 
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.exchange import GENERATION_ID
+from radixkv.gateway.http.request_context import GENERATION_ID
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 LONG = "The unbelievable river" + " is long and" * 60

@@ -13,8 +13,8 @@ from field_matrix import ENDPOINTS
 from openai import OpenAI
 from responses_calls import create, said, stream
 
-from radixkv.gateway.api_model import CHANGES_THE_ANSWER
-from radixkv.gateway.exchange import LEFT_OUT
+from radixkv.gateway.http.request_context import LEFT_OUT
+from radixkv.gateway.protocol.api_model import CHANGES_THE_ANSWER
 
 PNG = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 RULES = "You edit files. " * 60

@@ -13,7 +13,7 @@ from hash_model import HashRunner, generate
 from radixkv import PrefixCache
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import unpack_tokens
-from radixkv.gateway.backend import Backend, EventStream
+from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Generator

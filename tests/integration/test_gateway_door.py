@@ -19,9 +19,9 @@ from fastapi.routing import APIRoute
 from hash_model import HashRunner
 
 from radixkv import PoolShape, PrefixCache, connect
-from radixkv.gateway import connections
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.gate import Cost
+from radixkv.gateway.http import connections
+from radixkv.gateway.http.gate import Cost
 from radixkv.gateway.server import GatewayServer
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.engine.engine import Engine

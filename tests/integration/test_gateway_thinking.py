@@ -18,7 +18,7 @@ from responses_calls import create, stream
 from talk import Follower, Talk
 from thinking_families import GPT_OSS, KEEPER, QWEN3, R1, SMOLLM3, Family, save_family
 
-from radixkv.gateway.exchange import GENERATION_ID
+from radixkv.gateway.http.request_context import GENERATION_ID
 
 THOUGHTS, ANSWER = "The user greets.\n\nGreet back.", "Good day."
 ASKED = [{"role": "user", "content": "Hello there"}]

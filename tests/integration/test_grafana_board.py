@@ -13,7 +13,7 @@ import yaml
 from chat_stack import chat_stack
 from prometheus_client.parser import text_string_to_metric_families
 
-from radixkv.gateway.metrics import VLLM_NAMES
+from radixkv.gateway.http.metrics import VLLM_NAMES
 
 ASKED = re.compile(r"radixkv:[a-z0-9_]+")
 WIDTH = 24

@@ -12,11 +12,11 @@ import pytest
 from chat_stack import Stack, chat_stack, gateway, keys_file
 from openai import OpenAI
 
-from radixkv.gateway import item_lists
+from radixkv.gateway.api.responses import item_lists
+from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.database import Database
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.item_lists import ItemLists
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.database import Database
 
 HI: Any = {"type": "message", "role": "user", "content": "My name is Ada."}
 

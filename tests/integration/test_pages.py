@@ -13,7 +13,7 @@ from chat_stack import chat_stack, keys_file
 
 import radixkv.gateway
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.pages import PAGES
+from radixkv.gateway.pages.pages import PAGES
 
 STATIC = Path(radixkv.gateway.__file__).parent / "static"
 OWN = [path for path in STATIC.rglob("*") if path.suffix in {".html", ".css", ".js"} and "vendor" not in path.parts]

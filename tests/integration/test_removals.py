@@ -14,8 +14,8 @@ from tree_stack import store
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.client import RemoteReader
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.cache_view import removals
-from radixkv.gateway.cache_view.removals import Removals
+from radixkv.gateway.pages.cache_view import removals
+from radixkv.gateway.pages.cache_view.removals import Removals
 from radixkv.service import ServiceConfig, ServiceThread
 
 SHAPE = PoolShape(16, 4)

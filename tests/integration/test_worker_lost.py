@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hash_model import HashRunner
 
 from radixkv import PrefixCache, UnavailableError, pack_tokens
-from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.lasting import Lasting
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.backend.resume import Lasting
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, Prompt

@@ -72,7 +72,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "work goes on for a caller who has left",
-        "gateway/sse.py",
+        "gateway/protocol/sse.py",
         "        leaving.cancel()\n        working.cancel()\n        await asyncio.gather(working, leaving,",
         "        leaving.cancel()\n        await asyncio.gather(leaving,",
         ("unit/test_gateway_sse.py::test_work_for_a_caller_who_leaves_is_cancelled_and_has_ended_when_that_is_told",),
@@ -90,7 +90,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "after a removal the head jumps into a later branch",
-        "gateway/conversations/store.py",
+        "gateway/api/conversations/store/store.py",
         "head = above[-1].id if above else last_message(connection, conversation_id)",
         "head = last_message(connection, conversation_id)",
         (
@@ -109,7 +109,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "of too many entries the namespace with most tokens gives way",
-        "gateway/memo.py",
+        "gateway/storage/transcript_cache.py",
         "key=lambda n: n.num_tokens if by_tokens else len(n.entries)",
         "key=lambda n: n.num_tokens",
         (
@@ -119,7 +119,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "what an assistant says to a tool is imported",
-        "gateway/conversations/imports.py",
+        "gateway/api/conversations/files/imports.py",
         ' and message.get("recipient") in (None, "all")',
         "",
         ("unit/test_conversation_imports.py::test_what_an_assistant_says_to_a_tool_is_nobodys_turn",),
@@ -134,21 +134,21 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a key that passes to another tenant goes on streaming",
-        "gateway/middleware.py",
+        "gateway/http/middleware.py",
         "self._keys.find(key) == tenant",
         "self._keys.find(key) is not None",
         ("integration/test_gateway_keys.py::test_a_key_that_is_taken_back_ends_the_streams_that_it_opened",),
     ),
     PlantedBug(
         "a stopped reply is remembered though its tokens say more than its text",
-        "gateway/transcripts.py",
+        "gateway/storage/transcripts.py",
         " or (is_cut and await self._reader.detokenize(tokens) != text)",
         "",
         ("unit/test_transcripts.py::test_of_a_stopped_reply_no_more_is_remembered_than_was_told",),
     ),
     PlantedBug(
         "a reply whose end cannot be stored is told as whole",
-        "gateway/conversations/running.py",
+        "gateway/api/conversations/replies/running.py",
         'message.status, message.error = "failed", f"it could not be stored: {error}"',
         "pass",
         ("unit/test_running.py::test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way",),
@@ -225,14 +225,14 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a listener without room looks again at once and for ever",
-        "gateway/listener.py",
+        "gateway/http/listener.py",
         "                self._loop.remove_reader(self._sock)\n                self._loop.call_later",
         "                self._loop.call_later",
         ("unit/test_listener.py::test_where_there_is_no_room_one_looks_again_after_a_while_and_not_meanwhile",),
     ),
     PlantedBug(
         "a refused request is not counted",
-        "gateway/middleware.py",
+        "gateway/http/middleware.py",
         "await error_response(refusal, scope)(scope, receive, answer.send)\n            self._end(scope, answer)\n"
         "            return\n        try:\n",
         "await error_response(refusal, scope)(scope, receive, answer.send)\n            return\n        try:\n",
@@ -250,7 +250,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a kept conversation's reply is generated in the default namespace",
-        "gateway/conversations/replying.py",
+        "gateway/api/conversations/replies/replying.py",
         "        namespace=tenant.namespace,\n        adapter",
         "        adapter",
         (
@@ -260,7 +260,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a closed stream goes on waiting for a worker",
-        "gateway/backend.py",
+        "gateway/backend/backend.py",
         "return stream is not None and not stream.is_closed",
         "return stream is not None",
         ("integration/test_worker_lost.py::test_a_stream_that_is_closed_while_it_waits_for_a_worker_waits_no_longer",),
@@ -277,14 +277,14 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a batch's requests are fetched again while they run",
-        "gateway/jobs/running.py",
+        "gateway/api/jobs/running.py",
         "                work.last = found[-1]\n",
         "                pass\n",
         ("integration/test_batches.py::test_a_batch_of_more_requests_than_are_fetched_at_once_makes_each_once",),
     ),
     PlantedBug(
         "a deleted list leaves its items in the file",
-        "gateway/item_lists.py",
+        "gateway/api/responses/item_lists.py",
         'connection.execute("DELETE FROM items WHERE list = ?", (list_id,))',
         "pass",
         ("integration/test_item_lists.py::test_what_was_in_a_deleted_list_is_in_the_file_no_more",),

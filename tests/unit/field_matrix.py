@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from radixkv.gateway.anthropic_schema import MessagesRequest
-from radixkv.gateway.api_model import ApiModel, unknown_fields
-from radixkv.gateway.chat import ChatRequest
-from radixkv.gateway.completions import CompletionRequest
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.responses_schema import ResponseRequest
+from radixkv.gateway.api.anthropic.schema import MessagesRequest
+from radixkv.gateway.api.openai.chat import ChatRequest
+from radixkv.gateway.api.openai.completions import CompletionRequest
+from radixkv.gateway.api.responses.schema import ResponseRequest
+from radixkv.gateway.protocol.api_model import ApiModel, unknown_fields
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["ENDPOINTS", "KNOWN", "README", "fate", "known_names", "table"]
 

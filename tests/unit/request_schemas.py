@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi.routing import APIRoute
 
-from radixkv.gateway.fields import ClosedModel, Plain
+from radixkv.gateway.protocol.fields import ClosedModel, Plain
 
 __all__ = ["body_model", "routes_of", "unbounded"]
 

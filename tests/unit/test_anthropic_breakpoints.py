@@ -11,12 +11,12 @@ from chat_templates import FAMILIES, GEMMA, Family, LocalReader, chat_text
 from transcript_chats import Chat, run
 
 from radixkv.core.tokens import unpack_tokens
-from radixkv.gateway.anthropic_breakpoints import find_breakpoints, pins_of
-from radixkv.gateway.anthropic_schema import MessagesPrompt
-from radixkv.gateway.anthropic_turns import template_turns
-from radixkv.gateway.database import Database
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.turns import read_prompt
+from radixkv.gateway.api.anthropic.cache_control import find_breakpoints, pins_of
+from radixkv.gateway.api.anthropic.schema import MessagesPrompt
+from radixkv.gateway.api.anthropic.turns import template_turns
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.turns.turns import read_prompt
 
 MARK: Any = {"type": "ephemeral"}
 
@@ -101,7 +101,7 @@ def test_marks_beyond_the_bound_are_not_even_looked_at(monkeypatch: pytest.Monke
         rendered.append(len(turns))
         return template_turns(system, turns)
 
-    monkeypatch.setattr("radixkv.gateway.anthropic_breakpoints.template_turns", counted)
+    monkeypatch.setattr("radixkv.gateway.api.anthropic.cache_control.template_turns", counted)
     with pytest.raises(ApiError, match="5 blocks or more bear cache_control; at most 4 may"):
         find_breakpoints(prompt, [])
     assert sum(rendered) < 20

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from radixkv.gateway.anthropic_reading import keep_readable
-from radixkv.gateway.anthropic_schema import MessagesPrompt
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.api.anthropic.reading import keep_readable
+from radixkv.gateway.api.anthropic.schema import MessagesPrompt
+from radixkv.gateway.protocol.errors import ApiError
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 THOUGHT, EMPTY = {"type": "thinking", "thinking": "hm"}, {"type": "thinking"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.gateway.anthropic_usage import usage_of
+from radixkv.gateway.api.anthropic.usage import usage_of
 from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import Usage
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.gateway.jobs.lines import LineError, prefix_key, read_line, read_message_request
+from radixkv.gateway.api.jobs.lines import LineError, prefix_key, read_line, read_message_request
 
 CHAT = "/v1/chat/completions"
 

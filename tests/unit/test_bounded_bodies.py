@@ -21,12 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from request_schemas import body_model, routes_of, unbounded
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway import bodies
-from radixkv.gateway.api_model import ApiModel
 from radixkv.gateway.app import create_app
-from radixkv.gateway.bodies import SMALL_BYTES, JsonRoute
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.fields import FAIL_FAST, PlainObject
+from radixkv.gateway.protocol import json_body as bodies
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.fields import FAIL_FAST, PlainObject
+from radixkv.gateway.protocol.json_body import SMALL_BYTES, JsonRoute
 from radixkv.generation.request import ModelInfo
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from radixkv import CacheStats, PrefixCache, pack_tokens
 from radixkv.core.namespaces import derived_namespace, owner_of
-from radixkv.gateway.backend import Backend
-from radixkv.gateway.cache_view.gauges import KEPT_S, Gauges
-from radixkv.gateway.cache_view.nodes import Change, Departure, TreeState
-from radixkv.gateway.cache_view.observer import NUM_CHANGES, CacheObserver
-from radixkv.gateway.cache_view.viewer import ROWS_AT_ONCE, Viewer
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.pages.cache_view.gauges import KEPT_S, Gauges
+from radixkv.gateway.pages.cache_view.nodes import Change, Departure, TreeState
+from radixkv.gateway.pages.cache_view.observer import NUM_CHANGES, CacheObserver
+from radixkv.gateway.pages.cache_view.viewer import ROWS_AT_ONCE, Viewer
 
 SIZE = 4
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from radixkv.gateway.cache_view.turns import Turn, read_turns
+from radixkv.gateway.pages.cache_view.turns import Turn, read_turns
 
 
 def read(tokens: Sequence[str], above: Sequence[str] = ()) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.memo import MemoLimits
+from radixkv.gateway.storage.transcript_cache import MemoLimits
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.net.tenants import TenantLimits
 from radixkv.service import ServiceConfig

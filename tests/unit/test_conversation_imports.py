@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.gateway.conversations.exports import export_html, export_json, export_markdown, file_headers
-from radixkv.gateway.conversations.imports import RefusedError, read_conversations
-from radixkv.gateway.conversations.messages import Conversation, Message
-from radixkv.gateway.conversations.planting import Imported
-from radixkv.gateway.conversations.writing import MAX_MESSAGES
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
+from radixkv.gateway.api.conversations.files.imports import RefusedError, read_conversations
+from radixkv.gateway.api.conversations.files.planting import Imported
+from radixkv.gateway.api.conversations.messages import Conversation, Message
+from radixkv.gateway.api.conversations.writing import MAX_MESSAGES
+from radixkv.gateway.protocol.errors import ApiError
 
 NOW_S = 1234.5
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(lambda text: text.strip())

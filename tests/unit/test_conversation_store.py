@@ -14,18 +14,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from radixkv.gateway import database_schema
-from radixkv.gateway.conversations import rows
-from radixkv.gateway.conversations import search as search_module
-from radixkv.gateway.conversations import writing as writing_module
-from radixkv.gateway.conversations.keeping import Conversations
-from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Message, new_id, title_of
-from radixkv.gateway.conversations.search import search
-from radixkv.gateway.conversations.store import ConversationStore, Growth
-from radixkv.gateway.conversations.trashing import TRASH_S
-from radixkv.gateway.database import Database
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.transcripts import Transcripts
+from radixkv.gateway.api.conversations import writing as writing_module
+from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Message, new_id, title_of
+from radixkv.gateway.api.conversations.store import rows
+from radixkv.gateway.api.conversations.store import search as search_module
+from radixkv.gateway.api.conversations.store.search import search
+from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
+from radixkv.gateway.api.conversations.trashing import TRASH_S
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage import database_schema
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.generation.request import ModelInfo
 
 

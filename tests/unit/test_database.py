@@ -17,9 +17,9 @@ from stored_chats import add, body, item, run
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.database import MAX_WRITES, Database, DatabaseError
-from radixkv.gateway.database_schema import SCHEMA_VERSION
-from radixkv.gateway.store import ResponseStore
+from radixkv.gateway.storage.database import MAX_WRITES, Database, DatabaseError
+from radixkv.gateway.storage.database_schema import SCHEMA_VERSION
+from radixkv.gateway.storage.responses import ResponseStore
 
 
 @pytest.fixture

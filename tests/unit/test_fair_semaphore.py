@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from radixkv.gateway import calls as calls_module
-from radixkv.gateway.calls import Calls
-from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
-from radixkv.gateway.lately import Lately
+from radixkv.gateway.backend import calls as calls_module
+from radixkv.gateway.backend.calls import Calls
+from radixkv.gateway.backend.lately import Lately
+from radixkv.gateway.http.fair_semaphore import CALLER, FairSemaphore
 
 
 class Clock:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from radixkv.gateway import gate
-from radixkv.gateway.gate import (
+from radixkv.gateway.http import gate
+from radixkv.gateway.http.gate import (
     MAX_FOLLOWERS,
     MAX_READS,
     ONE_STRANGERS,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.gateway.admission import READS_PER_REQUEST, Admission, Cost, cost_of
-from radixkv.gateway.auth import Tenant
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import Exchange
-from radixkv.gateway.gate import Gate
-from radixkv.gateway.generations import Generations
-from radixkv.gateway.metrics import Metrics
-from radixkv.gateway.recording import Recording
+from radixkv.gateway.backend.generations import Generations
+from radixkv.gateway.http.admission import READS_PER_REQUEST, Admission, Cost, cost_of
+from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.http.gate import Gate
+from radixkv.gateway.http.metrics import Metrics
+from radixkv.gateway.http.recording import Recording
+from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
 

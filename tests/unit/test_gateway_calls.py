@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from radixkv.gateway.calls import Calls
-from radixkv.gateway.fair_semaphore import CALLER
+from radixkv.gateway.backend.calls import Calls
+from radixkv.gateway.http.fair_semaphore import CALLER
 
 
 class Held:

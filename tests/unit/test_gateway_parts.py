@@ -22,12 +22,12 @@ from radixkv.core.errors import (
     UnavailableError,
 )
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.auth import KeyRing, Tenant
-from radixkv.gateway.completions import CompletionRequest
+from radixkv.gateway.api.openai.completions import CompletionRequest
 from radixkv.gateway.config import TenantLimits
-from radixkv.gateway.errors import RATE_LIMIT_HEADERS, ApiError, error_body
-from radixkv.gateway.messages import ChatMessage, template_messages
-from radixkv.gateway.options import GenerationOptions, check_plain
+from radixkv.gateway.http.auth import KeyRing, Tenant
+from radixkv.gateway.protocol.errors import RATE_LIMIT_HEADERS, ApiError, error_body
+from radixkv.gateway.turns.messages import ChatMessage, template_messages
+from radixkv.gateway.turns.options import GenerationOptions, check_plain
 from radixkv.generation.request import ModelInfo, UnknownGenerationError
 from radixkv.net.limits import Limiter
 

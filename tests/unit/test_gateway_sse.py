@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from radixkv.core.errors import UnavailableError
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.sse import HEARTBEAT, EventStreamResponse, sse, until_disconnected
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.sse import HEARTBEAT, EventStreamResponse, sse, until_disconnected
 
 
 class Caller:
@@ -107,7 +107,7 @@ def test_a_caller_who_leaves_closes_the_iterator_before_the_response_returns() -
 
 
 def test_a_caller_who_does_not_take_the_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.gateway.sse.LAST_S", 0.01)
+    monkeypatch.setattr("radixkv.gateway.protocol.sse.LAST_S", 0.01)
 
     async def run() -> None:
         caller, over, has_closed = Caller(), asyncio.Event(), asyncio.Event()

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from radixkv.gateway import anthropic_routes, chat
-from radixkv.gateway.call_parser import CallParser, CallPiece
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.replies import Reply
-from radixkv.gateway.responses_plan import Plan
-from radixkv.gateway.tools import ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
+from radixkv.gateway.api.anthropic import routes as anthropic_routes
+from radixkv.gateway.api.openai import chat
+from radixkv.gateway.api.responses.plan import Plan
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.turns.call_parser import CallParser, CallPiece
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.tools import ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.generations import Generations, ToldGeneration
-from radixkv.gateway.transcript import nothing_said
+from radixkv.gateway.backend.generations import Generations, ToldGeneration
+from radixkv.gateway.storage.transcript import nothing_said
 from radixkv.generation.stream import Delta
 
 

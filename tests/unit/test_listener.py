@@ -12,8 +12,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from radixkv.gateway import listener
-from radixkv.gateway.listener import Listener
+from radixkv.gateway.http import listener
+from radixkv.gateway.http.listener import Listener
 
 
 class Full(socket.socket):

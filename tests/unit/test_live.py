@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from radixkv.core.errors import LimitError
-from radixkv.gateway.conversations import live
-from radixkv.gateway.conversations.live import Follower, Lives
-from radixkv.gateway.conversations.messages import Conversation, Message
+from radixkv.gateway.api.conversations.messages import Conversation, Message
+from radixkv.gateway.api.conversations.replies import live
+from radixkv.gateway.api.conversations.replies.live import Follower, Lives
 
 SNAPSHOT = b"snapshot"
 

@@ -9,8 +9,8 @@ import pytest
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.database import Database
-from radixkv.gateway.memo import Memo, MemoLimits, Remembered
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.transcript_cache import Memo, MemoLimits, Remembered
 
 
 @pytest.fixture

@@ -15,26 +15,27 @@ import pytest
 from bench.common.report import percentile
 from radixkv.cli.program import COMMANDS
 from radixkv.core import validation
-from radixkv.gateway import connections, fields
-from radixkv.gateway.conversations.live import MAX_WAITING_BYTES
-from radixkv.gateway.conversations.pricing import MAX_READ_CHARACTERS
-from radixkv.gateway.conversations.schema import (
+from radixkv.gateway.api.conversations.replies.live import MAX_WAITING_BYTES
+from radixkv.gateway.api.conversations.replies.pricing import MAX_READ_CHARACTERS
+from radixkv.gateway.api.conversations.schema import (
     MAX_APPENDED_CHARACTERS,
     MAX_ASKED,
     MAX_IN_BULK,
     MAX_TAG_CHARACTERS,
     MAX_TAGS,
 )
-from radixkv.gateway.conversations.search import MAX_HITS
-from radixkv.gateway.conversations.settings import MAX_STOP_TEXT_CHARACTERS, MAX_STOP_TEXTS
-from radixkv.gateway.conversations.trashing import TRASH_S
-from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
-from radixkv.gateway.exchange import MAX_LEFT_OUT
-from radixkv.gateway.item_lists import MAX_ITEMS, MAX_LIST_BYTES
-from radixkv.gateway.middleware import SMALL_BODY_BYTES
-from radixkv.gateway.recording import MAX_REQUESTS
-from radixkv.gateway.schemas import FORMATS
-from radixkv.gateway.tools import MAX_TOOLS
+from radixkv.gateway.api.conversations.settings import MAX_STOP_TEXT_CHARACTERS, MAX_STOP_TEXTS
+from radixkv.gateway.api.conversations.store.search import MAX_HITS
+from radixkv.gateway.api.conversations.trashing import TRASH_S
+from radixkv.gateway.api.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
+from radixkv.gateway.api.responses.item_lists import MAX_ITEMS, MAX_LIST_BYTES
+from radixkv.gateway.http import connections
+from radixkv.gateway.http.middleware import SMALL_BODY_BYTES
+from radixkv.gateway.http.recording import MAX_REQUESTS
+from radixkv.gateway.http.request_context import MAX_LEFT_OUT
+from radixkv.gateway.protocol import fields
+from radixkv.gateway.turns.json_schemas import FORMATS
+from radixkv.gateway.turns.tools import MAX_TOOLS
 from radixkv.generation import params as sampling
 from radixkv.generation import request
 from radixkv.net.calls import health

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from radixkv import InvalidArgumentError, UnavailableError, pack_tokens
-from radixkv.gateway.lasting import Lasting
+from radixkv.gateway.backend.resume import Lasting
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Prompt
 from radixkv.generation.stream import (

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from radixkv.core.errors import LimitError, UnavailableError
-from radixkv.gateway.conversations import running
-from radixkv.gateway.conversations.live import Follower, Lives
-from radixkv.gateway.conversations.messages import Message, new_id
-from radixkv.gateway.conversations.rows import CUT_SHORT
-from radixkv.gateway.conversations.running import Branch, Origin, Run, Runs
-from radixkv.gateway.conversations.store import ConversationStore, Growth
-from radixkv.gateway.conversations.writing import Change
-from radixkv.gateway.database import Database
-from radixkv.gateway.models import ServedModel
+from radixkv.gateway.api.conversations.messages import Message, new_id
+from radixkv.gateway.api.conversations.replies import running
+from radixkv.gateway.api.conversations.replies.live import Follower, Lives
+from radixkv.gateway.api.conversations.replies.running import Branch, Origin, Run, Runs
+from radixkv.gateway.api.conversations.store.rows import CUT_SHORT
+from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
+from radixkv.gateway.api.conversations.writing import Change
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.turns.models import ServedModel
 from radixkv.generation.request import ModelInfo
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
 

@@ -13,8 +13,8 @@ from stored_chats import add, body, item, run, texts
 
 from radixkv.core.errors import InvalidArgumentError, LimitError
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.database import Database
-from radixkv.gateway.store import ResponseStore, UnknownResponseError
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.responses import ResponseStore, UnknownResponseError
 
 
 class Clock:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from radixkv.cli.explain_view import lines
 from radixkv.core.explanation import Explanation
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.replies import Reply
-from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.generation.params import SampledToken
 from radixkv.generation.request import ModelInfo
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason

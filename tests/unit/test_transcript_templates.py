@@ -11,7 +11,7 @@ from transcript_chats import CALL, TOOLS, Chat, assistant, run, user
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import unpack_tokens
-from radixkv.gateway.database import Database
+from radixkv.gateway.storage.database import Database
 from radixkv.generation.request import Message, Prompt
 
 

@@ -11,8 +11,8 @@ from chat_templates import CHATML, LLAMA3, Family, LocalReader, chat_text
 from transcript_chats import CALL, TOOLS, Chat, assistant, run, user
 
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
-from radixkv.gateway.database import Database
-from radixkv.gateway.memo import MemoLimits
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.transcript_cache import MemoLimits
 from radixkv.generation.request import Message, Prompt
 
 

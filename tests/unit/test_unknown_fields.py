@@ -8,10 +8,10 @@ import pytest
 from field_matrix import ENDPOINTS, fate, known_names
 from pydantic import TypeAdapter
 
-from radixkv.gateway.anthropic_schema import MessagesPrompt
-from radixkv.gateway.api_model import unknown_fields
-from radixkv.gateway.engine_routes import TokenizeRequest
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.api.anthropic.schema import MessagesPrompt
+from radixkv.gateway.api.engine_routes import TokenizeRequest
+from radixkv.gateway.protocol.api_model import unknown_fields
+from radixkv.gateway.protocol.errors import ApiError
 
 LEAST: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},

@@ -9,8 +9,8 @@ from typing import Any
 from chat_templates import LocalReader
 
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.database import Database
-from radixkv.gateway.transcripts import Transcript, Transcripts
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.generation.request import Message, Prompt
 
 __all__ = ["CALL", "TOOLS", "Chat", "assistant", "run", "user"]

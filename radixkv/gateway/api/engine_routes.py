@@ -8,18 +8,18 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from radixkv.core.tokens import pack_tokens, unpack_tokens
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.backend import Backend
-from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import CurrentExchange
-from radixkv.gateway.fields import TokenIds
-from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
-from radixkv.gateway.models import RADIXKV_VERSION, served_model
-from radixkv.gateway.options import ModelName
-from radixkv.gateway.tools import ChatTools, plan_tools
-from radixkv.gateway.turns import chat_model, read_prompt
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import TokenIds
+from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
+from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
+from radixkv.gateway.turns.models import RADIXKV_VERSION, served_model
+from radixkv.gateway.turns.options import ModelName
+from radixkv.gateway.turns.tools import ChatTools, plan_tools
+from radixkv.gateway.turns.turns import chat_model, read_prompt
 from radixkv.generation.request import Prompt
 
 __all__ = ["router"]

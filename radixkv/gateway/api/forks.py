@@ -13,18 +13,18 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.answers import ChatCompletion, streamed_or
-from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.chat import ChatOptions, answer_plan, plan_turn
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import CurrentExchange
-from radixkv.gateway.fields import Whole
-from radixkv.gateway.generations import Generations, ToldGeneration
-from radixkv.gateway.messages import ChatMessages, left_out_thoughts, template_messages
-from radixkv.gateway.models import served_model
-from radixkv.gateway.tools import plan_tools
-from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import read_prompt
+from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
+from radixkv.gateway.backend.generations import Generations, ToldGeneration
+from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import Whole
+from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.messages import ChatMessages, left_out_thoughts, template_messages
+from radixkv.gateway.turns.models import served_model
+from radixkv.gateway.turns.openapi import ChatCompletion, streamed_or
+from radixkv.gateway.turns.tools import plan_tools
+from radixkv.gateway.turns.turns import read_prompt
 
 __all__ = ["ForkRequest", "router"]
 

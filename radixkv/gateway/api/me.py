@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.bodies import JsonRoute
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.database import Database
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.protocol.json_body import JsonRoute
+from radixkv.gateway.storage.database import Database
 from radixkv.net.limits import Limiter
 
 __all__ = ["router"]

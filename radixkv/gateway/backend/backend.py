@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
-from radixkv.gateway.calls import Calls
-from radixkv.gateway.fair_semaphore import CALLER, FairSemaphore
-from radixkv.gateway.lasting import Lasting
+from radixkv.gateway.backend.calls import Calls
+from radixkv.gateway.backend.resume import Lasting
+from radixkv.gateway.http.fair_semaphore import CALLER, FairSemaphore
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.gateway.transcript import Transcript
+from radixkv.gateway.storage.transcript import Transcript
 from radixkv.generation.stream import Delta
 
 __all__ = ["GeneratedBranch", "Generations", "ToldGeneration"]

@@ -17,12 +17,12 @@ from dataclasses import replace
 from starlette.types import Scope
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.auth import Tenant
-from radixkv.gateway.connections import Connection
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import Exchange
-from radixkv.gateway.fair_semaphore import FairSemaphore
-from radixkv.gateway.gate import Cost, Gate
+from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.http.connections import Connection
+from radixkv.gateway.http.fair_semaphore import FairSemaphore
+from radixkv.gateway.http.gate import Cost, Gate
+from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
 

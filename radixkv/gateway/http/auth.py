@@ -8,7 +8,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.tenants import ANONYMOUS, KeyRing, Tenant
 
 __all__ = ["ANONYMOUS", "TENANT", "CurrentTenant", "KeyRing", "Tenant", "authenticate", "current_tenant", "sent_key"]

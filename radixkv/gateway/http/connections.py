@@ -20,7 +20,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from radixkv.gateway.errors import ApiError, error_body
+from radixkv.gateway.protocol.errors import ApiError, error_body
 
 __all__ = ["CONNECTION", "Connection", "Connections"]
 

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.addresses import is_own_host
 
 __all__ = ["WhileKnown", "check_origin"]

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from enum import Enum
 
-from radixkv.gateway.connections import Connection
-from radixkv.gateway.errors import RETRY_AFTER_S, ApiError
-from radixkv.gateway.fair_semaphore import FairSemaphore
+from radixkv.gateway.http.connections import Connection
+from radixkv.gateway.http.fair_semaphore import FairSemaphore
+from radixkv.gateway.protocol.errors import RETRY_AFTER_S, ApiError
 from radixkv.util.pace import Pace
 
 __all__ = ["MAX_FOLLOWERS", "SHARE", "Cost", "Gate", "StrangersLane"]

@@ -15,14 +15,14 @@ from fastapi import Depends, Request
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import derived_namespace
-from radixkv.gateway.auth import Tenant
-from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.errors import rate_limit_headers
-from radixkv.gateway.formats import Constraint
-from radixkv.gateway.generations import Generations, ToldGeneration
-from radixkv.gateway.metrics import Metrics
-from radixkv.gateway.recording import Recorded, Recording
-from radixkv.gateway.transcript import Transcript, nothing_said
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.backend.generations import Generations, ToldGeneration
+from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.http.metrics import Metrics
+from radixkv.gateway.http.recording import Recorded, Recording
+from radixkv.gateway.protocol.errors import rate_limit_headers
+from radixkv.gateway.storage.transcript import Transcript, nothing_said
+from radixkv.gateway.turns.response_format import Constraint
 from radixkv.generation.cost import GenerationCost
 from radixkv.generation.params import Grammar
 from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.bodies import JsonRoute
-from radixkv.gateway.recording import shapes_of_branches
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.recording import shapes_of_branches
+from radixkv.gateway.protocol.json_body import JsonRoute
 
 __all__ = ["router"]
 

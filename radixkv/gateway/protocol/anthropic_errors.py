@@ -7,7 +7,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["VERSION_HEADER", "anthropic_error_body", "anthropic_status", "speaks_anthropic"]
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["CHANGES_THE_ANSWER", "ApiModel", "unknown_fields"]
 

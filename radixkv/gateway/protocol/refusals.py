@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.anthropic_errors import anthropic_error_body, anthropic_status, speaks_anthropic
-from radixkv.gateway.errors import ApiError, error_body
-from radixkv.gateway.exchange import EXCHANGE
+from radixkv.gateway.http.request_context import EXCHANGE
+from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body, anthropic_status, speaks_anthropic
+from radixkv.gateway.protocol.errors import ApiError, error_body
 
 __all__ = ["add_error_handlers", "error_response", "refusal_of"]
 

@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixkv.gateway.errors import ApiError, error_body
+from radixkv.gateway.protocol.errors import ApiError, error_body
 
 __all__ = ["DONE", "EventStreamResponse", "dump_json", "sse", "until_disconnected"]
 

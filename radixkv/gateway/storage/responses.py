@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError
-from radixkv.gateway.database import Database
+from radixkv.gateway.storage.database import Database
 
 __all__ = ["Context", "ResponseStore", "StoredResponse", "UnknownResponseError"]
 

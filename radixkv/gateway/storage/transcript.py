@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from radixkv.core.tokens import TokensLike
-from radixkv.gateway.memo import Remembered
+from radixkv.gateway.storage.transcript_cache import Remembered
 from radixkv.generation.request import Message, ModelInfo, Prompt
 
 __all__ = ["Reader", "Transcript", "nothing_said"]

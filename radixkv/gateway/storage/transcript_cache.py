@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.gateway.database import Database
+from radixkv.gateway.storage.database import Database
 
 __all__ = ["Memo", "MemoLimits", "Remembered"]
 

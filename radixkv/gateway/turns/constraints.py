@@ -16,10 +16,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, PlainObject
-from radixkv.gateway.formats import (
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import FAIL_FAST, PlainObject
+from radixkv.gateway.turns.options import GenerationOptions, check_plain
+from radixkv.gateway.turns.response_format import (
     MAX_TOLD,
     Constraint,
     ResponseFormat,
@@ -27,7 +28,6 @@ from radixkv.gateway.formats import (
     json_object,
     schema_constraint,
 )
-from radixkv.gateway.options import GenerationOptions, check_plain
 from radixkv.generation.params import Grammar
 from radixkv.util.json_text import read_json
 

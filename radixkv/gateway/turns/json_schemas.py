@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import Any
 from urllib.parse import unquote
 
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["FORMATS", "Definitions", "Detail", "engine_schema"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.backend import Backend
+from radixkv.gateway.backend.backend import Backend
 from radixkv.generation.params import SampledToken
 
 __all__ = ["LEAST_LOGPROB", "chat_logprobs", "completion_logprobs", "token_text"]

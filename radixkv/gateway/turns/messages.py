@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.client_noise import without_noise
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
-from radixkv.gateway.options import check_plain
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
+from radixkv.gateway.turns.client_noise import without_noise
+from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message, ModelInfo
 from radixkv.util.json_text import num_values, read_json
 

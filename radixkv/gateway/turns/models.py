@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 
-from radixkv.gateway.answers import AnthropicModel, AnthropicModelList, Model, ModelList
-from radixkv.gateway.anthropic_errors import speaks_anthropic
-from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.turns.openapi import AnthropicModel, AnthropicModelList, Model, ModelList
 from radixkv.generation.request import ModelInfo
 
 __all__ = ["RADIXKV_VERSION", "ServedModel", "router", "served_model"]

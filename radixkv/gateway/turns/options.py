@@ -15,9 +15,17 @@ from radixkv.core.api import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import MAX_SALT_CHARS
 from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, MAX_PLAIN_VALUES, ClosedModel, Name, Whole, check_fits, plain_problem
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import (
+    FAIL_FAST,
+    MAX_PLAIN_VALUES,
+    ClosedModel,
+    Name,
+    Whole,
+    check_fits,
+    plain_problem,
+)
 from radixkv.generation.params import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORD_CHARACTERS,

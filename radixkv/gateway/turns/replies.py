@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.call_parser import CallParser, CallPiece, FunctionCalled
+from radixkv.gateway.turns.call_parser import CallParser, CallPiece, FunctionCalled
 from radixkv.generation.params import SampledToken
 from radixkv.generation.request import Message
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason, Usage

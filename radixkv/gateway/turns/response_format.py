@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import PlainObject
-from radixkv.gateway.schemas import Definitions, Detail, engine_schema
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import PlainObject
+from radixkv.gateway.turns.json_schemas import Definitions, Detail, engine_schema
 from radixkv.generation.params import Grammar
 
 __all__ = [

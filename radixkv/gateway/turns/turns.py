@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import Exchange
-from radixkv.gateway.models import ServedModel, served_model
-from radixkv.gateway.replies import Reply
-from radixkv.gateway.transcripts import Reader, Transcript, Transcripts, ends_in_mark
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.transcripts import Reader, Transcript, Transcripts, ends_in_mark
+from radixkv.gateway.turns.models import ServedModel, served_model
+from radixkv.gateway.turns.replies import Reply
 from radixkv.generation.params import Grammar
 from radixkv.generation.request import GenerateParams, Prompt
 

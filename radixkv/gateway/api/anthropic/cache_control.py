@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 from radixkv.core.validation import PIN_CLASSES
-from radixkv.gateway.anthropic_schema import Block, CacheControl, MessagesPrompt, ResultPart, TextBlock, Turn
-from radixkv.gateway.anthropic_turns import template_turns, text_of
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.transcripts import Reader, Transcripts
-from radixkv.gateway.turns import read_prompt
+from radixkv.gateway.api.anthropic.schema import Block, CacheControl, MessagesPrompt, ResultPart, TextBlock, Turn
+from radixkv.gateway.api.anthropic.turns import template_turns, text_of
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.transcripts import Reader, Transcripts
+from radixkv.gateway.turns.turns import read_prompt
 from radixkv.generation.request import Message, PrefixPin
 
 __all__ = ["MAX_BREAKPOINTS", "Breakpoint", "find_breakpoints", "pins_of"]

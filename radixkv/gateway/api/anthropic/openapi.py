@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from radixkv.gateway.call_parser import CallPiece
-from radixkv.gateway.replies import Growth, Reply
+from radixkv.gateway.turns.call_parser import CallPiece
+from radixkv.gateway.turns.replies import Growth, Reply
 from radixkv.generation.stream import FinishReason
 
 __all__ = ["ERRORS", "MessageAnswer", "MessageContent", "TokenCount", "stop_of"]

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.gateway.anthropic_schema import Block, MessagesPrompt, ResultPart, Turn
-from radixkv.gateway.client_noise import without_noise
-from radixkv.gateway.messages import placeholder, unsupported_part
+from radixkv.gateway.api.anthropic.schema import Block, MessagesPrompt, ResultPart, Turn
+from radixkv.gateway.turns.client_noise import without_noise
+from radixkv.gateway.turns.messages import placeholder, unsupported_part
 
 __all__ = ["keep_readable"]
 

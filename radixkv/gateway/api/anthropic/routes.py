@@ -13,25 +13,25 @@ from fastapi.responses import JSONResponse, Response
 
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
-from radixkv.gateway.answers import streamed_or
-from radixkv.gateway.anthropic_answers import ERRORS, MessageAnswer, MessageContent, TokenCount, stop_of
-from radixkv.gateway.anthropic_breakpoints import find_breakpoints, pins_of
-from radixkv.gateway.anthropic_errors import anthropic_error_body
-from radixkv.gateway.anthropic_reading import keep_readable
-from radixkv.gateway.anthropic_schema import MessagesPrompt, MessagesRequest
-from radixkv.gateway.anthropic_turns import template_turns
-from radixkv.gateway.anthropic_usage import usage_of
-from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import CurrentExchange, Exchange
-from radixkv.gateway.models import ServedModel
-from radixkv.gateway.replies import Reply
-from radixkv.gateway.sse import EventStreamResponse, sse, until_disconnected
-from radixkv.gateway.thinking_wish import thinking_arguments
-from radixkv.gateway.tools import ToolPlan
-from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import begin_replies, chat_model, read_prompt, remember_reply, start_turn, with_prompt
+from radixkv.gateway.api.anthropic.cache_control import find_breakpoints, pins_of
+from radixkv.gateway.api.anthropic.openapi import ERRORS, MessageAnswer, MessageContent, TokenCount, stop_of
+from radixkv.gateway.api.anthropic.reading import keep_readable
+from radixkv.gateway.api.anthropic.schema import MessagesPrompt, MessagesRequest
+from radixkv.gateway.api.anthropic.turns import template_turns
+from radixkv.gateway.api.anthropic.usage import usage_of
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
+from radixkv.gateway.protocol.sse import EventStreamResponse, sse, until_disconnected
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.openapi import streamed_or
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.thinking_wish import thinking_arguments
+from radixkv.gateway.turns.tools import ToolPlan
+from radixkv.gateway.turns.turns import begin_replies, chat_model, read_prompt, remember_reply, start_turn, with_prompt
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, PrefixPin
 from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage

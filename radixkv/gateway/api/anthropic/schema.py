@@ -9,13 +9,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, Plain, PlainObject, PlainValue, Whole
-from radixkv.gateway.formats import Constraint, schema_constraint
-from radixkv.gateway.options import CacheSalt, ModelName, StopTexts, drawing
-from radixkv.gateway.thinking_wish import Effort, ThinkingWish
-from radixkv.gateway.tools import (
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import (
+    FAIL_FAST,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Each,
+    Name,
+    Plain,
+    PlainObject,
+    PlainValue,
+    Whole,
+)
+from radixkv.gateway.turns.options import CacheSalt, ModelName, StopTexts, drawing
+from radixkv.gateway.turns.response_format import Constraint, schema_constraint
+from radixkv.gateway.turns.thinking_wish import Effort, ThinkingWish
+from radixkv.gateway.turns.tools import (
     MAX_TOOLS,
     ChatTool,
     NamedFunction,

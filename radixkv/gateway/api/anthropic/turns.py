@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from radixkv.gateway.anthropic_schema import Block, ResultPart, TextBlock, Turn
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.messages import unsupported_part
+from radixkv.gateway.api.anthropic.schema import Block, ResultPart, TextBlock, Turn
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.turns.messages import unsupported_part
 from radixkv.generation.request import Message
 
 __all__ = ["template_turns", "text_of"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixkv.gateway.conversations.keeping import Conversations
-from radixkv.gateway.conversations.refusals import conflict
-from radixkv.gateway.conversations.schema import MAX_TAGS, BulkChange, dump_tags
-from radixkv.gateway.conversations.writing import Value
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.refusals import conflict
+from radixkv.gateway.api.conversations.schema import MAX_TAGS, BulkChange, dump_tags
+from radixkv.gateway.api.conversations.writing import Value
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["change_all"]
 

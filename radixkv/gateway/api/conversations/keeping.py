@@ -11,20 +11,20 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.conversations.branching import Wanted, copy_branch
-from radixkv.gateway.conversations.live import Follower, Live, Lives
-from radixkv.gateway.conversations.messages import Conversation, Message
-from radixkv.gateway.conversations.planting import Imported
-from radixkv.gateway.conversations.refusals import conflict
-from radixkv.gateway.conversations.running import Runs
-from radixkv.gateway.conversations.search import Found, search
-from radixkv.gateway.conversations.shown import ALL, Shown
-from radixkv.gateway.conversations.store import ConversationStore
-from radixkv.gateway.conversations.trashing import Trash
-from radixkv.gateway.conversations.writing import Value
-from radixkv.gateway.database import Database
-from radixkv.gateway.sse import sse
-from radixkv.gateway.transcripts import Transcripts
+from radixkv.gateway.api.conversations.files.planting import Imported
+from radixkv.gateway.api.conversations.messages import Conversation, Message
+from radixkv.gateway.api.conversations.refusals import conflict
+from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
+from radixkv.gateway.api.conversations.replies.live import Follower, Live, Lives
+from radixkv.gateway.api.conversations.replies.running import Runs
+from radixkv.gateway.api.conversations.shown import ALL, Shown
+from radixkv.gateway.api.conversations.store.search import Found, search
+from radixkv.gateway.api.conversations.store.store import ConversationStore
+from radixkv.gateway.api.conversations.trashing import Trash
+from radixkv.gateway.api.conversations.writing import Value
+from radixkv.gateway.protocol.sse import sse
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.generation.request import Message as Turn
 
 __all__ = ["Conversations", "kept_by", "told", "turn_of"]

@@ -19,14 +19,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.bodies import JsonRoute
-from radixkv.gateway.conversations.alternatives import tell_alternatives
-from radixkv.gateway.conversations.begun import cut_reply
-from radixkv.gateway.conversations.branching import Wanted, copy_branch
-from radixkv.gateway.conversations.keeping import kept_by
-from radixkv.gateway.conversations.messages import Message, new_id
-from radixkv.gateway.conversations.objects import (
+from radixkv.gateway.api.conversations.keeping import kept_by
+from radixkv.gateway.api.conversations.messages import Message, new_id
+from radixkv.gateway.api.conversations.objects import (
     Alternatives,
     BranchAnswer,
     MessageCosts,
@@ -36,10 +31,13 @@ from radixkv.gateway.conversations.objects import (
     TrashedBranches,
     answer_of,
 )
-from radixkv.gateway.conversations.pricing import cost_of, costs_of
-from radixkv.gateway.conversations.refusals import not_possible
-from radixkv.gateway.conversations.replying import Asked, begin_replies
-from radixkv.gateway.conversations.schema import (
+from radixkv.gateway.api.conversations.refusals import not_possible
+from radixkv.gateway.api.conversations.replies.alternatives import tell_alternatives
+from radixkv.gateway.api.conversations.replies.begun import cut_reply
+from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
+from radixkv.gateway.api.conversations.replies.pricing import cost_of, costs_of
+from radixkv.gateway.api.conversations.replies.replying import Asked, begin_replies
+from radixkv.gateway.api.conversations.schema import (
     AlternativesAsked,
     BranchCosts,
     MessageMarks,
@@ -47,8 +45,10 @@ from radixkv.gateway.conversations.schema import (
     NewMessage,
     ReplyOptions,
 )
-from radixkv.gateway.exchange import CurrentExchange
-from radixkv.gateway.turns import chat_model
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.protocol.json_body import JsonRoute
+from radixkv.gateway.turns.turns import chat_model
 
 __all__ = ["router"]
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from radixkv.gateway.conversations.schema import Role
+from radixkv.gateway.api.conversations.schema import Role
 
 __all__ = [
     "Alternatives",

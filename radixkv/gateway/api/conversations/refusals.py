@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["conflict", "full", "no_conversation", "no_message", "not_json", "not_possible"]
 

@@ -23,14 +23,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.conversations.bulk import change_all
-from radixkv.gateway.conversations.exports import export_html, export_json, export_markdown, file_headers
-from radixkv.gateway.conversations.imports import Imported, RefusedError, read_conversations
-from radixkv.gateway.conversations.keeping import Conversations, kept_by, told
-from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
-from radixkv.gateway.conversations.objects import (
+from radixkv.gateway.api.conversations.bulk import change_all
+from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
+from radixkv.gateway.api.conversations.files.imports import Imported, RefusedError, read_conversations
+from radixkv.gateway.api.conversations.keeping import Conversations, kept_by, told
+from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
+from radixkv.gateway.api.conversations.objects import (
     BulkAnswer,
     ConversationObject,
     ConversationPage,
@@ -39,12 +37,14 @@ from radixkv.gateway.conversations.objects import (
     TagList,
     answer_of,
 )
-from radixkv.gateway.conversations.refusals import no_message, not_json, not_possible
-from radixkv.gateway.conversations.schema import MAX_TAG_CHARACTERS, BulkChange, ConversationChange, NewConversation
-from radixkv.gateway.conversations.search import Found
-from radixkv.gateway.conversations.shown import Shown
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.sse import EventStreamResponse, until_disconnected
+from radixkv.gateway.api.conversations.refusals import no_message, not_json, not_possible
+from radixkv.gateway.api.conversations.schema import MAX_TAG_CHARACTERS, BulkChange, ConversationChange, NewConversation
+from radixkv.gateway.api.conversations.shown import Shown
+from radixkv.gateway.api.conversations.store.search import Found
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
+from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 
 __all__ = ["router"]
 

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.conversations.messages import DEFAULT_TITLE, MAX_TITLE_CHARACTERS
-from radixkv.gateway.conversations.settings import Settings
-from radixkv.gateway.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES, Value
-from radixkv.gateway.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
-from radixkv.gateway.options import ModelName
+from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, MAX_TITLE_CHARACTERS
+from radixkv.gateway.api.conversations.settings import Settings
+from radixkv.gateway.api.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES, Value
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
+from radixkv.gateway.turns.options import ModelName
 from radixkv.generation.params import MAX_LOGPROBS
 
 __all__ = [

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.fields import FAIL_FAST, Whole
-from radixkv.gateway.models import ServedModel
-from radixkv.gateway.options import GenerationOptions, ModelName
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.fields import FAIL_FAST, Whole
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.options import GenerationOptions, ModelName
 from radixkv.generation.params import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, SamplingParams
 
 __all__ = ["MAX_STOP_TEXTS", "MAX_STOP_TEXT_CHARACTERS", "Settings", "told_settings"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from radixkv.gateway.conversations.live import Lives
-from radixkv.gateway.conversations.messages import Conversation, Message
-from radixkv.gateway.conversations.trash_store import TrashedBranch, TrashStore
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.api.conversations.messages import Conversation, Message
+from radixkv.gateway.api.conversations.replies.live import Lives
+from radixkv.gateway.api.conversations.store.trash_store import TrashedBranch, TrashStore
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["TRASH_S", "Trash"]
 

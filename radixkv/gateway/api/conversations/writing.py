@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.conversations.messages import Conversation, Message, title_of
-from radixkv.gateway.conversations.refusals import full
-from radixkv.gateway.conversations.rows import INSERT_MESSAGE, new_row, next_update, read_conversation
+from radixkv.gateway.api.conversations.messages import Conversation, Message, title_of
+from radixkv.gateway.api.conversations.refusals import full
+from radixkv.gateway.api.conversations.store.rows import INSERT_MESSAGE, new_row, next_update, read_conversation
 
 __all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Value", "Writer"]
 

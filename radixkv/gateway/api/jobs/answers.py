@@ -6,8 +6,8 @@ import json
 import uuid
 from typing import Any
 
-from radixkv.gateway.anthropic_errors import anthropic_error_body
-from radixkv.gateway.errors import ApiError, error_body
+from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body
+from radixkv.gateway.protocol.errors import ApiError, error_body
 
 __all__ = ["answer_line", "ended_line", "error_line", "refusal_line"]
 

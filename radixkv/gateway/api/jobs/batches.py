@@ -17,12 +17,12 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.database import Database
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.jobs.answers import refusal_line
-from radixkv.gateway.jobs.files import add_result_file, remove_requests, unknown
-from radixkv.gateway.jobs.lines import BatchLine, LineError
-from radixkv.gateway.jobs.quotas import JobLimits, check_usage
+from radixkv.gateway.api.jobs.answers import refusal_line
+from radixkv.gateway.api.jobs.files import add_result_file, remove_requests, unknown
+from radixkv.gateway.api.jobs.lines import BatchLine, LineError
+from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.database import Database
 
 __all__ = [
     "ANTHROPIC",

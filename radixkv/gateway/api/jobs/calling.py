@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Scope
 
-from radixkv.gateway.anthropic_errors import VERSION_HEADER
-from radixkv.gateway.auth import Tenant
-from radixkv.gateway.exchange import EXCHANGE
+from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.http.request_context import EXCHANGE
+from radixkv.gateway.protocol.anthropic_errors import VERSION_HEADER
 
 __all__ = ["JOB", "Answer", "post"]
 

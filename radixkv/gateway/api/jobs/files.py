@@ -8,9 +8,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal, NamedTuple
 
-from radixkv.gateway.database import Database
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.jobs.quotas import JobLimits, check_usage
+from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.database import Database
 
 __all__ = ["FileStore", "StoredFile", "add_result_file", "unknown"]
 

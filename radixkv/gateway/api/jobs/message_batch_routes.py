@@ -17,14 +17,14 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
-from radixkv.gateway.anthropic_answers import ERRORS
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import CurrentExchange
-from radixkv.gateway.fields import MAX_NAME_CHARACTERS
-from radixkv.gateway.jobs.batches import ANTHROPIC, Batch, BatchStore
-from radixkv.gateway.jobs.lines import MAX_REQUESTS, BatchLine, LineError, read_message_request
-from radixkv.gateway.jobs.schema import DeletedMessageBatch, MessageBatch, MessageBatchPage, message_batch_body
+from radixkv.gateway.api.anthropic.openapi import ERRORS
+from radixkv.gateway.api.jobs.batches import ANTHROPIC, Batch, BatchStore
+from radixkv.gateway.api.jobs.lines import MAX_REQUESTS, BatchLine, LineError, read_message_request
+from radixkv.gateway.api.jobs.schema import DeletedMessageBatch, MessageBatch, MessageBatchPage, message_batch_body
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
 from radixkv.util.json_text import read_json
 
 __all__ = ["router"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import NamedTuple
 
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["JobLimits", "check_usage"]
 

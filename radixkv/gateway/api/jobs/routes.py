@@ -20,13 +20,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.bodies import JsonRoute
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import MAX_NAME_CHARACTERS
-from radixkv.gateway.jobs.batches import OPENAI, BatchStore
-from radixkv.gateway.jobs.files import FileStore, StoredFile
-from radixkv.gateway.jobs.schema import (
+from radixkv.gateway.api.jobs.batches import OPENAI, BatchStore
+from radixkv.gateway.api.jobs.files import FileStore, StoredFile
+from radixkv.gateway.api.jobs.schema import (
     MAX_TTL_S,
     MIN_TTL_S,
     BatchObject,
@@ -37,7 +33,11 @@ from radixkv.gateway.jobs.schema import (
     FilePage,
     batch_body,
 )
-from radixkv.gateway.jobs.uploads import Upload
+from radixkv.gateway.api.jobs.uploads import Upload
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
+from radixkv.gateway.protocol.json_body import JsonRoute
 
 __all__ = ["router"]
 

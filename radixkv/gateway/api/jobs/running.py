@@ -17,13 +17,8 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.backend import Backend
-from radixkv.gateway.calls import Calls
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fair_semaphore import CALLER
-from radixkv.gateway.gate import Gate
-from radixkv.gateway.jobs.answers import answer_line, ended_line, error_line
-from radixkv.gateway.jobs.batches import (
+from radixkv.gateway.api.jobs.answers import answer_line, ended_line, error_line
+from radixkv.gateway.api.jobs.batches import (
     CANCELLED,
     COMPLETED,
     EXPIRED,
@@ -33,10 +28,15 @@ from radixkv.gateway.jobs.batches import (
     BatchStore,
     WaitingRequest,
 )
-from radixkv.gateway.jobs.calling import Answer, post
-from radixkv.gateway.jobs.files import FileStore
-from radixkv.gateway.jobs.lines import LineError
-from radixkv.gateway.jobs.validating import MAX_ERRORS, error_entry, read_lines
+from radixkv.gateway.api.jobs.calling import Answer, post
+from radixkv.gateway.api.jobs.files import FileStore
+from radixkv.gateway.api.jobs.lines import LineError
+from radixkv.gateway.api.jobs.validating import MAX_ERRORS, error_entry, read_lines
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.backend.calls import Calls
+from radixkv.gateway.http.fair_semaphore import CALLER
+from radixkv.gateway.http.gate import Gate
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.tenants import KeyRing
 
 __all__ = ["JobRunner"]

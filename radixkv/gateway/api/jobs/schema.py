@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.fields import ClosedModel, Name, Whole
-from radixkv.gateway.jobs.batches import Batch
-from radixkv.gateway.responses_schema import Metadata
+from radixkv.gateway.api.jobs.batches import Batch
+from radixkv.gateway.api.responses.schema import Metadata
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.fields import ClosedModel, Name, Whole
 
 __all__ = [
     "BatchObject",

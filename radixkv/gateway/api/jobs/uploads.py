@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["FORM_BYTES", "PIECE_BYTES", "Upload"]
 

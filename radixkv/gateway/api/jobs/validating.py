@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from radixkv.gateway.jobs.lines import MAX_REQUESTS, BatchLine, LineError, read_line
+from radixkv.gateway.api.jobs.lines import MAX_REQUESTS, BatchLine, LineError, read_line
 
 __all__ = ["MAX_ERRORS", "Lines", "error_entry", "read_lines"]
 

@@ -15,26 +15,26 @@ from pydantic import Field
 
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
-from radixkv.gateway.answers import ChatCompletion, streamed_or
-from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.chat_chunks import ChatChunks
-from radixkv.gateway.constraints import ConstrainedOptions
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import CurrentExchange, Exchange
-from radixkv.gateway.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
-from radixkv.gateway.legacy_functions import FunctionChoice, Functions, in_old_words, plan_functions
-from radixkv.gateway.logprobs import chat_logprobs
-from radixkv.gateway.messages import ChatMessages, leave_noise_out, left_out_thoughts, template_messages
-from radixkv.gateway.models import ServedModel
-from radixkv.gateway.options import MaxTokens, retention_of
-from radixkv.gateway.prompt_scores import ScoredPrompt, check_size
-from radixkv.gateway.replies import Growth, Reply, usage_body
-from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
-from radixkv.gateway.thinking_wish import Effort, ThinkingWish, thinking_arguments
-from radixkv.gateway.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
-from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import begin_replies, chat_model, remember_reply, start_turn
+from radixkv.gateway.api.openai.chat_chunks import ChatChunks
+from radixkv.gateway.api.openai.legacy_functions import FunctionChoice, Functions, in_old_words, plan_functions
+from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
+from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
+from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.constraints import ConstrainedOptions
+from radixkv.gateway.turns.logprobs import chat_logprobs
+from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, left_out_thoughts, template_messages
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.openapi import ChatCompletion, streamed_or
+from radixkv.gateway.turns.options import MaxTokens, retention_of
+from radixkv.gateway.turns.replies import Growth, Reply, usage_body
+from radixkv.gateway.turns.thinking_wish import Effort, ThinkingWish, thinking_arguments
+from radixkv.gateway.turns.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
+from radixkv.gateway.turns.turns import begin_replies, chat_model, remember_reply, start_turn
 from radixkv.generation.params import MAX_LOGPROBS, Grammar, SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started

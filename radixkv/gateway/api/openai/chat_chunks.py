@@ -10,9 +10,9 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from radixkv.core.tokens import num_tokens, unpack_tokens
-from radixkv.gateway.legacy_functions import in_old_words
-from radixkv.gateway.replies import Growth, Reply, RunningUsage
-from radixkv.gateway.sse import dump_json
+from radixkv.gateway.api.openai.legacy_functions import in_old_words
+from radixkv.gateway.protocol.sse import dump_json
+from radixkv.gateway.turns.replies import Growth, Reply, RunningUsage
 
 __all__ = ["ChatChunks"]
 

@@ -7,8 +7,8 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from radixkv.core.tokens import num_tokens, unpack_tokens
-from radixkv.gateway.replies import Reply, RunningUsage
-from radixkv.gateway.sse import dump_json
+from radixkv.gateway.protocol.sse import dump_json
+from radixkv.gateway.turns.replies import Reply, RunningUsage
 
 __all__ = ["CompletionChunks"]
 

@@ -16,20 +16,20 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
 from radixkv.core.tokens import num_tokens, unpack_tokens
-from radixkv.gateway.answers import Completion, streamed_or
-from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.completion_chunks import CompletionChunks
-from radixkv.gateway.constraints import ConstrainedOptions
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import CurrentExchange, Exchange
-from radixkv.gateway.fields import FAIL_FAST, TokenIds, Whole, check_fits
-from radixkv.gateway.logprobs import completion_logprobs
-from radixkv.gateway.models import ServedModel, served_model
-from radixkv.gateway.options import MaxTokens, retention_of
-from radixkv.gateway.prompt_scores import ScoredPrompt, check_size
-from radixkv.gateway.replies import Reply, usage_body
-from radixkv.gateway.sse import DONE, EventStreamResponse, until_disconnected
+from radixkv.gateway.api.openai.completion_chunks import CompletionChunks
+from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import FAIL_FAST, TokenIds, Whole, check_fits
+from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
+from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
+from radixkv.gateway.turns.constraints import ConstrainedOptions
+from radixkv.gateway.turns.logprobs import completion_logprobs
+from radixkv.gateway.turns.models import ServedModel, served_model
+from radixkv.gateway.turns.openapi import Completion, streamed_or
+from radixkv.gateway.turns.options import MaxTokens, retention_of
+from radixkv.gateway.turns.replies import Reply, usage_body
 from radixkv.generation.params import MAX_LOGPROBS, SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, PromptLogprobs, Started, Usage

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, Plain
-from radixkv.gateway.tools import (
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import FAIL_FAST, Plain
+from radixkv.gateway.turns.tools import (
     MAX_TOOLS,
     ChatTool,
     NamedFunction,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv.core.tokens import unpack_tokens
-from radixkv.gateway.backend import Backend
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.logprobs import LEAST_LOGPROB, token_text
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.turns.logprobs import LEAST_LOGPROB, token_text
 from radixkv.generation.params import SampledToken
 from radixkv.generation.stream import PromptLogprobs
 

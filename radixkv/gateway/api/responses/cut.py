@@ -8,15 +8,15 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.generations import Generations
-from radixkv.gateway.responses_items import Item, assistant_turn, new_id, to_messages
-from radixkv.gateway.responses_run import Runs
-from radixkv.gateway.responses_schema import ResponseRequest
-from radixkv.gateway.store import Context, ResponseStore, UnknownResponseError
-from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
-from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import read_prompt
+from radixkv.gateway.api.responses.items import Item, assistant_turn, new_id, to_messages
+from radixkv.gateway.api.responses.run import Runs
+from radixkv.gateway.api.responses.schema import ResponseRequest
+from radixkv.gateway.backend.generations import Generations
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.responses import Context, ResponseStore, UnknownResponseError
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
+from radixkv.gateway.turns.turns import read_prompt
 from radixkv.generation.request import Message, ModelInfo
 
 __all__ = ["SPACE", "conversation_of", "cut_response", "find_previous", "space_of", "told_of"]

@@ -15,14 +15,14 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.fields import FAIL_FAST, MAX_MESSAGES, Each
-from radixkv.gateway.item_lists import ItemLists, no_item
-from radixkv.gateway.responses_answers import AnyItem, ItemList
-from radixkv.gateway.responses_items import page_of, read_input
-from radixkv.gateway.responses_schema import InputItem, Metadata
+from radixkv.gateway.api.responses.item_lists import ItemLists, no_item
+from radixkv.gateway.api.responses.items import page_of, read_input
+from radixkv.gateway.api.responses.openapi import AnyItem, ItemList
+from radixkv.gateway.api.responses.schema import InputItem, Metadata
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_MESSAGES, Each
+from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
 
 __all__ = ["router"]
 

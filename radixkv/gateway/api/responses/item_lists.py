@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.database import Database
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.responses_items import Item, new_id
+from radixkv.gateway.api.responses.items import Item, new_id
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.database import Database
 
 __all__ = ["MAX_ITEMS", "ItemList", "ItemLists"]
 

@@ -14,11 +14,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.messages import check_arguments, placeholder, unsupported_part
-from radixkv.gateway.options import check_plain
-from radixkv.gateway.responses_schema import InputItem, InputPart
-from radixkv.gateway.responses_tools import INPUT, offered_name
+from radixkv.gateway.api.responses.schema import InputItem, InputPart
+from radixkv.gateway.api.responses.tools import INPUT, offered_name
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.turns.messages import check_arguments, placeholder, unsupported_part
+from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message
 from radixkv.util.json_text import read_json
 

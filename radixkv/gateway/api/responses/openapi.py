@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, RootModel
 
-from radixkv.gateway.answers import TokenLogprob
+from radixkv.gateway.turns.openapi import TokenLogprob
 
 __all__ = ["AnyItem", "DeletedResponse", "InputTokens", "ItemList", "ResponseObject"]
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from radixkv.gateway.call_parser import CallPiece, FunctionCalled
-from radixkv.gateway.responses_items import new_id
-from radixkv.gateway.responses_tools import Offer
+from radixkv.gateway.api.responses.items import new_id
+from radixkv.gateway.api.responses.tools import Offer
+from radixkv.gateway.turns.call_parser import CallPiece, FunctionCalled
 
 __all__ = ["Output"]
 

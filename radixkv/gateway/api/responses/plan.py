@@ -19,23 +19,23 @@ from fastapi import Request
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
-from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.bodies import off_loop
-from radixkv.gateway.client_noise import without_noise
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import EXCHANGE, Exchange
-from radixkv.gateway.models import ServedModel
-from radixkv.gateway.options import retention_of
-from radixkv.gateway.replies import Reply
-from radixkv.gateway.responses_cut import SPACE, cut_response, find_previous, space_of, told_of
-from radixkv.gateway.responses_items import Item, left_out_items, new_id, read_input, to_messages
-from radixkv.gateway.responses_schema import ResponseRequest
-from radixkv.gateway.responses_tools import ResponseTool, left_out_tools
-from radixkv.gateway.store import Context, ResponseStore
-from radixkv.gateway.thinking_wish import ThinkingWish, thinking_arguments
-from radixkv.gateway.tools import ToolPlan
-from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import start_turn
+from radixkv.gateway.api.responses.cut import SPACE, cut_response, find_previous, space_of, told_of
+from radixkv.gateway.api.responses.items import Item, left_out_items, new_id, read_input, to_messages
+from radixkv.gateway.api.responses.schema import ResponseRequest
+from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.request_context import EXCHANGE, Exchange
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.json_body import off_loop
+from radixkv.gateway.storage.responses import Context, ResponseStore
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.client_noise import without_noise
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.options import retention_of
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
+from radixkv.gateway.turns.tools import ToolPlan
+from radixkv.gateway.turns.turns import start_turn
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, Message, Prompt
 

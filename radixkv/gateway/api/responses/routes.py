@@ -18,25 +18,25 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from radixkv.core.tokens import num_tokens
-from radixkv.gateway.answers import streamed_or
-from radixkv.gateway.auth import Tenant, current_tenant
-from radixkv.gateway.bodies import JsonRoute
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import Exchange, current_exchange
-from radixkv.gateway.item_lists import ItemLists
-from radixkv.gateway.models import served_model
-from radixkv.gateway.replies import Reply
-from radixkv.gateway.responses_answers import DeletedResponse, InputTokens, ItemList, ResponseObject
-from radixkv.gateway.responses_cut import conversation_of, space_of
-from radixkv.gateway.responses_items import assistant_turn, page_of
-from radixkv.gateway.responses_plan import Plan, make_plan, start
-from radixkv.gateway.responses_run import Run, Runs
-from radixkv.gateway.responses_schema import ResponseRequest
-from radixkv.gateway.responses_tools import offers_of
-from radixkv.gateway.sse import EventStreamResponse, until_disconnected
-from radixkv.gateway.store import ResponseStore, StoredResponse, UnknownResponseError
-from radixkv.gateway.transcripts import Transcripts
-from radixkv.gateway.turns import read_prompt
+from radixkv.gateway.api.responses.cut import conversation_of, space_of
+from radixkv.gateway.api.responses.item_lists import ItemLists
+from radixkv.gateway.api.responses.items import assistant_turn, page_of
+from radixkv.gateway.api.responses.openapi import DeletedResponse, InputTokens, ItemList, ResponseObject
+from radixkv.gateway.api.responses.plan import Plan, make_plan, start
+from radixkv.gateway.api.responses.run import Run, Runs
+from radixkv.gateway.api.responses.schema import ResponseRequest
+from radixkv.gateway.api.responses.tools import offers_of
+from radixkv.gateway.http.auth import Tenant, current_tenant
+from radixkv.gateway.http.request_context import Exchange, current_exchange
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.json_body import JsonRoute
+from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
+from radixkv.gateway.storage.responses import ResponseStore, StoredResponse, UnknownResponseError
+from radixkv.gateway.storage.transcripts import Transcripts
+from radixkv.gateway.turns.models import served_model
+from radixkv.gateway.turns.openapi import streamed_or
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.turns import read_prompt
 
 __all__ = ["router"]
 

@@ -16,15 +16,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, Protocol
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
-from radixkv.gateway.backend import Backend, EventStream
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.logprobs import chat_logprobs
-from radixkv.gateway.models import ServedModel
-from radixkv.gateway.replies import Growth, Reply
-from radixkv.gateway.responses_output import Output
-from radixkv.gateway.responses_tools import Offer
-from radixkv.gateway.sse import sse
-from radixkv.gateway.turns import begin_replies
+from radixkv.gateway.api.responses.output import Output
+from radixkv.gateway.api.responses.tools import Offer
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.sse import sse
+from radixkv.gateway.turns.logprobs import chat_logprobs
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.replies import Growth, Reply
+from radixkv.gateway.turns.turns import begin_replies
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, Started, Usage
 
 __all__ = ["Ending", "Run", "Runs"]

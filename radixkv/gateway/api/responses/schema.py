@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import (
+from radixkv.gateway.api.responses.tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import (
     FAIL_FAST,
     MAX_MESSAGES,
     MAX_PARTS,
@@ -22,8 +23,7 @@ from radixkv.gateway.fields import (
     Whole,
     check_fits,
 )
-from radixkv.gateway.formats import Constraint, json_object, schema_constraint
-from radixkv.gateway.options import (
+from radixkv.gateway.turns.options import (
     CacheSalt,
     ModelName,
     RetentionRanges,
@@ -33,9 +33,9 @@ from radixkv.gateway.options import (
     drawing,
     stop_texts,
 )
-from radixkv.gateway.responses_tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
-from radixkv.gateway.thinking_wish import Effort
-from radixkv.gateway.tools import MAX_TOOLS, ToolPlan
+from radixkv.gateway.turns.response_format import Constraint, json_object, schema_constraint
+from radixkv.gateway.turns.thinking_wish import Effort
+from radixkv.gateway.turns.tools import MAX_TOOLS, ToolPlan
 from radixkv.generation.params import Grammar, SamplingParams
 from radixkv.generation.request import ModelInfo
 

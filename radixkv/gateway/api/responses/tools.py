@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 from pydantic_core import from_json
 
-from radixkv.gateway.api_model import ApiModel
-from radixkv.gateway.call_parser import FunctionCalled
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, Name, PlainObject
-from radixkv.gateway.tools import (
+from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import FAIL_FAST, Name, PlainObject
+from radixkv.gateway.turns.call_parser import FunctionCalled
+from radixkv.gateway.turns.tools import (
     MAX_NAME_CHARACTERS,
     MAX_TOOLS,
     AllowedChoice,

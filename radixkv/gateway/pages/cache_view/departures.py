@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from radixkv.client import RemoteReader
 from radixkv.core.explanation import EvictionReason
-from radixkv.gateway.cache_view.nodes import Departure, Kind
+from radixkv.gateway.pages.cache_view.nodes import Departure, Kind
 
 __all__ = ["with_kinds"]
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple, TypeVar
 from radixkv.client import Credentials, RemoteReader
 from radixkv.core.api import NodeInfo
 from radixkv.core.errors import RadixKVError, UnavailableError, UnknownPoolError
-from radixkv.gateway.backend import Backend
-from radixkv.gateway.cache_view import gauges
-from radixkv.gateway.cache_view.departures import with_kinds
-from radixkv.gateway.cache_view.gauges import Gauges
-from radixkv.gateway.cache_view.nodes import Change, Departure, TreeState
-from radixkv.gateway.cache_view.removals import Removals
-from radixkv.gateway.cache_view.viewer import Viewer
-from radixkv.gateway.calls import Calls
-from radixkv.gateway.fair_semaphore import own_work
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.backend.calls import Calls
+from radixkv.gateway.http.fair_semaphore import own_work
+from radixkv.gateway.pages.cache_view import gauges
+from radixkv.gateway.pages.cache_view.departures import with_kinds
+from radixkv.gateway.pages.cache_view.gauges import Gauges
+from radixkv.gateway.pages.cache_view.nodes import Change, Departure, TreeState
+from radixkv.gateway.pages.cache_view.removals import Removals
+from radixkv.gateway.pages.cache_view.viewer import Viewer
 from radixkv.generation.stats import WorkerStats
 
 __all__ = ["CacheObserver"]

@@ -21,17 +21,17 @@ from radixkv.core.errors import PinBudgetError, UnknownPoolError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
-from radixkv.gateway.auth import CurrentTenant
-from radixkv.gateway.bodies import JsonRoute, off_loop
-from radixkv.gateway.cache_view.observer import CacheObserver
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import CurrentExchange, Exchange
-from radixkv.gateway.fields import ClosedModel, PlainObject, TokenIds
-from radixkv.gateway.messages import ChatMessages, leave_noise_out, template_messages
-from radixkv.gateway.models import served_model
-from radixkv.gateway.options import CacheSalt, ModelName
-from radixkv.gateway.tools import ChatTools, plan_tools
-from radixkv.gateway.turns import chat_model, read_prompt
+from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.pages.cache_view.observer import CacheObserver
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import ClosedModel, PlainObject, TokenIds
+from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
+from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
+from radixkv.gateway.turns.models import served_model
+from radixkv.gateway.turns.options import CacheSalt, ModelName
+from radixkv.gateway.turns.tools import ChatTools, plan_tools
+from radixkv.gateway.turns.turns import chat_model, read_prompt
 from radixkv.generation.request import Prompt
 
 __all__ = ["router"]

@@ -15,13 +15,13 @@ from radixkv.core.errors import PinBudgetError, UnknownPoolError
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.validation import MAX_TTL_S
-from radixkv.gateway.auth import CurrentTenant, Tenant
-from radixkv.gateway.bodies import JsonRoute
-from radixkv.gateway.cache_view.nodes import ViewNode
-from radixkv.gateway.cache_view.observer import CacheObserver
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.fields import FAIL_FAST, ClosedModel
-from radixkv.gateway.sse import EventStreamResponse, sse
+from radixkv.gateway.http.auth import CurrentTenant, Tenant
+from radixkv.gateway.pages.cache_view.nodes import ViewNode
+from radixkv.gateway.pages.cache_view.observer import CacheObserver
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.fields import FAIL_FAST, ClosedModel
+from radixkv.gateway.protocol.json_body import JsonRoute
+from radixkv.gateway.protocol.sse import EventStreamResponse, sse
 
 __all__ = ["find_node", "observer_of", "router"]
 

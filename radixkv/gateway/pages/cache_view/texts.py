@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import TOKEN_BYTES, unpack_tokens
-from radixkv.gateway.backend import Backend
-from radixkv.gateway.cache_view.nodes import TreeState, ViewNode
-from radixkv.gateway.cache_view.turns import Turn, read_turns
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.pages.cache_view.nodes import TreeState, ViewNode
+from radixkv.gateway.pages.cache_view.turns import Turn, read_turns
 
 __all__ = ["Found", "NodeTexts"]
 

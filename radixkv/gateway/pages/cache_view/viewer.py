@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from radixkv.gateway.cache_view.nodes import Departure
+from radixkv.gateway.pages.cache_view.nodes import Departure
 
 if TYPE_CHECKING:
-    from radixkv.gateway.cache_view.observer import CacheObserver
+    from radixkv.gateway.pages.cache_view.observer import CacheObserver
 
 __all__ = ["Viewer"]
 

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from radixkv.gateway.conversations.messages import Conversation, Message
+from radixkv.gateway.api.conversations.messages import Conversation, Message
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "export_html", "export_json", "export_markdown", "file_headers"]
 

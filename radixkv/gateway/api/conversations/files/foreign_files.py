@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from radixkv.gateway.conversations.planting import (
+from radixkv.gateway.api.conversations.files.planting import (
     Imported,
     Node,
     RefusedError,

@@ -9,16 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from radixkv.gateway.conversations.exports import FORMAT, FORMAT_VERSION
-from radixkv.gateway.conversations.foreign_files import (
+from radixkv.gateway.api.conversations.files.exports import FORMAT, FORMAT_VERSION
+from radixkv.gateway.api.conversations.files.foreign_files import (
     is_silly_tavern,
     read_claude,
     read_librechat,
     read_open_webui,
     read_silly_tavern,
 )
-from radixkv.gateway.conversations.objects import MessageDetails
-from radixkv.gateway.conversations.planting import (
+from radixkv.gateway.api.conversations.files.planting import (
     Imported,
     Node,
     RefusedError,
@@ -28,7 +27,8 @@ from radixkv.gateway.conversations.planting import (
     require_text,
     with_placeholders,
 )
-from radixkv.gateway.errors import ApiError
+from radixkv.gateway.api.conversations.objects import MessageDetails
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.util.json_text import read_json
 
 __all__ = ["Imported", "RefusedError", "read_conversations"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
-from radixkv.gateway.conversations.writing import MAX_MESSAGES
+from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
+from radixkv.gateway.api.conversations.writing import MAX_MESSAGES
 
 __all__ = ["Imported", "Node", "RefusedError", "plant", "read_text", "read_time", "require_text", "with_placeholders"]
 

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, unpack_tokens
-from radixkv.gateway.auth import Tenant
-from radixkv.gateway.backend import Backend
-from radixkv.gateway.conversations.begun import Begun, find_reply
-from radixkv.gateway.conversations.keeping import kept_by
-from radixkv.gateway.conversations.refusals import conflict, not_possible
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.exchange import Exchange
-from radixkv.gateway.logprobs import LEAST_LOGPROB, token_text
-from radixkv.gateway.models import ServedModel
-from radixkv.gateway.transcripts import Transcripts
-from radixkv.gateway.turns import chat_model, read_prompt
+from radixkv.gateway.api.conversations.keeping import kept_by
+from radixkv.gateway.api.conversations.refusals import conflict, not_possible
+from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.transcripts import Transcripts
+from radixkv.gateway.turns.logprobs import LEAST_LOGPROB, token_text
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.turns import chat_model, read_prompt
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import PromptLogprobs

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.auth import Tenant
-from radixkv.gateway.conversations.keeping import Conversations
-from radixkv.gateway.conversations.live import Growing, Live
-from radixkv.gateway.conversations.messages import Message
-from radixkv.gateway.conversations.refusals import not_possible
-from radixkv.gateway.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns import read_prompt
+from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.messages import Message
+from radixkv.gateway.api.conversations.refusals import not_possible
+from radixkv.gateway.api.conversations.replies.live import Growing, Live
+from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.turns import read_prompt
 from radixkv.generation.request import Message as Turn
 
 __all__ = ["Begun", "cut_reply", "find_reply"]

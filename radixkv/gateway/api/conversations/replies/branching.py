@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.conversations.messages import Message, new_id
-from radixkv.gateway.conversations.refusals import no_message, not_possible
+from radixkv.gateway.api.conversations.messages import Message, new_id
+from radixkv.gateway.api.conversations.refusals import no_message, not_possible
 
 __all__ = ["Wanted", "copy_branch"]
 

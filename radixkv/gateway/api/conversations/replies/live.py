@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from radixkv.core.errors import LimitError
-from radixkv.gateway.conversations.messages import Conversation, Message
-from radixkv.gateway.conversations.rows import CUT_SHORT
-from radixkv.gateway.conversations.writing import Change
-from radixkv.gateway.sse import sse
-from radixkv.gateway.transcripts import Transcript
+from radixkv.gateway.api.conversations.messages import Conversation, Message
+from radixkv.gateway.api.conversations.store.rows import CUT_SHORT
+from radixkv.gateway.api.conversations.writing import Change
+from radixkv.gateway.protocol.sse import sse
+from radixkv.gateway.storage.transcripts import Transcript
 
 __all__ = ["Follower", "Growing", "Live", "Lives"]
 

@@ -12,13 +12,13 @@ from radixkv.client import RemoteReader
 from radixkv.core.errors import RadixKVError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
-from radixkv.gateway.auth import Tenant
-from radixkv.gateway.cache_view.observer import CacheObserver
-from radixkv.gateway.conversations.keeping import Conversations
-from radixkv.gateway.conversations.messages import Message
-from radixkv.gateway.models import ServedModel
-from radixkv.gateway.transcripts import Transcripts
-from radixkv.gateway.turns import read_prompt
+from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.messages import Message
+from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.pages.cache_view.observer import CacheObserver
+from radixkv.gateway.storage.transcripts import Transcripts
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.turns import read_prompt
 
 __all__ = ["Cost", "cost_of", "costs_of"]
 

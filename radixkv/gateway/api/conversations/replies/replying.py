@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from radixkv.gateway.auth import Tenant
-from radixkv.gateway.backend import EventStream
-from radixkv.gateway.conversations.begun import Begun, find_reply
-from radixkv.gateway.conversations.keeping import Conversations
-from radixkv.gateway.conversations.live import Live
-from radixkv.gateway.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.conversations.refusals import conflict, not_possible
-from radixkv.gateway.conversations.running import Origin, Run
-from radixkv.gateway.conversations.schema import ReplyOptions
-from radixkv.gateway.conversations.settings import told_settings
-from radixkv.gateway.exchange import Exchange, current_exchange
-from radixkv.gateway.turns import chat_model, start_turn
+from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
+from radixkv.gateway.api.conversations.refusals import conflict, not_possible
+from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
+from radixkv.gateway.api.conversations.replies.live import Live
+from radixkv.gateway.api.conversations.replies.running import Origin, Run
+from radixkv.gateway.api.conversations.schema import ReplyOptions
+from radixkv.gateway.api.conversations.settings import told_settings
+from radixkv.gateway.backend.backend import EventStream
+from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.http.request_context import Exchange, current_exchange
+from radixkv.gateway.turns.turns import chat_model, start_turn
 from radixkv.generation.request import GenerateParams
 
 __all__ = ["Asked", "begin_replies"]

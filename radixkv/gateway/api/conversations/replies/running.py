@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
-from radixkv.gateway.backend import EventStream
-from radixkv.gateway.conversations.live import Live
-from radixkv.gateway.conversations.messages import Message
-from radixkv.gateway.conversations.store import ConversationStore, Growth
-from radixkv.gateway.errors import ApiError
-from radixkv.gateway.models import ServedModel
-from radixkv.gateway.replies import Growth as ReplyGrowth
-from radixkv.gateway.replies import Reply
-from radixkv.gateway.transcripts import Reader, Transcript, Transcripts
-from radixkv.gateway.turns import begin_replies, remember_reply
+from radixkv.gateway.api.conversations.messages import Message
+from radixkv.gateway.api.conversations.replies.live import Live
+from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
+from radixkv.gateway.backend.backend import EventStream
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.transcripts import Reader, Transcript, Transcripts
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.replies import Growth as ReplyGrowth
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.turns import begin_replies, remember_reply
 from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage
 
 __all__ = ["Branch", "Origin", "Run", "Runs"]

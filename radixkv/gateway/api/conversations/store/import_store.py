@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from radixkv.gateway.conversations.messages import Message
-from radixkv.gateway.conversations.rows import find, read_conversation
-from radixkv.gateway.conversations.writing import Change, Writer
-from radixkv.gateway.database import Database
+from radixkv.gateway.api.conversations.messages import Message
+from radixkv.gateway.api.conversations.store.rows import find, read_conversation
+from radixkv.gateway.api.conversations.writing import Change, Writer
+from radixkv.gateway.storage.database import Database
 
 __all__ = ["ImportStore"]
 

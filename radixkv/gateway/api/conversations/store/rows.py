@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Collection
 from typing import Any
 
-from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message
-from radixkv.gateway.conversations.refusals import no_conversation, no_message
+from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message
+from radixkv.gateway.api.conversations.refusals import no_conversation, no_message
 
 __all__ = [
     "BELOW",

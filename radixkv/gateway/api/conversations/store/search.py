@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from radixkv.gateway.conversations.messages import Conversation
-from radixkv.gateway.conversations.rows import read_conversation
-from radixkv.gateway.conversations.shown import ALL, Shown
-from radixkv.gateway.database import Database
+from radixkv.gateway.api.conversations.messages import Conversation
+from radixkv.gateway.api.conversations.shown import ALL, Shown
+from radixkv.gateway.api.conversations.store.rows import read_conversation
+from radixkv.gateway.storage.database import Database
 
 __all__ = ["Found", "Hit", "search"]
 

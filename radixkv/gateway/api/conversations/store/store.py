@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from radixkv.gateway.conversations.import_store import ImportStore
-from radixkv.gateway.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.conversations.refusals import conflict
-from radixkv.gateway.conversations.rows import (
+from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
+from radixkv.gateway.api.conversations.refusals import conflict
+from radixkv.gateway.api.conversations.shown import ALL, Shown
+from radixkv.gateway.api.conversations.store.import_store import ImportStore
+from radixkv.gateway.api.conversations.store.rows import (
     BELOW,
     FINISH,
     INSERT_CONVERSATION,
@@ -32,10 +33,9 @@ from radixkv.gateway.conversations.rows import (
     read_message,
     size_of,
 )
-from radixkv.gateway.conversations.shown import ALL, Shown
-from radixkv.gateway.conversations.trash_store import TrashStore
-from radixkv.gateway.conversations.writing import Change, Value, Writer
-from radixkv.gateway.database import Database
+from radixkv.gateway.api.conversations.store.trash_store import TrashStore
+from radixkv.gateway.api.conversations.writing import Change, Value, Writer
+from radixkv.gateway.storage.database import Database
 
 __all__ = ["ConversationStore", "Growth"]
 

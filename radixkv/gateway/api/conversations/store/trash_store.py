@@ -12,9 +12,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.conversations.messages import Conversation, Message
-from radixkv.gateway.conversations.refusals import conflict, no_message
-from radixkv.gateway.conversations.rows import (
+from radixkv.gateway.api.conversations.messages import Conversation, Message
+from radixkv.gateway.api.conversations.refusals import conflict, no_message
+from radixkv.gateway.api.conversations.store.rows import (
     BELOW,
     MESSAGE_COLUMNS,
     find,
@@ -24,8 +24,8 @@ from radixkv.gateway.conversations.rows import (
     path_to,
     read_message,
 )
-from radixkv.gateway.conversations.writing import Change, Writer
-from radixkv.gateway.database import Database
+from radixkv.gateway.api.conversations.writing import Change, Writer
+from radixkv.gateway.storage.database import Database
 
 __all__ = ["MAX_EXPIRED", "Expired", "TrashStore", "TrashedBranch"]
 
