@@ -32,11 +32,11 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.admission import Admission
 from radixkv.gateway.http.auth import KeyRing
 from radixkv.gateway.http.connections import Connections
-from radixkv.gateway.http.fair_semaphore import FairSemaphore
 from radixkv.gateway.http.gate import Gate
 from radixkv.gateway.http.metrics import CONTENT_TYPE, Metrics
 from radixkv.gateway.http.middleware import GatewayMiddleware
 from radixkv.gateway.http.recording import Recording
+from radixkv.gateway.http.refusals import add_error_handlers
 from radixkv.gateway.http.request_context import GENERATION_ID
 from radixkv.gateway.pages import pages, replay
 from radixkv.gateway.pages.cache_view import branch_routes, prompt_routes
@@ -44,12 +44,12 @@ from radixkv.gateway.pages.cache_view import routes as cache_routes
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.pages.cache_view.texts import NodeTexts
 from radixkv.gateway.protocol.errors import RATE_LIMIT_HEADERS
-from radixkv.gateway.protocol.refusals import add_error_handlers
 from radixkv.gateway.state import kept_state
 from radixkv.gateway.turns import models
 from radixkv.gateway.turns.openapi import ERRORS
 from radixkv.generation.request import Generator
 from radixkv.net.limits import Limiter
+from radixkv.util.fair_semaphore import FairSemaphore
 
 __all__ = ["create_app"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from radixkv.gateway.http.json_body import SMALL_BYTES
 from radixkv.gateway.protocol.fields import MAX_MESSAGES
-from radixkv.gateway.protocol.json_body import SMALL_BYTES
 
 __all__ = ["HELLO", "HONEST", "HOSTILE", "MANY", "TOO_MUCH", "chat", "completion", "messages", "response"]
 

@@ -13,7 +13,7 @@ import pytest
 from radixkv.gateway.backend import calls as calls_module
 from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.backend.lately import Lately
-from radixkv.gateway.http.fair_semaphore import CALLER, FairSemaphore
+from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
 
 class Clock:

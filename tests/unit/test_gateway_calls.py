@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from radixkv.gateway.backend.calls import Calls
-from radixkv.gateway.http.fair_semaphore import CALLER
+from radixkv.util.fair_semaphore import CALLER
 
 
 class Held:

@@ -14,8 +14,9 @@ import pytest
 from llguidance import LLTokenizer
 from pydantic import BaseModel, Field, RootModel
 
+from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.turns.response_format import Constraint, schema_constraint
+from radixkv.gateway.turns.response_format import schema_constraint
 from radixkv.gateway.turns.tools import ChatTool, plan_tools
 from radixkv.worker.sampling.grammar_source import grammar_source, new_matcher
 

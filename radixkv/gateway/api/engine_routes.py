@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentExchange
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import TokenIds
-from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import RADIXKV_VERSION, served_model
 from radixkv.gateway.turns.options import ModelName

@@ -15,10 +15,10 @@ from pydantic import Field
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
 from radixkv.gateway.backend.generations import Generations, ToldGeneration
+from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentExchange
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import Whole
-from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.messages import ChatMessages, left_out_thoughts, template_messages
 from radixkv.gateway.turns.models import served_model

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.protocol.json_body import JsonRoute
+from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.storage.database import Database
 from radixkv.net.limits import Limiter
 

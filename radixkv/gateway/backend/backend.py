@@ -21,10 +21,10 @@ from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.backend.resume import Lasting
-from radixkv.gateway.http.fair_semaphore import CALLER, FairSemaphore
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
+from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
 __all__ = ["Backend", "EventStream", "Watch"]
 

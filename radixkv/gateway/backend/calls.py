@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from radixkv.gateway.http.fair_semaphore import CALLER, FairSemaphore
+from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
 __all__ = ["Calls"]
 

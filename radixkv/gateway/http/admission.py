@@ -19,12 +19,12 @@ from starlette.types import Scope
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.connections import Connection
-from radixkv.gateway.http.fair_semaphore import FairSemaphore
 from radixkv.gateway.http.gate import Cost, Gate
 from radixkv.gateway.http.request_context import Exchange
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
+from radixkv.util.fair_semaphore import FairSemaphore
 
 __all__ = ["Admission", "Cost", "TurnLostError", "cost_of"]
 

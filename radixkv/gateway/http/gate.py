@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from enum import Enum
 
 from radixkv.gateway.http.connections import Connection
-from radixkv.gateway.http.fair_semaphore import FairSemaphore
 from radixkv.gateway.protocol.errors import RETRY_AFTER_S, ApiError
+from radixkv.util.fair_semaphore import FairSemaphore
 from radixkv.util.pace import Pace
 
 __all__ = ["MAX_FOLLOWERS", "SHARE", "Cost", "Gate", "StrangersLane"]

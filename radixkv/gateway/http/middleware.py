@@ -14,24 +14,24 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv.core.errors import LimitError
-from radixkv.gateway.api.jobs.calling import JOB
-from radixkv.gateway.api.jobs.uploads import FORM_BYTES
 from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.admission import Admission, TurnLostError
 from radixkv.gateway.http.auth import TENANT, KeyRing, Tenant, authenticate, sent_key
 from radixkv.gateway.http.connections import CONNECTION, Connection
 from radixkv.gateway.http.csrf import WhileKnown, check_origin
-from radixkv.gateway.http.fair_semaphore import CALLER, FairSemaphore
 from radixkv.gateway.http.gate import Gate, StrangersLane
+from radixkv.gateway.http.inner_calls import JOB
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.paths import API_PREFIX, as_served
 from radixkv.gateway.http.recording import Recording
+from radixkv.gateway.http.refusals import error_response
 from radixkv.gateway.http.request_context import EXCHANGE, Exchange
+from radixkv.gateway.http.uploads import FORM_BYTES
 from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.protocol.refusals import error_response
 from radixkv.net.limits import Limiter
+from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
 __all__ = ["GatewayMiddleware"]
 

@@ -20,9 +20,9 @@ from radixkv.gateway.backend.generations import Generations, ToldGeneration
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recorded, Recording
+from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import rate_limit_headers
 from radixkv.gateway.storage.transcript import Transcript, nothing_said
-from radixkv.gateway.turns.response_format import Constraint
 from radixkv.generation.cost import GenerationCost
 from radixkv.generation.params import Grammar
 from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.recording import shapes_of_branches
-from radixkv.gateway.protocol.json_body import JsonRoute
 
 __all__ = ["router"]
 

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, TypeVar
 from filelock import FileLock, Timeout
 
 from radixkv.core.errors import RadixKVError, UnavailableError
-from radixkv.gateway.http.fair_semaphore import FairSemaphore
 from radixkv.gateway.storage.database_schema import SCHEMA_VERSION, STEPS
+from radixkv.util.fair_semaphore import FairSemaphore
 
 __all__ = ["Database", "DatabaseError", "is_in_use"]
 

@@ -41,15 +41,15 @@ from typing import Any
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
-from radixkv.gateway.http.fair_semaphore import own_work
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.splicing import Spliced, splice, splice_whole
 from radixkv.gateway.storage.transcript import Reader, Transcript
 from radixkv.gateway.storage.transcript_cache import Memo, MemoLimits, Remembered
 from radixkv.gateway.storage.transcript_keys import canonical, digest, message_bytes, root_key
-from radixkv.gateway.turns.splicing import Spliced, splice, splice_whole
 from radixkv.generation.request import Message, ModelInfo, Prompt
 from radixkv.generation.thinking import NUM_TAIL_TOKENS, ThinkingMarks
 from radixkv.generation.thought_splitter import splitter_of
+from radixkv.util.fair_semaphore import own_work
 
 __all__ = ["Reader", "Transcript", "Transcripts", "ends_in_mark"]
 

@@ -17,12 +17,12 @@ from typing import Annotated
 from pydantic import Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, PlainObject
 from radixkv.gateway.turns.options import GenerationOptions, check_plain
 from radixkv.gateway.turns.response_format import (
     MAX_TOLD,
-    Constraint,
     ResponseFormat,
     format_constraint,
     json_object,

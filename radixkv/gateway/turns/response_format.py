@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import PlainObject
 from radixkv.gateway.turns.json_schemas import Definitions, Detail, engine_schema
@@ -18,7 +18,6 @@ from radixkv.generation.params import Grammar
 
 __all__ = [
     "MAX_TOLD",
-    "Constraint",
     "JsonSchema",
     "ResponseFormat",
     "format_constraint",
@@ -61,23 +60,6 @@ class JsonSchemaFormat(ApiModel):
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What a reply is held to, as the caller's fields say it.
-
-    Attributes:
-        param: the field. told: the beginning of what it says.
-        left_out: what of it the grammar does not hold the reply to: fields, and keywords of schemas.
-        looser: the next one to be tried where the engine refuses this one; None: the refusal is the caller's.
-    """
-
-    grammar: Grammar
-    param: str
-    told: str
-    left_out: tuple[str, ...] = ()
-    looser: Callable[[], Constraint] | None = None
 
 
 def format_constraint(wanted: ResponseFormat | None) -> Constraint | None:

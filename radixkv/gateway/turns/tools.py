@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, Name, Plain
 from radixkv.gateway.turns.json_schemas import Definitions, Detail, engine_schema
-from radixkv.gateway.turns.response_format import MAX_TOLD, Constraint, looser, require_all
+from radixkv.gateway.turns.response_format import MAX_TOLD, looser, require_all
 from radixkv.generation.params import Grammar
 
 __all__ = [

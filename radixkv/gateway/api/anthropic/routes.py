@@ -20,10 +20,10 @@ from radixkv.gateway.api.anthropic.schema import MessagesPrompt, MessagesRequest
 from radixkv.gateway.api.anthropic.turns import template_turns
 from radixkv.gateway.api.anthropic.usage import usage_of
 from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentExchange, Exchange
 from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
 from radixkv.gateway.protocol.sse import EventStreamResponse, sse, until_disconnected
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.models import ServedModel

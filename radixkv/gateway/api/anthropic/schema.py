@@ -10,6 +10,7 @@ from pydantic import Field
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import (
     FAIL_FAST,
@@ -23,7 +24,7 @@ from radixkv.gateway.protocol.fields import (
     Whole,
 )
 from radixkv.gateway.turns.options import CacheSalt, ModelName, StopTexts, drawing
-from radixkv.gateway.turns.response_format import Constraint, schema_constraint
+from radixkv.gateway.turns.response_format import schema_constraint
 from radixkv.gateway.turns.thinking_wish import Effort, ThinkingWish
 from radixkv.gateway.turns.tools import (
     MAX_TOOLS,

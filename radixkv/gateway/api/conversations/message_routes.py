@@ -46,8 +46,8 @@ from radixkv.gateway.api.conversations.schema import (
     ReplyOptions,
 )
 from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.request_context import CurrentExchange
-from radixkv.gateway.protocol.json_body import JsonRoute
 from radixkv.gateway.turns.turns import chat_model
 
 __all__ = ["router"]

@@ -33,11 +33,11 @@ from radixkv.gateway.api.jobs.schema import (
     FilePage,
     batch_body,
 )
-from radixkv.gateway.api.jobs.uploads import Upload
 from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.uploads import Upload
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
-from radixkv.gateway.protocol.json_body import JsonRoute
 
 __all__ = ["router"]
 

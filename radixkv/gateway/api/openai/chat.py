@@ -19,10 +19,10 @@ from radixkv.gateway.api.openai.chat_chunks import ChatChunks
 from radixkv.gateway.api.openai.legacy_functions import FunctionChoice, Functions, in_old_words, plan_functions
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentExchange, Exchange
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
-from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.constraints import ConstrainedOptions

@@ -19,10 +19,10 @@ from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.gateway.api.openai.completion_chunks import CompletionChunks
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentExchange, Exchange
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, TokenIds, Whole, check_fits
-from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.constraints import ConstrainedOptions
 from radixkv.gateway.turns.logprobs import completion_logprobs

@@ -24,9 +24,9 @@ from radixkv.gateway.api.responses.items import Item, left_out_items, new_id, re
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
 from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.http.json_body import off_loop
 from radixkv.gateway.http.request_context import EXCHANGE, Exchange
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.protocol.json_body import off_loop
 from radixkv.gateway.storage.responses import Context, ResponseStore
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.client_noise import without_noise

@@ -27,9 +27,9 @@ from radixkv.gateway.api.responses.run import Run, Runs
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import offers_of
 from radixkv.gateway.http.auth import Tenant, current_tenant
+from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.request_context import Exchange, current_exchange
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.protocol.json_body import JsonRoute
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.storage.responses import ResponseStore, StoredResponse, UnknownResponseError
 from radixkv.gateway.storage.transcripts import Transcripts

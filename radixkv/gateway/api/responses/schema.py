@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import (
     FAIL_FAST,
@@ -33,7 +34,7 @@ from radixkv.gateway.turns.options import (
     drawing,
     stop_texts,
 )
-from radixkv.gateway.turns.response_format import Constraint, json_object, schema_constraint
+from radixkv.gateway.turns.response_format import json_object, schema_constraint
 from radixkv.gateway.turns.thinking_wish import Effort
 from radixkv.gateway.turns.tools import MAX_TOOLS, ToolPlan
 from radixkv.generation.params import Grammar, SamplingParams

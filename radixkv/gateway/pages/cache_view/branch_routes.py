@@ -18,11 +18,11 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
 from radixkv.gateway.api.conversations.keeping import Conversations
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
+from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.pages.cache_view.nodes import ViewNode
 from radixkv.gateway.pages.cache_view.routes import find_node, observer_of
 from radixkv.gateway.pages.cache_view.turns import Turn
 from radixkv.gateway.protocol.fields import ClosedModel, Name
-from radixkv.gateway.protocol.json_body import JsonRoute
 from radixkv.gateway.protocol.sse import until_disconnected
 from radixkv.gateway.turns.turns import chat_model, read_prompt
 

@@ -22,11 +22,11 @@ from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentExchange, Exchange
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import ClosedModel, PlainObject, TokenIds
-from radixkv.gateway.protocol.json_body import JsonRoute, off_loop
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.options import CacheSalt, ModelName

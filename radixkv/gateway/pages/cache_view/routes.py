@@ -16,11 +16,11 @@ from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
+from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.pages.cache_view.nodes import ViewNode
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, ClosedModel
-from radixkv.gateway.protocol.json_body import JsonRoute
 from radixkv.gateway.protocol.sse import EventStreamResponse, sse
 
 __all__ = ["find_node", "observer_of", "router"]

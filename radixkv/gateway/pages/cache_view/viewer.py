@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from radixkv.gateway.pages.cache_view.nodes import Departure
-
-if TYPE_CHECKING:
-    from radixkv.gateway.pages.cache_view.observer import CacheObserver
+from radixkv.gateway.pages.cache_view.gauges import Gauges
+from radixkv.gateway.pages.cache_view.nodes import Change, Departure, TreeState
 
 __all__ = ["Viewer"]
 
@@ -20,6 +18,17 @@ Update = tuple[str, Any]
 """Name and data of a server-sent event."""
 
 
+class Observed(Protocol):
+    """A pool as its observer has seen it last."""
+
+    state: TreeState
+    status: Any
+    gauges: Gauges
+
+    def changes_since(self, version: int) -> list[Change] | None:
+        """The changes after a version; None where that is too long ago."""
+
+
 class Viewer:
     """Follows the observer at its own pace: who reads slowly is told several changes as one, or all anew.
 
@@ -28,7 +37,7 @@ class Viewer:
         sees: whether a namespace is this viewer's to see.
     """
 
-    def __init__(self, observer: CacheObserver, sees: Callable[[str], bool]) -> None:
+    def __init__(self, observer: Observed, sees: Callable[[str], bool]) -> None:
         self._observer = observer
         self._sees = sees
         self._news = asyncio.Event()

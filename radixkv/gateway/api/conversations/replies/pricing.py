@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fastapi import Request
 
 from radixkv.client import RemoteReader
+from radixkv.core.api import MatchResult
 from radixkv.core.errors import RadixKVError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.conversations.keeping import Conversations
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.http.auth import Tenant
-from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.turns import read_prompt
@@ -24,6 +24,12 @@ __all__ = ["Cost", "cost_of", "costs_of"]
 
 MAX_READ_CHARACTERS = 4_000_000
 """Of the branches of one request, each from its beginning; of those behind, nothing is told."""
+
+
+class _Cache(Protocol):
+    """The service as coroutines ask it."""
+
+    async def ask(self, call: Callable[[RemoteReader], MatchResult]) -> MatchResult: ...
 
 
 class Cost(NamedTuple):
@@ -82,10 +88,10 @@ async def costs_of(
     return costs
 
 
-async def _num_cached(observer: CacheObserver | None, tokens: bytes, namespace: str) -> int | None:
-    if observer is None:
+async def _num_cached(cache: _Cache | None, tokens: bytes, namespace: str) -> int | None:
+    if cache is None:
         return None
     try:
-        return (await observer.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace))).num_tokens
+        return (await cache.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace))).num_tokens
     except RadixKVError:  # the service is away, or holds no pool
         return None

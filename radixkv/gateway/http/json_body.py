@@ -20,10 +20,10 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from radixkv.gateway.backend.calls import Calls
+from radixkv.gateway.http.refusals import refusal_of
 from radixkv.gateway.http.request_context import EXCHANGE
 from radixkv.gateway.protocol.api_model import ApiModel, unknown_fields
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.protocol.refusals import refusal_of
 from radixkv.util.json_text import read_json
 
 __all__ = ["SMALL_BYTES", "JsonRoute", "off_loop"]
