@@ -154,9 +154,9 @@ class Stopwatch:
 
         from radixkv.kernels.native_decoder import NativeDecoder
         from radixkv.worker.engine.loop import EngineLoop
+        from radixkv.worker.loading.packed_linear import PackedLinear, RoundedLinear
         from radixkv.worker.model.attention import StepAttention
         from radixkv.worker.model.model import ModelRunner
-        from radixkv.worker.model.packed_linear import PackedLinear, RoundedLinear
         from radixkv.worker.sampling.sampler import Sampler
 
         linear_kinds = (RoundedLinear, PackedLinear, torch.nn.Linear)

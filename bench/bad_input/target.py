@@ -28,7 +28,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
-from radixkv.worker.model.packed_linear import padded_length
+from radixkv.worker.loading.packed_linear import padded_length
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
 if TYPE_CHECKING:

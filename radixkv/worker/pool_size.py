@@ -23,7 +23,7 @@ import torch
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.planner import PlanError, check_fit, count_blocks, format_bytes
-from radixkv.worker.model.memory import DeviceMemory, device_memory, host_memory, peak_of
+from radixkv.worker.memory import DeviceMemory, device_memory, host_memory, peak_of
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.sampling.score_logits import SLICE_BYTES
 from radixkv.worker.scheduling.limits import SchedulerLimits

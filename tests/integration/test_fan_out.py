@@ -14,8 +14,8 @@ from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Delta
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import Generation
-from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
 NUM_REQUESTS = 1000

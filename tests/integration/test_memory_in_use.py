@@ -10,7 +10,7 @@ import torch
 
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
-from radixkv.worker.model.memory import peak_of
+from radixkv.worker.memory import peak_of
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.scheduling.limits import SchedulerLimits
 

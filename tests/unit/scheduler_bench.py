@@ -10,10 +10,10 @@ from typing import Any, cast
 from radixkv import PrefixCache
 from radixkv.core.api import Retention, StepOp
 from radixkv.core.tokens import pack_tokens
+from radixkv.worker.generations.branch import Branch
 from radixkv.worker.generations.generation import Terms
 from radixkv.worker.generations.pins import Pinning
 from radixkv.worker.scheduling.batch import Row
-from radixkv.worker.scheduling.branch import Branch
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.scheduler import Scheduler

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from scheduler_bench import make_branch, no_growth
 
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import _MAX_REFUSALS, _MAX_REFUSED, Admission
-from radixkv.worker.scheduling.branch import Branch, Phase
 
 
 class Desk:

@@ -15,8 +15,8 @@ from test_text import byte_level, sentencepiece_like
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import unpack_tokens
 from radixkv.generation.request import Prompt
-from radixkv.worker.engine.encoding import SHORT_CHARACTERS
 from radixkv.worker.engine.prompts import PromptReader
+from radixkv.worker.generations.encoding import SHORT_CHARACTERS
 from radixkv.worker.generations.text import Asker, ChatText
 
 MAX_TOKENS = 100

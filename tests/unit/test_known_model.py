@@ -14,8 +14,8 @@ import torch
 from tiny_gguf import ARCHITECTURES, TOKENS, Kind, tiny_model, write_gguf
 
 from radixkv.kernels.native_build import native_library
-from radixkv.worker.loading import known_model
 from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.model import known_model
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")

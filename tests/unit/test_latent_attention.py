@@ -11,10 +11,10 @@ import torch
 import transformers as tf
 from tiny_models import CONFIGS, NUM_LAYERS, VOCAB_SIZE, reference_logits, reference_model, save_model
 
+from radixkv.worker.loading.packed_linear import pack_linears
 from radixkv.worker.model import mla as latent_attention
 from radixkv.worker.model.mla import LatentHeads, absorb_latents, latent_heads_of
 from radixkv.worker.model.model import ForwardRow, ModelRunner
-from radixkv.worker.model.packed_linear import pack_linears
 
 NUM_HEADS, PLAIN_DIM, ROTATED_DIM, VALUE_DIM, RANK = 4, 16, 8, 12, 16
 """Of the tiny models."""

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from radixkv.worker.model.memory import device_memory, host_memory, peak_of
+from radixkv.worker.memory import device_memory, host_memory, peak_of
 
 MIB = 2**20
 CPU = torch.device("cpu")

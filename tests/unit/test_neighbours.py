@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Bench, make_branch, no_growth
 
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 
 

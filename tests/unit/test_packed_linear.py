@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.worker.model.packed_linear import PackedLinear, RoundedLinear, pack_linears, padded_length
+from radixkv.worker.loading.packed_linear import PackedLinear, RoundedLinear, pack_linears, padded_length
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 

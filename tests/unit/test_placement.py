@@ -14,7 +14,7 @@ from waits import Waits
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.model.attention import ShapeProbe
 from radixkv.worker.model.model import ModelRunner
-from radixkv.worker.model.placement import choose_device
+from radixkv.worker.placement import choose_device
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))

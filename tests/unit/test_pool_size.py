@@ -16,7 +16,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.planner import PlanError
-from radixkv.worker.model.memory import DeviceMemory
+from radixkv.worker.memory import DeviceMemory
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.pool_size import CPU_MOST_BYTES, PoolWish, plan_pool
 from radixkv.worker.run import Worker, WorkerConfig

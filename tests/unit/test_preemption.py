@@ -8,7 +8,7 @@ import pytest
 from scheduler_bench import Bench, make_branch, no_growth, op_kinds
 
 from radixkv.core.api import AcquireOp, Retention
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.preemption import Preemption
 from radixkv.worker.scheduling.queue import PendingPrefixes

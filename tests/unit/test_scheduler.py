@@ -11,7 +11,7 @@ from radixkv import OutOfBlocksError, StaleIncarnationError
 from radixkv.core.api import AcquireOp, ExtendOp, ExtendResult, ForkOp, InsertOp, MatchOp, ReleaseOp, StepResult
 from radixkv.core.tokens import pack_tokens
 from radixkv.generation.request import BACKGROUND_PRIORITY
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
 

@@ -10,8 +10,8 @@ import torch
 
 from radixkv import pack_tokens
 from radixkv.generation.stream import PromptLogprobs
-from radixkv.worker.generations.scoring import MAX_PIECE, PromptScores, ScoreMemory, Scores
 from radixkv.worker.sampling.score_logits import SLICE_ROWS, launch_scores
+from radixkv.worker.sampling.scoring import MAX_PIECE, PromptScores, ScoreMemory, Scores
 
 
 def scores_of(tokens: list[int], start: int) -> Scores:

@@ -8,7 +8,7 @@ import pytest
 from scheduler_bench import Bench, make_branch
 
 from radixkv.core.namespaces import derived_namespace
-from radixkv.worker.scheduling.branch import Branch
+from radixkv.worker.generations.branch import Branch
 from radixkv.worker.scheduling.fair_queue import MAX_ACCOUNTS
 from radixkv.worker.scheduling.queue import WaitingQueue
 

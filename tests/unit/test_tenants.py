@@ -10,7 +10,7 @@ from scheduler_bench import BLOCK_SIZE, Bench, make_branch, no_growth, op_kinds
 
 from radixkv import QuotaError, RadixKVError
 from radixkv.core.api import AcquireOp
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 
 TENANT = "tenant"

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.request import Message
-from radixkv.worker.engine.encoding import ANYBODY, TextEncoder
 from radixkv.worker.errors import ModelError
+from radixkv.worker.generations.encoding import ANYBODY, TextEncoder
 from radixkv.worker.generations.text import ChatText
 
 CHATML = (

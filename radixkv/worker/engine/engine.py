@@ -36,8 +36,8 @@ from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.engine.prompts import PromptReader
 from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.generation import Generation, History, Terms
-from radixkv.worker.generations.scoring import PromptScores, ScoreMemory
 from radixkv.worker.generations.text import ChatText
+from radixkv.worker.sampling.scoring import PromptScores, ScoreMemory
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.scheduler import Scheduler

@@ -43,9 +43,9 @@ from radixkv.worker.engine.closed_loop import ClosedLoopDelay
 from radixkv.worker.engine.runner import Runner
 from radixkv.worker.engine.step import BatchStep
 from radixkv.worker.engine.verify import verify_block
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import FinishedGenerations, Generation, History
 from radixkv.worker.scheduling.arena import Arena
-from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["EngineLoop", "Origin"]

@@ -23,16 +23,16 @@ from radixkv.generation.stats import EngineCounters
 from radixkv.generation.stream import FinishReason
 from radixkv.kernels.upload import upload
 from radixkv.worker.generations.beam_search import Candidate
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import Generation
-from radixkv.worker.generations.scoring import Scores
 from radixkv.worker.generations.stop_rules import Taken
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.sampling.device_sampler import launch_draws
 from radixkv.worker.sampling.logit_processors import adjust
 from radixkv.worker.sampling.sampler import Sampler
 from radixkv.worker.sampling.score_logits import launch_scores
+from radixkv.worker.sampling.scoring import Scores
 from radixkv.worker.scheduling.batch import Row
-from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BatchStep"]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from radixkv.worker.generations.beam_search import BeamSearch, Candidate
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch, Phase
 
 if TYPE_CHECKING:
     from radixkv.worker.generations.generation import Generation

@@ -15,13 +15,13 @@ from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, StreamItem, Usage
 from radixkv.worker.generations.beam_driver import BeamBranches
 from radixkv.worker.generations.beam_search import Beam, BeamSearch
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.pins import Pinning
 from radixkv.worker.generations.reply import Reply, ReplyRules
-from radixkv.worker.generations.scoring import PromptScores, Scores
 from radixkv.worker.generations.stop_rules import Taken
 from radixkv.worker.sampling.logit_processors import Adjustment
 from radixkv.worker.sampling.sampler import SamplerRow
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.sampling.scoring import PromptScores, Scores
 
 __all__ = ["FinishedGenerations", "Generation", "History", "Terms"]
 

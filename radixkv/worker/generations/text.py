@@ -32,15 +32,15 @@ from radixkv.generation.thinking import (
     variables_of,
     with_one_thought,
 )
-from radixkv.worker.engine.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.errors import ModelError
+from radixkv.worker.generations.after_thinking import AfterThinking
 from radixkv.worker.generations.control_tokens import ControlTokens, Rendered
+from radixkv.worker.generations.encoding import ANYBODY, Asker, TextEncoder
 from radixkv.worker.generations.spelling import TokenSpeller
 from radixkv.worker.generations.stream_decoder import StreamDecoder
 from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
 from radixkv.worker.generations.veil import join_pieces, strings_of
 from radixkv.worker.loading.model_store import quiet_transformers
-from radixkv.worker.sampling.after_thinking import AfterThinking
 from radixkv.worker.sampling.grammar import GrammarMatcher
 
 __all__ = ["Asker", "ChatText", "StreamDecoder"]

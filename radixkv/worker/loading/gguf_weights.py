@@ -29,7 +29,7 @@ from radixkv.kernels.rounded_linear import PANEL, can_multiply_rounded, empty_in
 from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.gguf_file import GGUFFile, StoredTensor
 from radixkv.worker.loading.model_store import progress_bars
-from radixkv.worker.model.packed_linear import RoundedLinear
+from radixkv.worker.loading.packed_linear import RoundedLinear
 
 __all__ = [
     "WeightIndex",

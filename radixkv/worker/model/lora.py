@@ -21,8 +21,8 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.errors import ModelError
+from radixkv.worker.loading.packed_linear import RoundedLinear
 from radixkv.worker.model.lora_file import AdapterFile, read_adapter
-from radixkv.worker.model.packed_linear import RoundedLinear
 
 __all__ = ["Adapters", "load_adapters"]
 

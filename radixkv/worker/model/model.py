@@ -17,8 +17,7 @@ from radixkv.kernels.kv_cache import Layout
 from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.upload import upload
 from radixkv.worker.errors import ModelError
-from radixkv.worker.loading.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
-from radixkv.worker.loading.model_loading import load_model, one_line
+from radixkv.worker.loading.packed_linear import RoundedLinear, pack_linears
 from radixkv.worker.model.attention import AttentionSite, ShapeProbe, StepAttention
 from radixkv.worker.model.batch_invariant import (
     CHECK_BLOCK_SIZE,
@@ -28,6 +27,7 @@ from radixkv.worker.model.batch_invariant import (
     use_steady_experts,
 )
 from radixkv.worker.model.cuda_graphs import DecodeSteps, is_decode
+from radixkv.worker.model.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.model.kv_pool import KVPool, pool_token_bytes
 from radixkv.worker.model.lora import load_adapters
@@ -39,10 +39,10 @@ from radixkv.worker.model.model_facts import (
     shortened,
     widest_output_of,
 )
+from radixkv.worker.model.model_loading import load_model, one_line
 from radixkv.worker.model.native_model import NativeModel, find_native_model, make_native_model
-from radixkv.worker.model.packed_linear import RoundedLinear, pack_linears
-from radixkv.worker.model.placement import choose_device, choose_dtype, wants_int8
 from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, step_inputs
+from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

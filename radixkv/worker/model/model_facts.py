@@ -6,7 +6,7 @@ from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
-from radixkv.worker.model.packed_linear import RoundedLinear
+from radixkv.worker.loading.packed_linear import RoundedLinear
 
 __all__ = [
     "LENGTH_DEPENDENT_ROPE",

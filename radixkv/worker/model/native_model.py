@@ -25,9 +25,9 @@ from radixkv.kernels.kv_format import KVFormat
 from radixkv.kernels.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from radixkv.kernels.rounded_linear import Linear, concatenate_rounded
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.worker.loading.packed_linear import RoundedLinear
 from radixkv.worker.model.attention import StepAttention
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
-from radixkv.worker.model.packed_linear import RoundedLinear
 
 __all__ = ["NativeModel", "find_native_model", "make_native_model"]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, LimitError, UnavailableError
 from radixkv.generation.params import Grammar
-from radixkv.worker.engine.turns import Turns
+from radixkv.util.turns import Turns
 from radixkv.worker.sampling.grammar_source import first_line, grammar_source, new_matcher
 from radixkv.worker.sampling.grammar_store import NamespaceStore
 from radixkv.worker.sampling.grammar_trials import GrammarTrials

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from radixkv.kernels.upload import upload
-from radixkv.worker.generations.scoring import Scores
+from radixkv.worker.sampling.scoring import Scores
 
 __all__ = ["SLICE_BYTES", "launch_scores"]
 

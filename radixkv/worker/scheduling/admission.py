@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from radixkv.core.api import Notice
 from radixkv.core.tokens import num_tokens
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.queue import PendingPrefixes, WaitingQueue
 from radixkv.worker.scheduling.quota_wait import QuotaWaiters

@@ -44,7 +44,8 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import AbortedError, RadixKVError
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
-from radixkv.worker.scheduling.spans import ContiguousSpan, LineAcquireOp, Move, OpenedLine, Spans, is_worth_sharing
+from radixkv.worker.generations.branch import OpenedLine
+from radixkv.worker.scheduling.spans import ContiguousSpan, LineAcquireOp, Move, Spans, is_worth_sharing
 
 __all__ = ["Arena"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from radixkv.generation.request import BACKGROUND_PRIORITY
-from radixkv.worker.scheduling.branch import Branch
+from radixkv.worker.generations.branch import Branch
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
 __all__ = ["Row", "choose_rows", "without_background"]

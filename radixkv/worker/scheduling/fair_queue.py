@@ -17,7 +17,7 @@ from collections.abc import Collection
 
 from sortedcontainers import SortedKeyList, SortedList
 
-from radixkv.worker.scheduling.branch import Branch
+from radixkv.worker.generations.branch import Branch
 
 __all__ = ["FairQueue"]
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import Counter
 
 from radixkv.core.errors import OutOfBlocksError, RadixKVError
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import Admission
-from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.preemption import Cut, Preemption
 from radixkv.worker.scheduling.running import RunningSet
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from radixkv.core.api import AcquireResult
-from radixkv.worker.scheduling.branch import Branch
+from radixkv.worker.generations.branch import Branch
 from radixkv.worker.scheduling.queue import PendingPrefixes
 from radixkv.worker.scheduling.swap import BlockMove, Parked, SwapSpace
 

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.fair_queue import FairQueue
 
 __all__ = ["PendingPrefixes", "Urgency", "WaitingQueue"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sortedcontainers import SortedKeyList
 
-from radixkv.worker.scheduling.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch, Phase
 
 __all__ = ["QuotaWaiters"]
 

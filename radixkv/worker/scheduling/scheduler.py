@@ -60,9 +60,9 @@ from radixkv.core.errors import (
     RadixKVError,
     UnavailableError,
 )
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import Admission
 from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
-from radixkv.worker.scheduling.branch import Branch, Phase
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.preempt import Preemptor

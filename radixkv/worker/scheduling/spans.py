@@ -17,7 +17,7 @@ from typing import NamedTuple
 from radixkv.core.api import AcquireOp, AcquireResult, Copy
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
 
-__all__ = ["ContiguousSpan", "LineAcquireOp", "Move", "OpenedLine", "Spans", "is_worth_sharing"]
+__all__ = ["ContiguousSpan", "LineAcquireOp", "Move", "Spans", "is_worth_sharing"]
 
 _WORTH_SHARING = 64
 """Tokens in common from which two histories share blocks, whatever their lengths."""
@@ -37,10 +37,6 @@ class LineAcquireOp(AcquireOp):
         """The same of what is no line."""
         given = (self.tokens, self.reserve, self.namespace, self.seq_id)
         return AcquireOp(*given, self.waits, self.shares, self.retention)
-
-
-class OpenedLine(AcquireResult):
-    """The answer to an acquire that runs on as a line."""
 
 
 def is_worth_sharing(num_shared: int, length: int) -> bool:

@@ -21,13 +21,12 @@ from radixkv.core.api import AcquireResult, ExtendResult
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens
 from radixkv.generation.request import BACKGROUND_PRIORITY
-from radixkv.worker.scheduling.spans import OpenedLine
 
 if TYPE_CHECKING:
     from radixkv.core.errors import QuotaError
     from radixkv.worker.generations.generation import Generation
 
-__all__ = ["Branch", "Phase"]
+__all__ = ["Branch", "OpenedLine", "Phase"]
 
 
 class Phase(Enum):
@@ -44,6 +43,10 @@ class Phase(Enum):
     RESTING = "resting"
     """Holds nothing and waits for nothing of the scheduler: not begun yet, or to be told how it goes on."""
     FINISHED = "finished"
+
+
+class OpenedLine(AcquireResult):
+    """The answer to an acquire that runs on as a line."""
 
 
 class Branch:
