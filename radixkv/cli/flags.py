@@ -10,7 +10,7 @@ from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction import DEFAULT_POLICY, POLICIES
-from radixkv.service.pools.quotas import Quota
+from radixkv.service.quotas import Quota
 
 __all__ = [
     "DEFAULT_SERVICE_ADDRESS",

@@ -15,3 +15,11 @@ signals    orderly end on SIGINT or SIGTERM
 streaming  server streams to slow readers
 calls/     what stands in front of every gRPC call
 """
+
+from __future__ import annotations
+
+import os
+
+# gRPC prints a line for every connection that a peer closes; what matters reaches the caller as an exception. gRPC reads the
+# variable once, at its first use; set it to see that log.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -5,18 +5,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from radixkv.net.tls import Security, ServerTls
     from radixkv.service.config import ServiceConfig
-    from radixkv.service.pools.quotas import Quota
+    from radixkv.service.quotas import Quota
     from radixkv.service.server import CacheService, ServiceThread, run_service
-
-# gRPC tells the terminal of every connection that a peer closes; what matters reaches the caller as an exception. It reads
-# this once, at its first use; whoever wants its log sets the variable.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 __all__ = ["CacheService", "Quota", "Security", "ServerTls", "ServiceConfig", "ServiceThread", "run_service"]
 
@@ -28,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return ServiceConfig
     if name == "Quota":
-        from radixkv.service.pools.quotas import Quota
+        from radixkv.service.quotas import Quota
 
         return Quota
     if name in ("Security", "ServerTls"):

@@ -8,7 +8,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.eviction import DEFAULT_POLICY, check_policy_name
 from radixkv.net.calls.auth import MAX_CALLS, REQUEST_S
 from radixkv.net.tls import Security
-from radixkv.service.pools.quotas import Quota, check_quotas
+from radixkv.service.quotas import Quota, check_quotas
 
 __all__ = ["DEFAULT_ADDRESS", "MAX_NAME_CHARACTERS", "ServiceConfig"]
 

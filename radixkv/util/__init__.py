@@ -1,7 +1,9 @@
-"""Helpers without a subject of ours.
+"""Helpers that know nothing of caches.
 
-folders    the cache folder
-heaps      memory handed back to the system
-json_text  JSON from outside, within bounds
-pace       how fast a queue moves
+fair_semaphore  places that many share, given in turns
+folders         the cache folder
+heaps           memory handed back to the system
+json_text       JSON from outside, within bounds
+pace            how fast a queue moves
+turns           turns between namespaces
 """

@@ -30,7 +30,7 @@ from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import LimitError, RadixKVError
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens, unpack_tokens
 from radixkv.service.config import ServiceConfig
-from radixkv.service.pools.quotas import Quota
+from radixkv.service.quotas import Quota
 
 from .wire import Wire
 

@@ -61,7 +61,7 @@ PLANTED_RESTARTS = (
     ),
     PlantedBug(
         "quotas that a new holder is not told of",
-        "service/pools/quotas.py",
+        "service/quotas.py",
         "            cache.journal.add(SetQuotaOp(quota.namespace, quota.blocks, quota.sequences))\n",
         "            pass\n",
     ),

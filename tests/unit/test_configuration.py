@@ -15,7 +15,7 @@ from radixkv.gateway.storage.transcript_cache import MemoLimits
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.net.tenants import TenantLimits
 from radixkv.service import ServiceConfig
-from radixkv.service.pools.quotas import Quota
+from radixkv.service.quotas import Quota
 
 Case = tuple[Callable[..., Any], str, Any]
 COUNTS: dict[type[Any], tuple[str, ...]] = {

@@ -9,7 +9,7 @@ from radixkv.client.ledger import Ledger
 from radixkv.core.api import AcquireOp, AdoptOp, ClearOp, InsertOp, PoolShape, ReleaseOp, StepOp
 from radixkv.core.namespaces import adapter_of, covers, derived_namespace, is_derived, owner_of
 from radixkv.core.tokens import pack_tokens
-from radixkv.service.pools.quotas import Quota
+from radixkv.service.quotas import Quota
 
 SALTED = derived_namespace("team", salt="pepper")
 OTHER = derived_namespace("team", salt="sugar")

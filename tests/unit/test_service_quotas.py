@@ -8,7 +8,7 @@ import pytest
 
 from radixkv import InvalidArgumentError, LimitError, PrefixCache
 from radixkv.service import Quota, ServiceConfig
-from radixkv.service.pools.quotas import QuotaBook
+from radixkv.service.quotas import QuotaBook
 
 
 def book(*quotas: Quota, max_quotas: int = 100, max_pools: int = 100) -> QuotaBook:

@@ -2,7 +2,6 @@
 
 table    pools, their holders and leases
 hello    the first message of a holder
-quotas   quotas set at the start and since
 auditor  invariants verified while the service runs
 stalls   time in which the service itself did not run
 """

@@ -35,8 +35,8 @@ from radixkv.core.errors import (
 from radixkv.net.calls.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.service.pools.hello import check_hello
-from radixkv.service.pools.quotas import QuotaBook
 from radixkv.service.pools.stalls import StallWatch
+from radixkv.service.quotas import QuotaBook
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.pool_ops import journal_to_proto
 from radixkv.wire.steps import notices_to_proto, op_from_proto, result_to_proto

@@ -4,8 +4,6 @@ engine       the thread and its callers
 loop         a round: one Step to the cache, one batch, one draw per row
 step         launch of a batch, draws, events
 prompts      prompts in any form to token ids
-encoding     text to token ids within bounds
-turns        turns between namespaces
 closed_loop  delay of a batch for requests that follow a reply
 runner       the protocol of a model runner
 verify       a cached block computed again and compared

@@ -1,13 +1,15 @@
 """One request under way.
 
 generation      a request, its branches, its events
+branch          one continuation and its sequence
 reply           one branch's reply as it grows
 stop_rules      when a branch ends
 stop_strings    the first stop string of a stream
 pins            prefixes that a request pins
 beam_search     beam search as a search over scores
 beam_driver     its beams as forked sequences
-scoring         log probabilities of prompts
+after_thinking  a grammar for what follows the thoughts
+encoding        text to token ids within bounds
 text            chat templates, text to ids and back
 control_tokens  tokens only a template may write
 tool_prompt     tools for templates that know none

@@ -10,8 +10,7 @@ cuda_graphs      decode steps in fixed buffers, captured on CUDA
 kv_pool          tensors behind a block pool
 kv_dtype         formats of K and V
 lora, lora_file  adapters and their files
-packed_linear    weights packed for CPU kernels
-memory           memory of a device
-placement        device and dtype
+model_loading    a folder or hub id to a model
+known_model      facts of a model kept for later starts
 model_facts      what a loaded model says of itself
 """

@@ -9,6 +9,6 @@ grammar_source    grammars in llguidance's terms
 grammar_store     compiled grammars, per namespace
 grammar_trial     a process that tries grammars
 grammar_trials    the worker's side of it
-after_thinking    a grammar for what follows the thoughts
+scoring           log probabilities of prompts
 score_logits      log probabilities of given tokens
 """

@@ -16,7 +16,6 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import radixkv
 from radixkv.core.errors import LimitError, UnavailableError
 from radixkv.worker.sampling.grammar_trial import MAX_WALL_S, encode_frame, split_frames
 
@@ -101,7 +100,7 @@ class _Process:
     """One life of the process, and the thread that reads its answers and waits for its end."""
 
     def __init__(self, told: dict[str, Any]) -> None:
-        folders = [str(Path(radixkv.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+        folders = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "radixkv.worker.sampling.grammar_trial"],
             stdin=subprocess.PIPE,

@@ -1,7 +1,6 @@
 """Which branches hold blocks and which positions run next.
 
 scheduler        the whole: admission, batches, ends
-branch           one continuation and its sequence
 queue            branches that wait
 admission        which branch begins
 fair_queue       turns between owners
