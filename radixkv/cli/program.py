@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from radixkv.cli import (
+from radixkv.cli.commands import (
     batch,
     chat,
     check,

@@ -339,7 +339,7 @@ def test_the_command_replaces_the_keys_file_whole(tmp_path: Path, monkeypatch: p
         keys.write_text(text + "# of somebody else\n")
         return "token"
 
-    monkeypatch.setattr("radixkv.cli.key._row", change)
+    monkeypatch.setattr("radixkv.cli.commands.key._row", change)
     assert make("three") == 1
     assert keys.read_text() == text + "# of somebody else\n"
     assert {path.name for path in (*tmp_path.iterdir(), *keys.parent.iterdir())} == {"one", "two", "keys.toml", "real"}

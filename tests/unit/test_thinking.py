@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.cli.explain_view import lines
+from radixkv.cli.views.explain_view import lines
 from radixkv.core.explanation import Explanation
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.turns.replies import Reply

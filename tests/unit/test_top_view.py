@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from radixkv.cli.top_view import Rates, Reading, View
+from radixkv.cli.views.top_view import Rates, Reading, View
 from radixkv.core.api import CacheStats
 from radixkv.generation.request import ModelInfo
 from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats

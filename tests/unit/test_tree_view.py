@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from radixkv import PrefixCache, Retention, unpack_tokens
-from radixkv.cli.tree_view import TreeView
+from radixkv.cli.views.tree_view import TreeView
 
 
 def drawn(cache: PrefixCache, now_s: float, *, spells: bool = False, depth: int = 4, children: int = 8) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from radixkv.cli.commands.gateway import Front, add_gateway_flags
 from radixkv.cli.flags import (
     DEFAULT_WORKER_ADDRESS,
     add_command,
@@ -17,7 +18,6 @@ from radixkv.cli.flags import (
     describe_metrics,
     say,
 )
-from radixkv.cli.gateway import Front, add_gateway_flags
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
 from radixkv.util.heaps import collector_at_rest, keep_heaps_small

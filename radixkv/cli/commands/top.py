@@ -13,7 +13,7 @@ from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
-    from radixkv.cli.top_view import View
+    from radixkv.cli.views.top_view import View
     from radixkv.generation.client import GenerationClient
 
 __all__ = ["add"]
@@ -54,7 +54,7 @@ class _Watch:
     """Reads a worker again and again, and keeps the last reading for the rates."""
 
     def __init__(self, client: GenerationClient) -> None:
-        from radixkv.cli.top_view import Reading
+        from radixkv.cli.views.top_view import Reading
 
         self._client = client
         self._model = client.model()
@@ -66,7 +66,7 @@ class _Watch:
         Raises:
             UnavailableError: it cannot be reached.
         """
-        from radixkv.cli.top_view import Rates, Reading, View
+        from radixkv.cli.views.top_view import Rates, Reading, View
 
         now = Reading(time.monotonic(), self._client.stats())
         rates = Rates.between(self._before, now) if self._before is not None else None

@@ -69,7 +69,7 @@ def _draw(
 ) -> None:
     from rich.console import Console
 
-    from radixkv.cli.tree_view import TreeView
+    from radixkv.cli.views.tree_view import TreeView
 
     view = TreeView(nodes, now_s, to_text, max_depth=options.depth, max_children=options.children)
     console = Console(highlight=False)

@@ -11,7 +11,9 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.chat import add_chat_flags, run_chat
+from radixkv.cli.commands.chat import add_chat_flags, run_chat
+from radixkv.cli.commands.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
+from radixkv.cli.commands.worker import describe_addresses
 from radixkv.cli.flags import (
     DEFAULT_SERVICE_ADDRESS,
     DEFAULT_WORKER_ADDRESS,
@@ -20,11 +22,9 @@ from radixkv.cli.flags import (
     cache_settings,
     say,
 )
-from radixkv.cli.gateway import DEFAULT_HTTP_ADDRESS, Front, add_gateway_flags
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.model_flags import add_model_flags, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
-from radixkv.cli.worker import describe_addresses
 from radixkv.util.heaps import collector_at_rest, keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:

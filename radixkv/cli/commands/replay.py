@@ -107,7 +107,7 @@ def _run(options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps(_as_dict(trace, points, options), indent=2) + "\n", encoding="utf-8")
         say(f"written: {options.json}")
     if options.plot is not None:
-        from radixkv.cli.replay_plot import plot
+        from radixkv.cli.views.replay_plot import plot
 
         plot(options.plot, trace, points)
         say(f"written: {options.plot}")

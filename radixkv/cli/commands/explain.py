@@ -75,7 +75,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from radixkv.cli.explain_view import as_dict, lines
+    from radixkv.cli.views.explain_view import as_dict, lines
     from radixkv.client import connect
 
     prompt, credentials = _read_prompt(options), client_credentials(options)

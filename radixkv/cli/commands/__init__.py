@@ -1,0 +1,1 @@
+"""The commands of `radixkv`, a module each: `add` declares its flags and what carries it out."""
