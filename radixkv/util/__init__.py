@@ -5,5 +5,4 @@ folders         the cache folder
 heaps           memory handed back to the system
 json_text       JSON from outside, within bounds
 pace            how fast a queue moves
-turns           turns between namespaces
 """

@@ -7,6 +7,7 @@ pool_size   how many blocks a pool gets
 threads     OpenMP and torch threads
 memory      memory of a device
 placement   device and dtype
+turns       turns between namespaces
 errors      errors of a worker's own
 
 engine > scheduling > generations > sampling > model > loading: each folder imports only from those to its right.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from radixkv.core.errors import LimitError
-from radixkv.util.turns import Turns
+from radixkv.worker.turns import Turns
 
 WAIT_S = 20.0
 
@@ -33,7 +33,7 @@ def queue_up(monkeypatch: pytest.MonkeyPatch, turns: Turns, served: list[str], n
     with turns.take("holder"):
         for thread in threads:
             with monkeypatch.context() as patched:
-                patched.setattr("radixkv.util.turns.threading.Event", Noticed)
+                patched.setattr("radixkv.worker.turns.threading.Event", Noticed)
                 thread.start()
                 assert waiting.acquire(timeout=10)
         yield

@@ -166,7 +166,7 @@ class Backend:
     Args:
         generator: what answers.
         patience_s: how long a request waits for a generator in another process that cannot be reached, or is stopping. One that
-            has begun goes on then, see `lasting`. 0: such a request fails at once.
+            has begun goes on then, see `resume`. 0: such a request fails at once.
         is_shared: several namespaces call, of which none takes all threads.
         clock: seconds, monotonic.
     """

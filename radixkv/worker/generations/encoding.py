@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.util.turns import Turns
+from radixkv.worker.turns import Turns
 
 __all__ = ["ANYBODY", "Asker", "TextEncoder"]
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, LimitError, UnavailableError
 from radixkv.generation.params import Grammar
-from radixkv.util.turns import Turns
 from radixkv.worker.sampling.grammar_source import first_line, grammar_source, new_matcher
 from radixkv.worker.sampling.grammar_store import NamespaceStore
 from radixkv.worker.sampling.grammar_trials import GrammarTrials
+from radixkv.worker.turns import Turns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -1,5 +1,5 @@
 """What the Anthropic Messages API reads. Fields that would change the answer and cannot be honoured are refused by name; see
-`anthropic_reading` for what is left out.
+`reading` for what is left out.
 """
 
 from __future__ import annotations
