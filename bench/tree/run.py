@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.common.report import RESULTS_DIR, Report, Summary, Table, summarise
+from bench.tree import measures
 from bench.tree.bars import LONG_LEAF, NUM_LEAVES, SHORT_LEAF, TRACED, bars, leaves_of
 from bench.tree.eviction import measure_eviction, measure_growth
 from bench.tree.measures import LIMIT, Samples
 from bench.tree.memory import measure_memory
 from bench.tree.peers import PEER_CHOICES, find_peers
-from bench.tree.run import measures
 from bench.tree.systems import Ours, System
 from bench.tree.wheel import peers_folder
 from bench.tree.workload import branching_prompts, timer_floor_ns
