@@ -92,7 +92,7 @@ def test_tiles_to_try_compile_without_a_fault(variant: Variant) -> None:
             assert faults(configuration, "sm_90", configuration.compile_with(tile, "sm_90")) == []
 
 
-def bench(*arguments: str, module: str = "gpu_attention", **environment: str) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str, module: str = "gpu.attention", **environment: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).resolve().parents[2]
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
@@ -107,7 +107,7 @@ def bench(*arguments: str, module: str = "gpu_attention", **environment: str) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("module", ["gpu_attention", "gpu_model"])
+@pytest.mark.parametrize("module", ["gpu.attention", "gpu.model"])
 def test_without_a_gpu_it_says_so_in_a_line(module: str) -> None:
     ended = bench(module=module)
     assert ended.returncode == 2
@@ -135,7 +135,7 @@ def test_all_sections_run_interpreted_and_what_has_no_time_is_named(tmp_path: Pa
 
 def test_a_model_s_steps_run_tiny_on_a_cpu_and_are_right(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    ended = bench("--tiny", "--json", str(path), module="gpu_model")
+    ended = bench("--tiny", "--json", str(path), module="gpu.model")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
     assert figures["wrong"] == figures["skipped"] == []
@@ -143,7 +143,7 @@ def test_a_model_s_steps_run_tiny_on_a_cpu_and_are_right(tmp_path: Path) -> None
     assert all(found.keys() == {"dynamic", "static"} for found in figures["transformers"].values())
     assert figures["fan_out"]["64"].keys() == {"floor", "tree", "paged"}
     assert sum(figures["breakdown"]["2"]["kinds"].values()) > 0
-    hurried = bench("--tiny", "--minutes", "0", "--json", str(path), module="gpu_model")
+    hurried = bench("--tiny", "--minutes", "0", "--json", str(path), module="gpu.model")
     assert hurried.returncode == 0, hurried.stdout + hurried.stderr
     figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
     assert set(figures["skipped"]) >= {"copy", "check", "steps", "fan-out", "breakdown", "transformers"}
