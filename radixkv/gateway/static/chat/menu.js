@@ -5,17 +5,22 @@ import { Icon } from "../icons.js";
 
 const ROOM_PX = 220; // below the button, or the list stands above it
 
+/** Have an open list stand below a button, or above it where there is no room. */
+export function placeBeside(list, button) {
+  const { top, bottom, right } = button.getBoundingClientRect();
+  const isAbove = innerHeight - bottom < ROOM_PX && top > ROOM_PX;
+  Object.assign(list.style, {
+    right: `${Math.max(4, document.documentElement.clientWidth - right)}px`,
+    top: isAbove ? "auto" : `${bottom + 4}px`,
+    bottom: isAbove ? `${innerHeight - top + 4}px` : "auto",
+  });
+}
+
 /** `id`: of the list; `label`: of the button; `items`: `{name, icon, act, isDanger}` each, without those that are false. */
 export class Menu extends Component {
   place = ({ newState }) => {
     if (newState !== "open") return;
-    const { top, bottom, right } = this.button.getBoundingClientRect();
-    const isAbove = innerHeight - bottom < ROOM_PX && top > ROOM_PX;
-    Object.assign(this.list.style, {
-      right: `${Math.max(4, document.documentElement.clientWidth - right)}px`,
-      top: isAbove ? "auto" : `${bottom + 4}px`,
-      bottom: isAbove ? `${innerHeight - top + 4}px` : "auto",
-    });
+    placeBeside(this.list, this.button);
   };
 
   choose(act) {

@@ -1,0 +1,126 @@
+// All messages as dots, small: an overview of how the branches part. Depth runs to the right, branches lie below each other.
+
+import { Component, effect, html } from "../../vendor/htm-preact.js";
+import * as view from "../view.js";
+import { beside } from "./actions.js";
+import { runs } from "./state.js";
+
+const MARGIN_PX = 6;
+const STEP_PX = 10; // between two messages, where there is room
+const NEAR_PX = 24; // a click counts for the nearest message so far away
+
+/** Where each message stands: `{id, column, lane, parent}`, the parent's place among them; and how many columns and lanes there are. */
+export function layOut(all) {
+  const spots = [];
+  let numColumns = 0;
+  let numLanes = 0;
+  const open = all.roots.toReversed().map((run) => ({ run, column: 0, parent: -1, lane: null }));
+  while (open.length) {
+    const { run, column, parent, lane } = open.pop();
+    const own = lane ?? numLanes++;
+    let last = parent;
+    run.ids.forEach((id, at) => {
+      spots.push({ id, column: column + at, lane: own, parent: last });
+      last = spots.length - 1;
+    });
+    const next = column + run.ids.length;
+    numColumns = Math.max(numColumns, next);
+    for (let at = run.below.length - 1; at >= 0; at--) open.push({ run: run.below[at], column: next, parent: last, lane: at === 0 ? own : null });
+  }
+  return { spots, numColumns, numLanes };
+}
+
+/** The strip of dots. It is drawn again when messages come or go, another branch is shown, its size or the colours change. */
+export class Dots extends Component {
+  #laid = { spots: [], numColumns: 0, numLanes: 0 };
+  #isDue = false;
+  #observer = new ResizeObserver(() => this.drawSoon());
+  #stop = () => {};
+
+  componentDidMount() {
+    this.#observer.observe(this.canvas);
+    this.dark = matchMedia("(prefers-color-scheme: dark)");
+    this.dark.addEventListener("change", this.drawSoon);
+    const stop = effect(() => {
+      this.#laid = runs.value ? layOut(runs.value) : { spots: [], numColumns: 0, numLanes: 0 };
+      view.tip.value;
+      this.drawSoon();
+    });
+    const themes = new MutationObserver(this.drawSoon);
+    themes.observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    this.#stop = () => (stop(), themes.disconnect());
+  }
+
+  componentWillUnmount() {
+    this.#observer.disconnect();
+    this.dark.removeEventListener("change", this.drawSoon);
+    this.#stop();
+  }
+
+  drawSoon = () => {
+    if (this.#isDue) return;
+    this.#isDue = true;
+    requestAnimationFrame(() => {
+      this.#isDue = false;
+      if (this.canvas?.isConnected) this.draw();
+    });
+  };
+
+  /**
+   * Where a spot stands, in pixels.
+   *
+   * @returns {[number, number]}
+   */
+  at({ column, lane }) {
+    const { clientWidth, clientHeight } = this.canvas;
+    const { numColumns, numLanes } = this.#laid;
+    const step = (room, number) => Math.min(STEP_PX, number > 1 ? (room - 2 * MARGIN_PX) / (number - 1) : STEP_PX);
+    return [MARGIN_PX + column * step(clientWidth, numColumns), MARGIN_PX + lane * step(clientHeight, numLanes)];
+  }
+
+  draw() {
+    const { canvas } = this;
+    const scale = devicePixelRatio;
+    canvas.width = canvas.clientWidth * scale;
+    canvas.height = canvas.clientHeight * scale;
+    const context = canvas.getContext("2d");
+    context.scale(scale, scale);
+    const style = getComputedStyle(canvas);
+    const shown = new Set(view.shownBranch().map((message) => message.id));
+    const tip = view.tip.peek();
+    const weak = { lines: new Path2D(), dots: new Path2D(), colour: style.getPropertyValue("--line-strong"), width_px: 0.6 };
+    const strong = { lines: new Path2D(), dots: new Path2D(), colour: style.getPropertyValue("--accent"), width_px: 1.6 };
+    for (const spot of this.#laid.spots) {
+      const [x, y] = this.at(spot);
+      const { lines, dots } = shown.has(spot.id) ? strong : weak;
+      if (spot.parent >= 0) {
+        lines.moveTo(...this.at(this.#laid.spots[spot.parent]));
+        lines.lineTo(x, y);
+      }
+      const half = spot.id === tip ? 3.5 : shown.has(spot.id) ? 2.2 : 1.5;
+      dots.rect(x - half, y - half, 2 * half, 2 * half);
+    }
+    for (const { lines, dots, colour, width_px } of [weak, strong]) {
+      context.fillStyle = context.strokeStyle = colour;
+      context.lineWidth = width_px;
+      context.stroke(lines);
+      context.fill(dots);
+    }
+  }
+
+  onClick = (event) => {
+    let nearest = null;
+    let least = NEAR_PX ** 2;
+    for (const spot of this.#laid.spots) {
+      const [x, y] = this.at(spot);
+      const distance = (x - event.offsetX) ** 2 + (y - event.offsetY) ** 2;
+      if (distance < least) [nearest, least] = [spot, distance];
+    }
+    if (nearest) (event.shiftKey ? beside : view.reveal)(nearest.id);
+  };
+
+  render() {
+    return html`<canvas class="dots" role="img" aria-label="All messages as dots; the outline below says the same" ref=${(element) => (this.canvas = element)}
+      onClick=${this.onClick}></canvas>`;
+  }
+}
