@@ -192,8 +192,10 @@ def test_a_reply_is_marked_while_it_streams_and_its_tokens_draw_nothing(site: Si
 
 def test_on_a_phone_a_touch_does_all(site: Site, browser: Browser) -> None:
     phone: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
-    with open_page(browser, site.url, **phone) as page:
+    with open_page(browser, site.url) as page:
         fork(site, page)
+        address = page.url
+    with open_page(browser, address, **phone) as page:
         page.get_by_role("button", name="Branches").tap()
         expect(row(page, "You: Second question")).to_be_visible()
         check_clean(page)

@@ -1,5 +1,6 @@
 // All messages as dots, small: an overview of how the branches part. Depth runs to the right, branches lie below each other.
 
+import { coloursOf } from "../../colours.js";
 import { Component, effect, html } from "../../vendor/htm-preact.js";
 import * as view from "../view.js";
 import { beside } from "./actions.js";
@@ -7,14 +8,15 @@ import { runs } from "./state.js";
 
 const MARGIN_PX = 6;
 const STEP_PX = 10; // between two messages, where there is room
+const colours = coloursOf(["line-strong", "accent"]);
 const NEAR_PX = 24; // a click counts for the nearest message so far away
 
-/** Where each message stands: `{id, column, lane, parent}`, the parent's place among them; and how many columns and lanes there are. */
+/** Where each message stands: `{id, column, lane, parent}`, the parent's place among them; and how many columns and lanes there are. O(messages). */
 export function layOut(all) {
   const spots = [];
   let numColumns = 0;
   let numLanes = 0;
-  const open = all.roots.toReversed().map((run) => ({ run, column: 0, parent: -1, lane: null }));
+  const open = (all?.roots ?? []).toReversed().map((run) => ({ run, column: 0, parent: -1, lane: null }));
   while (open.length) {
     const { run, column, parent, lane } = open.pop();
     const own = lane ?? numLanes++;
@@ -32,28 +34,25 @@ export function layOut(all) {
 
 /** The strip of dots. It is drawn again when messages come or go, another branch is shown, its size or the colours change. */
 export class Dots extends Component {
-  #laid = { spots: [], numColumns: 0, numLanes: 0 };
+  #runs = null; // that are laid out
+  #laid = layOut(null);
   #isDue = false;
   #observer = new ResizeObserver(() => this.drawSoon());
   #stop = () => {};
 
   componentDidMount() {
     this.#observer.observe(this.canvas);
-    this.dark = matchMedia("(prefers-color-scheme: dark)");
-    this.dark.addEventListener("change", this.drawSoon);
-    const stop = effect(() => {
-      this.#laid = runs.value ? layOut(runs.value) : { spots: [], numColumns: 0, numLanes: 0 };
+    this.#stop = effect(() => {
+      if (this.#runs !== runs.value) this.#laid = layOut(runs.value);
+      this.#runs = runs.value;
       view.tip.value;
+      colours.value;
       this.drawSoon();
     });
-    const themes = new MutationObserver(this.drawSoon);
-    themes.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-    this.#stop = () => (stop(), themes.disconnect());
   }
 
   componentWillUnmount() {
     this.#observer.disconnect();
-    this.dark.removeEventListener("change", this.drawSoon);
     this.#stop();
   }
 
@@ -85,11 +84,10 @@ export class Dots extends Component {
     canvas.height = canvas.clientHeight * scale;
     const context = canvas.getContext("2d");
     context.scale(scale, scale);
-    const style = getComputedStyle(canvas);
     const shown = new Set(view.shownBranch().map((message) => message.id));
     const tip = view.tip.peek();
-    const weak = { lines: new Path2D(), dots: new Path2D(), colour: style.getPropertyValue("--line-strong"), width_px: 0.6 };
-    const strong = { lines: new Path2D(), dots: new Path2D(), colour: style.getPropertyValue("--accent"), width_px: 1.6 };
+    const weak = { lines: new Path2D(), dots: new Path2D(), colour: colours.peek()["line-strong"], width_px: 0.6 };
+    const strong = { lines: new Path2D(), dots: new Path2D(), colour: colours.peek().accent, width_px: 1.6 };
     for (const spot of this.#laid.spots) {
       const [x, y] = this.at(spot);
       const { lines, dots } = shown.has(spot.id) ? strong : weak;

@@ -4,7 +4,7 @@ import { html, useEffect, useRef } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
 import { count } from "../../tree/words.js";
 import * as view from "../view.js";
-import { isToldOf } from "./costs.js";
+import { costs, isToldOf } from "./costs.js";
 import { Dots } from "./dots.js";
 import { hits, runs, seen, sought } from "./state.js";
 import { openTrash } from "./trash.js";
@@ -24,7 +24,7 @@ export function Outline() {
       ${seen.value && html`<${Dots} />`}
       <${Find} />
       ${isFound && html`<${OutlineTree} />`}
-      ${isFound && isToldOf.value && html`<${Legend} />`}
+      ${isFound && costs.value.size > 0 && isToldOf.value && html`<${Legend} />`}
     </aside>
   `;
 }
@@ -32,7 +32,7 @@ export function Outline() {
 function Size() {
   const all = runs.value;
   const size = view.conversation.value?.size ?? 0;
-  return html`<span class="soft small numbers size">${all && `${count(size, "message")}, ${count(all.numLeaves, "branch", "branches")}`}</span>`;
+  return html`<span class="soft numbers size">${all && `${count(size, "message")}, ${count(all.numLeaves, "branch", "branches")}`}</span>`;
 }
 
 function Find() {
@@ -52,5 +52,5 @@ function Find() {
 
 /** What the signs before the lines mean. */
 function Legend() {
-  return html`<p class="soft legend"><span class="ready all"></span>answers at once <span class="ready part"></span>in part <span class="ready none"></span>computed anew</p>`;
+  return html`<p class="soft legend"><span class="ready all"></span>answers at once <span class="ready part"></span>in part <span class="ready none"></span>anew</p>`;
 }

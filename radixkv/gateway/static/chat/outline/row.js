@@ -13,7 +13,7 @@ import { hits, turn } from "./state.js";
 export const ROW_PX = 32;
 const TEXT_LENGTH = 40;
 const BEFORE_HIT = 12;
-const STEPS = { px: 12, few: 6, further_px: 3, most: 14 }; // of a level to the right: small ones further on
+const STEPS = { px: 12, few: 5, further_px: 3, most: 12 }; // of a level to the right: small ones further on
 
 /** The id of a row's element. */
 export const elementId = (key) => `row-${key}`;

@@ -62,8 +62,8 @@ export class Runs {
 }
 
 /**
- * The rows that are seen. `isOpen(key, isByItself)`: whether what is below a row is. Of a search, `found`: ids of the messages
- * that are seen alone, below what leads to them. O(rows), without recursion.
+ * The rows that are seen. `isOpen(key, isByItself)`: whether what is below a row is. Of a search, `found`: the messages that are
+ * seen alone, below what leads to them, by id. O(rows), without recursion.
  */
 export class Rows {
   /** @type {Row[]} */
@@ -76,7 +76,7 @@ export class Rows {
   constructor(runs, isOpen, found = null) {
     this.#runs = runs;
     this.#isOpen = isOpen;
-    const leading = found && runs.leadingTo(found);
+    const leading = found && runs.leadingTo(found.keys());
     const seen = (below) => (found ? below.filter((run) => leading.has(run)) : below);
     this.#push(seen(runs.roots), 0);
     while (this.#open.length) {
