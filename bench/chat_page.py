@@ -203,7 +203,7 @@ class Bench:
             page.keyboard.press("Enter")
             page.locator(".column").nth(NUM_DRAFTS - 1).wait_for()
             page.evaluate(WATCH_FRAMES)
-            page.wait_for_function("window.isOver")
+            page.wait_for_function("() => window.isOver")
             texts = [len(text) for text in page.locator(".column-body").all_inner_texts()]
             if min(texts) < DRAFT_TOKENS / 2:
                 raise AssertionError(f"drafts of {texts} characters")

@@ -71,7 +71,7 @@ function take(owner, { messages, refusal = null }) {
   if (owner !== idOfShown()) return;
   const shown = view.conversation.peek();
   view.notice.value = refusal && inWords(refusal);
-  for (const message of messages) shown.put(message);
+  shown.putAll(messages);
   const replies = messages.filter((message) => message.role === "assistant");
   view.show((replies[0] ?? messages.at(-1)).id, { isStep: true });
   view.compare(replies.map((reply) => reply.id));

@@ -153,6 +153,11 @@ export class Conversation {
     this.#put(message);
   }
 
+  /** The same of several, at once. */
+  putAll(messages) {
+    batch(() => messages.forEach((message) => this.put(message)));
+  }
+
   /** Text, or a thought, was added to a message under way. */
   grow({ id, text, thinking = "", seq }) {
     const message = this.get(id);

@@ -55,7 +55,7 @@ export const bringBack = (owner, id, tip = null) =>
     if (pruned.peek()?.id === id) pruned.value = null;
     const shown = view.conversation.peek();
     if (shown?.info.id !== owner) return;
-    for (const message of messages) shown.put(message);
+    shown.putAll(messages);
     if (tip) view.show(shown.has(tip) ? tip : shown.tip(id), { isStep: true });
     view.say(`${count(messages.length, "message")} brought back.`);
   });

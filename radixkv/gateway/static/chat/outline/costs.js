@@ -17,7 +17,7 @@ export const costs = signal(new Map());
 /** Whether the server knows what is cached; until it has said so, it may. */
 export const isToldOf = signal(true);
 
-let wanted = [];
+let wanted = () => [];
 let timer = 0;
 let askedAt_ms = -Infinity;
 let restsUntil_ms = 0;
@@ -28,10 +28,16 @@ effect(() => {
   isToldOf.value = true;
 });
 
-/** Have these messages' branches told of soon, and again from time to time; none: nobody looks. */
+/** Have the branches of messages told of soon, and again from time to time. `ids()`: those in sight by then. */
 export function wantCosts(ids) {
   wanted = ids;
   schedule(SETTLE_MS);
+}
+
+/** Nobody looks any more. */
+export function wantNone() {
+  wanted = () => [];
+  clearTimeout(timer);
 }
 
 /** How much of a branch is there: "all", "part", "none", or "" where that is not known. */
@@ -53,7 +59,7 @@ export function readinessInWords(cost) {
 
 function schedule(wait_ms) {
   clearTimeout(timer);
-  if (!wanted.length || !isToldOf.peek()) return;
+  if (!isToldOf.peek()) return;
   const now_ms = performance.now();
   timer = setTimeout(ask, Math.max(wait_ms, askedAt_ms + LEAST_MS - now_ms, restsUntil_ms - now_ms));
 }
@@ -68,7 +74,7 @@ function isStale(id, shown) {
 async function ask() {
   const shown = view.conversation.peek();
   if (!shown || shown.running.size) return; // asked again when the reply ends
-  const ids = document.hidden ? [] : wanted.filter((id) => isStale(id, shown)).slice(0, MOST);
+  const ids = document.hidden ? [] : wanted().filter((id) => isStale(id, shown)).slice(0, MOST);
   if (ids.length) await askFor(ids, shown);
   if (shown === view.conversation.peek()) schedule(FRESH_MS);
 }

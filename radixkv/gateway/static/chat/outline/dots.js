@@ -43,8 +43,7 @@ export class Dots extends Component {
   componentDidMount() {
     this.#observer.observe(this.canvas);
     this.#stop = effect(() => {
-      if (this.#runs !== runs.value) this.#laid = layOut(runs.value);
-      this.#runs = runs.value;
+      view.conversation.value?.structure.value;
       view.tip.value;
       colours.value;
       this.drawSoon();
@@ -65,19 +64,18 @@ export class Dots extends Component {
     });
   };
 
-  /**
-   * Where a spot stands, in pixels.
-   *
-   * @returns {[number, number]}
-   */
-  at({ column, lane }) {
+  /** A function of a spot: where it stands, in pixels. */
+  places() {
     const { clientWidth, clientHeight } = this.canvas;
     const { numColumns, numLanes } = this.#laid;
-    const step = (room, number) => Math.min(STEP_PX, number > 1 ? (room - 2 * MARGIN_PX) / (number - 1) : STEP_PX);
-    return [MARGIN_PX + column * step(clientWidth, numColumns), MARGIN_PX + lane * step(clientHeight, numLanes)];
+    const step = (room, number) => Math.min(STEP_PX, (room - 2 * MARGIN_PX) / Math.max(1, number - 1));
+    const [across, down] = [step(clientWidth, numColumns), step(clientHeight, numLanes)];
+    return ({ column, lane }) => ({ x: MARGIN_PX + column * across, y: MARGIN_PX + lane * down });
   }
 
   draw() {
+    if (this.#runs !== runs.peek()) this.#laid = layOut(runs.peek());
+    this.#runs = runs.peek();
     const { canvas } = this;
     const scale = devicePixelRatio;
     canvas.width = canvas.clientWidth * scale;
@@ -86,18 +84,20 @@ export class Dots extends Component {
     context.scale(scale, scale);
     const shown = new Set(view.shownBranch().map((message) => message.id));
     const tip = view.tip.peek();
+    const { spots } = this.#laid;
+    const places = spots.map(this.places());
     const weak = { lines: new Path2D(), dots: new Path2D(), colour: colours.peek()["line-strong"], width_px: 0.6 };
     const strong = { lines: new Path2D(), dots: new Path2D(), colour: colours.peek().accent, width_px: 1.6 };
-    for (const spot of this.#laid.spots) {
-      const [x, y] = this.at(spot);
-      const { lines, dots } = shown.has(spot.id) ? strong : weak;
-      if (spot.parent >= 0) {
-        lines.moveTo(...this.at(this.#laid.spots[spot.parent]));
+    spots.forEach(({ id, parent }, at) => {
+      const { x, y } = places[at];
+      const { lines, dots } = shown.has(id) ? strong : weak;
+      if (parent >= 0) {
+        lines.moveTo(places[parent].x, places[parent].y);
         lines.lineTo(x, y);
       }
-      const half = spot.id === tip ? 3.5 : shown.has(spot.id) ? 2.2 : 1.5;
+      const half = id === tip ? 3.5 : shown.has(id) ? 2.2 : 1.5;
       dots.rect(x - half, y - half, 2 * half, 2 * half);
-    }
+    });
     for (const { lines, dots, colour, width_px } of [weak, strong]) {
       context.fillStyle = context.strokeStyle = colour;
       context.lineWidth = width_px;
@@ -109,8 +109,9 @@ export class Dots extends Component {
   onClick = (event) => {
     let nearest = null;
     let least = NEAR_PX ** 2;
+    const placeOf = this.places();
     for (const spot of this.#laid.spots) {
-      const [x, y] = this.at(spot);
+      const { x, y } = placeOf(spot);
       const distance = (x - event.offsetX) ** 2 + (y - event.offsetY) ** 2;
       if (distance < least) [nearest, least] = [spot, distance];
     }

@@ -39,8 +39,8 @@ function Words({ gist, hit, cell }) {
   return gist.text || (gist.status === "running" ? "" : gist.status);
 }
 
-/** `index`: its place among all rows; `cell`: its message; `onMenu(row, button)`. */
-export function Row({ row, index, cell, isActive, isCurrent, isShown, numRunning, onMenu }) {
+/** A row (`rowKey`: its key) at place `index` of all; `cell`: its message; `onMenu(key, button)`. */
+export function Row({ rowKey, index, cell, isActive, isCurrent, isShown, numRunning, onMenu, ...row }) {
   const gist = JSON.parse(useComputed(() => gistOf(cell.value)).value);
   const cost = costs.value.get(row.end);
   const pinned_s = pinnedFor_s(row.end);
@@ -52,11 +52,11 @@ export function Row({ row, index, cell, isActive, isCurrent, isShown, numRunning
   const open = (event) => (event.shiftKey ? view.compare([view.tip.peek(), view.conversation.peek().tip(row.id)]) : view.reveal(row.id));
   const fold = (event) => {
     event.stopPropagation();
-    turn(row.key);
+    turn(rowKey);
   };
   return html`
     <div
-      id=${elementId(row.key)} class=${`outline-row ${marks.join(" ")}`} role="treeitem" aria-level=${level + 1} aria-posinset=${row.place} aria-setsize=${row.count}
+      id=${elementId(rowKey)} class=${`outline-row ${marks.join(" ")}`} role="treeitem" aria-level=${level + 1} aria-posinset=${row.place} aria-setsize=${row.count}
       aria-expanded=${row.isOpen ?? undefined} aria-selected=${isShown} aria-current=${isCurrent ? "true" : undefined} title=${cell.peek().text.slice(0, 300)}
       aria-label=${inWords(row, gist, { turns, numRunning, pinned_s, cost, isCurrent })} style=${{ top: `${index * ROW_PX}px`, paddingLeft: `${indent_px}px` }} onClick=${open}
     >
@@ -68,7 +68,7 @@ export function Row({ row, index, cell, isActive, isCurrent, isShown, numRunning
       ${gist.starred && html`<span class="star"><${Icon} name="star" /></span>`}
       ${pinned_s > 0 && html`<span class="pinned numbers"><${Icon} name="pin" />${span(pinned_s)}</span>`}
       ${row.numForks > 1 && html`<span class="forks numbers">×${row.numForks}</span>`}
-      <button class="bare row-menu" tabindex="-1" aria-label="Actions" onClick=${(event) => (event.stopPropagation(), onMenu(row, event.currentTarget))}><${Icon} name="ellipsis" /></button>
+      <button class="bare row-menu" tabindex="-1" aria-label="Actions" onClick=${(event) => (event.stopPropagation(), onMenu(rowKey, event.currentTarget))}><${Icon} name="ellipsis" /></button>
     </div>
   `;
 }

@@ -3,7 +3,7 @@
 import { Component, effect, html, signal } from "../../vendor/htm-preact.js";
 import * as view from "../view.js";
 import { prune, pruned, star, name, undo, beside } from "./actions.js";
-import { isToldOf, wantCosts } from "./costs.js";
+import { wantCosts, wantNone } from "./costs.js";
 import { RowMenu } from "./row_menu.js";
 import { ROW_PX, Row, elementId } from "./row.js";
 import { active, activePlace, seen, turn } from "./state.js";
@@ -19,40 +19,33 @@ export class OutlineTree extends Component {
   window = signal({ from: 0, number: 30 });
   menu = signal(null);
   #observer = new ResizeObserver(() => this.look());
-  #stops = [];
+  #stop = () => {};
 
   componentDidMount() {
     this.#observer.observe(this.element);
-    this.#stops = [
-      effect(() => {
-        view.tip.value;
-        view.afterRender(() => this.bringIntoSight(seen.peek()?.placeOf(view.tip.peek())));
-      }),
-      effect(() => {
-        view.conversation.value?.shape.value;
-        view.panel.value;
-        isToldOf.value;
-        this.window.value;
-        seen.value;
-        view.afterRender(() => this.price());
-      }),
-    ];
+    this.#stop = effect(() => {
+      view.tip.value;
+      view.afterRender(() => this.bringIntoSight(seen.peek()?.placeOf(view.tip.peek())));
+    });
+    wantCosts(this.inSight);
+  }
+
+  componentDidUpdate() {
+    wantCosts(this.inSight);
   }
 
   componentWillUnmount() {
     this.#observer.disconnect();
-    this.#stops.forEach((stop) => stop());
-    wantCosts([]);
+    this.#stop();
+    wantNone();
   }
 
-  /** Have the branches in sight told of, if the outline is. */
-  price() {
-    if (!this.element?.isConnected) return;
+  /** The messages with which the branches in sight end; none where the outline is not. */
+  inSight = () => {
+    if (!this.element?.checkVisibility({ visibilityProperty: true })) return [];
     const { from, number } = this.window.peek();
-    const isInSight = this.element.checkVisibility({ visibilityProperty: true });
-    const rows = isInSight ? (seen.peek()?.all.slice(from, from + number) ?? []) : [];
-    wantCosts([...new Set(rows.map((row) => row.end))]);
-  }
+    return [...new Set(seen.peek()?.all.slice(from, from + number).map((row) => row.end))];
+  };
 
   look = () => {
     const { scrollTop, clientHeight } = this.element;
@@ -76,9 +69,9 @@ export class OutlineTree extends Component {
     this.bringIntoSight(place);
   }
 
-  openMenu = (row, button) => {
-    active.value = row.key;
-    this.menu.value = { row, button };
+  openMenu = (key, button) => {
+    active.value = key;
+    this.menu.value = { row: seen.peek().all[activePlace()], button };
   };
 
   onKey = (event) => {
@@ -113,7 +106,7 @@ export class OutlineTree extends Component {
       F2: () => name(message),
       Delete: row.kind === "rest" ? null : () => prune(message),
       z: () => pruned.peek() && undo(),
-      ContextMenu: () => this.openMenu(row, document.getElementById(elementId(row.key)).querySelector(".row-menu")),
+      ContextMenu: () => this.openMenu(row.key, document.getElementById(elementId(row.key)).querySelector(".row-menu")),
     };
   }
 
@@ -121,6 +114,7 @@ export class OutlineTree extends Component {
     const rows = seen.value;
     const shown = view.conversation.value;
     const { from, number } = this.window.value;
+    view.panel.value; // the outline comes into sight with it
     const first = Math.max(0, Math.min(from, rows.all.length - number) - FURTHER);
     const places = rows.all.slice(first, first + number + 2 * FURTHER).map((_, at) => first + at);
     const at = activePlace();
@@ -134,7 +128,7 @@ export class OutlineTree extends Component {
         <div class="outline-all" role="none" style=${{ height: `${rows.all.length * ROW_PX}px` }}>
           ${places.map((place) => {
             const row = rows.all[place];
-            return html`<${Row} key=${row.key} row=${row} index=${place} cell=${shown.cell(row.id)} isActive=${place === at} isCurrent=${place === current}
+            return html`<${Row} key=${row.key} ...${row} rowKey=${row.key} index=${place} cell=${shown.cell(row.id)} isActive=${place === at} isCurrent=${place === current}
               isShown=${path.has(place)} numRunning=${running.get(place) ?? 0} onMenu=${this.openMenu} />`;
           })}
         </div>
