@@ -154,7 +154,7 @@ def test_what_is_looked_for_is_shown_among_the_branches(site: Site, page: Page) 
     expect(page.get_by_text("1 message found")).to_be_visible()
     expect(row(page, "Reply: Second answer.").locator("mark")).to_have_text("Second answer")
     assert [name for name, _ in levels(page)] == [
-        "You: First question",
+        "You: First question, shown now",
         "You: Second question",
         "Reply: Second answer.",
     ]

@@ -96,7 +96,7 @@ def test_a_kept_branch_is_pinned_as_it_was_put_to_the_model(url: str) -> None:
         asked, reply = talk.turn(conversation, "Where does the river begin?", max_tokens=40)
         length = reply["details"]["prompt_tokens"]
         for message, least in ((asked, length), (reply["id"], length + reply["details"]["generated_tokens"] - 1)):
-            form = {"branch": {"conversation": conversation, "message": message}}
+            form: dict[str, Any] = {"branch": {"conversation": conversation, "message": message}}
             matched = ask(url, "POST", "radixkv/match", **form).json()
             pinned = ask(url, "POST", "radixkv/pins", ttl_s=60, **form).json()
             assert pinned["num_tokens"] == matched["num_cached_tokens"] >= least

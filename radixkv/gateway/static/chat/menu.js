@@ -3,7 +3,7 @@
 import { Component, html } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
 
-const ROOM_PX = 220; // below the button, or the list stands above it
+const ROOM_PX = 270; // below the button, or the list stands above it
 
 /** Have an open list stand below a button, or above it where there is no room. */
 export function placeBeside(list, button) {
@@ -16,9 +16,15 @@ export function placeBeside(list, button) {
   });
 }
 
-/** `id`: of the list; `label`: of the button; `items`: `{name, icon, act, isDanger}` each, without those that are false. */
+/**
+ * `id`: of the list; `label`, `icon`, `tab`: of the button; `items`: `{name, icon, act, isDanger}` each, without those that are
+ * false, or a function that tells them. They are on the page while it is open: a page may have a thousand menus.
+ */
 export class Menu extends Component {
+  state = { isOpen: false };
+
   place = ({ newState }) => {
+    this.setState({ isOpen: newState === "open" });
     if (newState !== "open") return;
     placeBeside(this.list, this.button);
   };
@@ -29,13 +35,15 @@ export class Menu extends Component {
     act();
   }
 
-  render({ id, label, items }) {
+  render({ id, label, items, icon = "ellipsis", tab = undefined, class: more = "" }, { isOpen }) {
+    const shown = isOpen ? (typeof items === "function" ? items() : items) : [];
     return html`
-      <button class="bare icon-button" aria-label=${label} title=${label} popovertarget=${id} ref=${(element) => (this.button = element)}>
-        <${Icon} name="ellipsis" />
+      <button class=${`bare icon-button ${more}`} aria-label=${label} title=${label} tabindex=${tab} popovertarget=${id}
+        ref=${(element) => (this.button = element)}>
+        <${Icon} name=${icon} />
       </button>
       <div id=${id} popover="auto" class="menu-items" onBeforeToggle=${this.place} ref=${(element) => (this.list = element)}>
-        ${items.filter(Boolean).map(
+        ${shown.filter(Boolean).map(
           ({ name, icon, act, isDanger = false }) =>
             html`<button class=${isDanger ? "bare danger" : "bare"} onClick=${() => this.choose(act)}><${Icon} name=${icon} />${name}</button>`,
         )}

@@ -2,7 +2,7 @@
 
 import { signal } from "../../vendor/htm-preact.js";
 import { askForText } from "../../dialog.js";
-import { count } from "../../tree/words.js";
+import { count } from "../../words.js";
 import { attempt } from "../actions.js";
 import * as api from "../api.js";
 import { excerpt } from "../conversation.js";

@@ -2,7 +2,7 @@
 
 import { html, useComputed } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
-import { count, span } from "../../tree/words.js";
+import { count, span } from "../../words.js";
 import { excerpt } from "../conversation.js";
 import { NAMES } from "../message.js";
 import * as view from "../view.js";

@@ -2,7 +2,7 @@
 
 import { html, useRef, useSignalEffect } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
-import { span } from "../../tree/words.js";
+import { span } from "../../words.js";
 import { placeBeside } from "../menu.js";
 import * as view from "../view.js";
 import * as actions from "./actions.js";

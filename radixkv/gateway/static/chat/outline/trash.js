@@ -3,7 +3,7 @@
 import { html } from "../../vendor/htm-preact.js";
 import { ask } from "../../dialog.js";
 import { Icon } from "../../icons.js";
-import { count } from "../../tree/words.js";
+import { count } from "../../words.js";
 import { attempt } from "../actions.js";
 import * as api from "../api.js";
 import { excerpt } from "../conversation.js";

@@ -9,6 +9,7 @@ import { ROW_PX, Row, elementId } from "./row.js";
 import { active, activePlace, seen, turn } from "./state.js";
 
 const FURTHER = 6; // rows above and below those in sight
+const KEYS = "Enter shows a branch, c beside the one shown, s stars it, F2 names it, Delete prunes it, Control Z brings it back.";
 
 /**
  * A tree of rows. Keys: up and down, Home and End go from row to row, right and left unfold and fold, Enter shows a branch, c shows
@@ -123,7 +124,7 @@ export class OutlineTree extends Component {
     const path = new Set(view.shownBranch().map((message) => rows.placeOf(message.id)));
     const current = rows.placeOf(view.tip.value);
     return html`
-      <div class="outline-rows" role="tree" aria-label="Branches of this conversation" tabindex="0" aria-activedescendant=${elementId(rows.all[at].key)}
+      <div class="outline-rows" role="tree" aria-label="Branches of this conversation" aria-description=${KEYS} tabindex="0" aria-activedescendant=${elementId(rows.all[at].key)}
         ref=${(element) => (this.element = element)} onKeyDown=${this.onKey} onScroll=${this.look}>
         <div class="outline-all" role="none" style=${{ height: `${rows.all.length * ROW_PX}px` }}>
           ${places.map((place) => {
