@@ -2,7 +2,8 @@
 
     open     a conversation of 300 messages, from the navigation to the frame that shows its last message
     key      a key in its message field, from the event to the frame after it
-    stream   a reply of 40 tokens in a tree of 3,000 messages, its start and end included: the longest task of the page
+    stream   a reply of 40 tokens in a tree of 3,000 messages, its start and end included: the longest task of the page, by
+             the clock and in a processor's time, which tells it apart from a machine that is busy otherwise
     drafts   four drafts that stream side by side: the time between frames
 
     python -m bench.chat_page             5 rounds of each (a minute)
@@ -44,11 +45,7 @@ SETTLE_MS = 1500
 SIZE = {"width": 1280, "height": 800}
 ROOT = "/v1/radixkv/conversations"
 
-WATCH_TASKS = """() => {
-  window.tasks = [];
-  new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((entry) => entry.duration)))
-    .observe({ type: "longtask" });
-}"""
+TRACED = ["toplevel"]
 WATCH_FRAMES = """() => {
   window.frames = [];
   let before = performance.now();
@@ -147,6 +144,22 @@ def opened(browser: Browser, address: str) -> Iterator[Page]:
     context.close()
 
 
+def longest_task(trace: dict[str, Any]) -> tuple[float, float]:
+    """Of the page's thread, in ms: the longest task by the clock, and the one that took most of a processor's time."""
+    events = trace["traceEvents"]
+    threads = {
+        (each["pid"], each["tid"])
+        for each in events
+        if each["name"] == "thread_name" and each["args"]["name"] == "CrRendererMain"
+    }
+    tasks = [
+        (each["dur"] / 1e3, each.get("tdur", 0) / 1e3)
+        for each in events
+        if each["ph"] == "X" and each["name"].endswith("RunTask") and (each["pid"], each["tid"]) in threads
+    ]
+    return max(clock_ms for clock_ms, _ in tasks), max(busy_ms for _, busy_ms in tasks)
+
+
 class Bench:
     """Rounds of all measures on one site."""
 
@@ -159,7 +172,7 @@ class Bench:
         self.open_ms: list[float] = []
         self.key_ms: list[float] = []
         self.task_ms: list[float] = []
-        self.longest_ms: list[float] = []
+        self.busy_ms: list[float] = []
         self.frame_ms: list[float] = []
 
     def round(self) -> None:
@@ -186,14 +199,14 @@ class Bench:
             page.locator(".outline-row").first.wait_for()
             page.wait_for_timeout(2 * SETTLE_MS)
             before = page.locator("article").count()
-            page.evaluate(WATCH_TASKS)
+            self._browser.start_tracing(page=page, categories=TRACED)
             page.keyboard.press("Enter")
             page.wait_for_function("(number) => document.querySelectorAll('article').length === number", arg=before + 2)
             page.locator("article.assistant").last.locator(".cost").wait_for()
             page.wait_for_timeout(SETTLE_MS)
-            tasks = page.evaluate("window.tasks")
-            self.task_ms += tasks
-            self.longest_ms.append(max(tasks, default=0.0))
+            clock_ms, busy_ms = longest_task(json.loads(self._browser.stop_tracing()))
+            self.task_ms.append(clock_ms)
+            self.busy_ms.append(busy_ms)
 
     def _draft(self) -> None:
         with opened(self._browser, self._site) as page:
@@ -216,7 +229,8 @@ def make_report(bench: Bench, options: argparse.Namespace, num_messages: int, nu
     measured = {
         f"open {num_messages} messages": bench.open_ms,
         "a key to the next frame": bench.key_ms,
-        f"longest task, a reply in {num_nodes:,} messages (0: none above 50 ms)": bench.longest_ms,
+        f"longest task, a reply in {num_nodes:,} messages": bench.task_ms,
+        "the same, of a processor's time": bench.busy_ms,
         f"between frames, {NUM_DRAFTS} drafts": bench.frame_ms,
     }
     rows = []
@@ -230,15 +244,16 @@ def make_report(bench: Bench, options: argparse.Namespace, num_messages: int, nu
         "num_nodes": num_nodes,
         "open_ms": summarise(bench.open_ms)._asdict(),
         "key_ms": {**summarise(bench.key_ms)._asdict(), "p95": percentile(bench.key_ms, 0.95)},
-        "longest_task_ms": bench.longest_ms,
-        "tasks_above_50_ms": bench.task_ms,
+        "longest_task_ms": bench.task_ms,
+        "longest_task_processor_ms": bench.busy_ms,
         "frame_ms": {**summarise(bench.frame_ms)._asdict(), "p95": percentile(bench.frame_ms, 0.95)},
         "share_of_frames_above_20_ms": late,
     }
     report.bars = [
         Bar(f"{num_messages} messages open, median", summarise(bench.open_ms).p50, OPEN_BOUND_MS, " ms"),
         Bar("a key to the next frame, median", summarise(bench.key_ms).p50, KEY_BOUND_MS, " ms"),
-        Bar("the longest task of a reply, of all rounds", max(bench.longest_ms), TASK_BOUND_MS, " ms"),
+        Bar("the longest task of a reply, of all rounds", max(bench.task_ms), TASK_BOUND_MS, " ms"),
+        Bar("the same, of a processor's time", max(bench.busy_ms), TASK_BOUND_MS, " ms"),
         Bar("between frames of four drafts, median", summarise(bench.frame_ms).p50, FRAME_BOUND_MS, " ms"),
     ]
     return report
