@@ -175,6 +175,7 @@ def test_a_reply_is_marked_while_it_streams_and_its_tokens_draw_nothing(site: Si
     hold_in_a_reply(site, page)
     running = page.get_by_role("treeitem", name=re.compile("being written"))
     expect(running).to_have_count(1)
+    expect(running).to_have_accessible_name(re.compile("^Reply: word word .*, 3 turns, being written"))
     row(page, "You: Another way").locator(".twisty").click()
     expect(running).to_have_accessible_name(re.compile("^You: Another way, 4 turns, being written"))
     page.evaluate(_COUNT_DRAWN)

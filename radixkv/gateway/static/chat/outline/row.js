@@ -47,7 +47,7 @@ export function Row({ rowKey, index, cell, isActive, isCurrent, isShown, numRunn
   const hit = hits.value?.get(row.id);
   const level = row.level;
   const indent_px = STEPS.px * Math.min(level, STEPS.few) + STEPS.further_px * Math.min(Math.max(0, level - STEPS.few), STEPS.most);
-  const turns = row.kind === "turn" || row.numTurns < 2 || (row.kind === "run" && row.isOpen) ? "" : count(row.numTurns, "turn");
+  const turns = row.kind === "turn" || row.numTurns < 2 || (row.kind === "run" && row.isOpen !== false) ? "" : count(row.numTurns, "turn");
   const marks = [row.kind, gist.role, gist.status, isActive && "active", isCurrent && "current", isShown && "shown"].filter(Boolean);
   const open = (event) => (event.shiftKey ? view.compare([view.tip.peek(), view.conversation.peek().tip(row.id)]) : view.reveal(row.id));
   const fold = (event) => {

@@ -59,8 +59,7 @@ function itemsOf(row, message) {
     { name: "Show it beside", icon: "columns-2", act: () => actions.beside(row.id) },
     { name: message.starred ? "Take the star away" : "Star", icon: "star", act: () => actions.star(message) },
     { name: "Name", icon: "pencil", act: () => actions.name(message) },
-    ...(isToldOf.value ? pins : []),
-    { name: "Show in the tree", icon: "git-fork", act: () => actions.showInTree(row.end) },
+    ...(isToldOf.value ? [...pins, { name: "Show in the tree", icon: "git-fork", act: () => actions.showInTree(row.end) }] : []),
     row.kind !== "rest" && { name: "Prune: throw away with all below", icon: "scissors", act: () => actions.prune(message), isDanger: true },
   ].filter(Boolean);
 }

@@ -70,12 +70,14 @@ export class Rows {
   all = [];
   #runs;
   #isOpen;
+  #isFolding; // rows can be folded and unfolded
   #places = new Map();
   #open = [];
 
   constructor(runs, isOpen, found = null) {
     this.#runs = runs;
     this.#isOpen = isOpen;
+    this.#isFolding = !found;
     const leading = found && runs.leadingTo(found.keys());
     const seen = (below) => (found ? below.filter((run) => leading.has(run)) : below);
     this.#push(seen(runs.roots), 0);
@@ -124,8 +126,9 @@ export class Rows {
     const numInner = isFolded ? 1 : inner.length;
     const own = { place: 1, count: numInner + below.length, numTurns: 1, isOpen: null };
     const isOpen = own.count > 0 ? this.#isOpen(first, true) : null;
+    const told = this.#isFolding ? isOpen : null;
     const numForks = run.ids.length === 1 ? run.below.length : 0;
-    this.#add({ key: first, kind: "run", id: first, end: isOpen ? first : end, level: run.level, place, count, isOpen, numTurns: run.ids.length, numForks });
+    this.#add({ key: first, kind: "run", id: first, end: isOpen ? first : end, level: run.level, place, count, isOpen: told, numTurns: run.ids.length, numForks });
     if (!isOpen) return;
     let level = run.level + 1;
     if (isFolded) {

@@ -129,7 +129,7 @@ export class OutlineTree extends Component {
         <div class="outline-all" role="none" style=${{ height: `${rows.all.length * ROW_PX}px` }}>
           ${places.map((place) => {
             const row = rows.all[place];
-            return html`<${Row} key=${row.key} ...${row} rowKey=${row.key} index=${place} cell=${shown.cell(row.id)} isActive=${place === at} isCurrent=${place === current}
+            return html`<${Row} ...${row} key=${`${row.key} ${row.id}`} rowKey=${row.key} index=${place} cell=${shown.cell(row.id)} isActive=${place === at} isCurrent=${place === current}
               isShown=${path.has(place)} numRunning=${running.get(place) ?? 0} onMenu=${this.openMenu} />`;
           })}
         </div>
