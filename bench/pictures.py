@@ -25,7 +25,7 @@ from bench.common.report import RESULTS_DIR
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-__all__ = ["main"]
+__all__ = ["DEADLINE_MS", "main", "running_browser", "running_site"]
 
 WIDE = {"width": 1280, "height": 760}
 PHONE = {"width": 390, "height": 760}
@@ -36,11 +36,11 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager
-def running_site() -> Iterator[str]:
-    """A whole radixkv in a process of its own; where its pages are."""
+def running_site(*flags: str) -> Iterator[str]:
+    """A whole radixkv in a process of its own, with further flags of `radixkv up`; where its pages are."""
     with tempfile.TemporaryDirectory(prefix="radixkv-pictures-") as folder:
         command = [sys.executable, "-m", "radixkv.cli", "up", "--no-chat", "--http", "127.0.0.1:0", "--state", "none"]
-        command += ["--listen", f"unix:{folder}/worker", "--service-listen", f"unix:{folder}/service"]
+        command += ["--listen", f"unix:{folder}/worker", "--service-listen", f"unix:{folder}/service", *flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
         try:
@@ -56,6 +56,20 @@ def running_site() -> Iterator[str]:
             process.wait(STOP_S)
 
 
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """The machine's Chromium, without a window."""
+    chromium = next(filter(None, map(shutil.which, _NAMES)), None)
+    if chromium is None:
+        raise SystemExit("no Chromium on this machine: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 def say(page: Page, text: str) -> None:
     """Ask, and wait for the reply."""
     count = page.locator("article").count()
@@ -67,7 +81,7 @@ def say(page: Page, text: str) -> None:
 
 def wait_until_written(page: Page) -> None:
     """Wait until no reply is under way on any branch."""
-    page.locator(".minimap .running").first.wait_for(state="detached")
+    page.locator(".outline .writing-mark").first.wait_for(state="detached")
 
 
 def converse(page: Page) -> None:
@@ -153,17 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=PICTURES, help="one of them; may be repeated")
     parser.add_argument("--folder", type=Path, default=RESULTS_DIR, help="where to (default: bench/results)")
     options = parser.parse_args(arguments)
-    chromium = next(filter(None, map(shutil.which, _NAMES)), None)
-    if chromium is None:
-        raise SystemExit("no Chromium on this machine: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
     options.folder.mkdir(parents=True, exist_ok=True)
-    with running_site() as site, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with running_site() as site, running_browser() as browser:
         for name in options.only or PICTURES:
             print(take(browser, site, name, options.folder), flush=True)
-        browser.close()
     return 0
 
 

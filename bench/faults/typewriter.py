@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EOS", "VOCAB_SIZE", "save_typewriter"]
+__all__ = ["CHARACTERS", "EOS", "VOCAB_SIZE", "save_typewriter"]
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 EOS = len(CHARACTERS)

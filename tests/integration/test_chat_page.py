@@ -61,7 +61,7 @@ def test_a_conversation_is_regenerated_edited_and_outlives_a_reload_and_a_restar
     expect(shown(page)).to_have_count(6)
     expect(shown(page).last).to_contain_text("Another third.")
     converse(site, page, ("After the restart", "Still here."))
-    expect(page.get_by_role("treeitem")).to_have_count(11)
+    expect(page.get_by_text("11 messages,")).to_be_visible()
 
 
 def test_branches_stand_side_by_side_and_one_goes_on_with_either(site: Site, page: Page) -> None:
@@ -102,7 +102,7 @@ def test_four_drafts_come_at_once_and_one_is_chosen(page: Page) -> None:
     expect(columns.get_by_text("computed for 4 drafts")).to_have_count(4)
     columns.nth(2).get_by_role("button", name="Go on with this one").click()
     expect(shown(page).last).to_contain_text("3 / 4")
-    expect(page.get_by_role("treeitem")).to_have_count(5)
+    expect(page.get_by_text("5 messages, 4 branches")).to_be_visible()
 
 
 def test_the_keyboard_alone_does(site: Site, page: Page) -> None:
@@ -274,8 +274,8 @@ def test_two_tabs_show_the_same_conversation_and_lose_nothing(site: Site, page: 
     site.dictate("Both at once.")
     say(page, "From one")
     say(other, "From the other")
-    expect(page.get_by_role("treeitem")).to_have_count(9)
-    expect(other.get_by_role("treeitem")).to_have_count(9)
+    expect(page.get_by_text("9 messages,")).to_be_visible()
+    expect(other.get_by_text("9 messages,")).to_be_visible()
 
 
 def test_conversations_are_listed_searched_saved_imported_and_deleted(site: Site, page: Page, tmp_path: Path) -> None:

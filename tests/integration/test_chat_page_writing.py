@@ -239,6 +239,6 @@ def test_a_token_is_shown_without_drawing_the_rest_of_the_page(site: Site, page:
     expect(page.locator("article.running")).to_contain_text("word " * 40)
     rendered = page.evaluate("window.rendered")
     assert "Message" in rendered
-    assert not {"Page", "Sidebar", "Head", "Saved", "Minimap", "Composer", "Thread"} & set(rendered)
+    assert not {"Page", "Sidebar", "Head", "Saved", "Outline", "Row", "Composer", "Thread"} & set(rendered)
     site.runner.gate.open()
     expect(shown(page)).to_have_count(4)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from chat_stack import BLOCK_SIZE, GibberishRunner, gateway, keys_file
+from talk import Talk
 
 from radixkv import PoolShape, connect
 from radixkv.gateway.config import GatewayConfig
@@ -89,6 +90,20 @@ def test_another_tenant_or_salt_is_told_of_nothing(url: str, form: dict[str, Any
     assert ask(url, "DELETE", "radixkv/pins", **form).json() == {"num_tokens": length}
 
 
+def test_a_kept_branch_is_pinned_as_it_was_put_to_the_model(url: str) -> None:
+    with Talk(url, "red") as talk:
+        conversation = talk.begin()
+        asked, reply = talk.turn(conversation, "Where does the river begin?", max_tokens=40)
+        length = reply["details"]["prompt_tokens"]
+        for message, least in ((asked, length), (reply["id"], length + reply["details"]["generated_tokens"] - 1)):
+            form: dict[str, Any] = {"branch": {"conversation": conversation, "message": message}}
+            matched = ask(url, "POST", "radixkv/match", **form).json()
+            pinned = ask(url, "POST", "radixkv/pins", ttl_s=60, **form).json()
+            assert pinned["num_tokens"] == matched["num_cached_tokens"] >= least
+            assert ask(url, "POST", "radixkv/pins", "blue", ttl_s=60, **form).status_code == 404
+            assert ask(url, "DELETE", "radixkv/pins", **form).json() == {"num_tokens": pinned["num_tokens"]}
+
+
 def test_an_explanation_shows_where_two_prompts_part(url: str) -> None:
     say(url, {"prompt": [*range(100, 140)], "cache_salt": "parting"})
     told = ask(url, "POST", "radixkv/explain", prompt=[*range(100, 120), 5, 6], cache_salt="parting").json()
@@ -112,6 +127,9 @@ def test_a_pin_over_the_budget_is_refused_and_changes_nothing(url: str) -> None:
     [
         ({}, "prompt"),
         ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ({"prompt": "x", "branch": {"conversation": "x", "message": "x"}}, "prompt"),
+        ({"branch": {"conversation": "x", "message": "x"}}, "x"),
+        ({"branch": {"conversation": "x", "message": "x"}, "cache_salt": "pepper"}, "cache_salt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [49152]}, "token_ids"),
         ({"prompt": "x", "namespace": "blue"}, "namespace"),

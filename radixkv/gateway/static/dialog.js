@@ -42,16 +42,20 @@ export async function isConfirmed({ title, text, action }) {
   return Boolean(await ask("ask-title", content));
 }
 
-/** A line of text that a person gives, or null. `text`: what stands there first; `action`: the word on the button. */
-export async function askForText({ title, text, action }) {
+/**
+ * A line of text that a person gives, or null. `text`: what stands there first; `action`: the word on the button; `isOptional`:
+ * an empty line is an answer too.
+ */
+export async function askForText({ title, text, action, isOptional = false }) {
   const content = (close) => {
     const submit = (event) => {
       event.preventDefault();
-      close(String(new FormData(event.target).get("text")).trim() || null);
+      const written = String(new FormData(event.target).get("text")).trim();
+      close(written || isOptional ? written : null);
     };
     return html`<form onSubmit=${submit}>
       <h2 id="ask-title">${title}</h2>
-      <p><input type="text" name="text" aria-labelledby="ask-title" value=${text} required autofocus /></p>
+      <p><input type="text" name="text" aria-labelledby="ask-title" value=${text} required=${!isOptional} autofocus /></p>
       <div class="choices"><button class="main">${action}</button> <button type="button" onClick=${() => close()}>Cancel</button></div>
     </form>`;
   };

@@ -26,7 +26,7 @@ from radixkv.gateway.protocol.fields import ClosedModel, Name
 from radixkv.gateway.protocol.sse import until_disconnected
 from radixkv.gateway.turns.turns import chat_model, read_prompt
 
-__all__ = ["router"]
+__all__ = ["Branch", "Place", "place_of_branch", "router"]
 
 MAX_CONVERSATIONS = 5
 """Told of one node, the latest updated first."""
@@ -48,7 +48,9 @@ class Branch(ClosedModel):
     message: _Id
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
+    """A prompt's packed tokens, and the namespace where a request with it is cached."""
+
     tokens: bytes
     namespace: str
 
@@ -58,7 +60,7 @@ async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[s
     """The node in which a branch ends, or up to which it is cached; null: nothing of it is."""
     observer = observer_of(request)
     path = await _conversations(request).store.path(tenant.namespace, body.conversation, body.message)
-    tokens, namespace = await _place_of(request, tenant, path)
+    tokens, namespace = await place_of_branch(request, tenant, path)
     node, num_bytes = await observer.run(lambda: observer.state.find(namespace, tokens))
     return {
         "id": None if node is None else node.view_id,
@@ -111,21 +113,27 @@ async def _runs_through(
 ) -> bool:
     """Whether a branch has the first token of an edge, and all above it."""
     try:
-        tokens, namespace = await _place_of(request, tenant, path)
+        tokens, namespace = await place_of_branch(request, tenant, path)
     except InvalidArgumentError:  # the model's template takes it no more
         return False
     shared = common_prefix_bytes(tokens, 0, history, len(history))
     return namespace == node.info.namespace and shared > node.info.position * TOKEN_BYTES
 
 
-async def _place_of(request: Request, tenant: Tenant, path: Sequence[Message]) -> _Place:
-    """A branch as it is put to the model, replies as they were generated as far as that is remembered."""
+async def place_of_branch(
+    request: Request, tenant: Tenant, path: Sequence[Message], model_name: str | None = None
+) -> Place:
+    """A branch as it is put to the model, replies as they were generated as far as that is remembered.
+
+    Raises:
+        InvalidArgumentError: the model's template does not take it.
+    """
     state = request.app.state
-    model = await chat_model(request, None)
+    model = await chat_model(request, model_name)
     if path[-1].role == "assistant" and not path[-1].text.strip():
         path = path[:-1]  # it is about to be written
     goes_on = path[-1].role == "assistant"
     turns = state.conversations.turns_of(path)
     transcript = await state.transcripts.read(tenant.namespace, turns, goes_on=goes_on)
     tokens = await read_prompt(state.backend, transcript, ())
-    return _Place(tokens, derived_namespace(tenant.namespace, adapter=model.adapter))
+    return Place(tokens, derived_namespace(tenant.namespace, adapter=model.adapter))

@@ -10,7 +10,7 @@ GET    /v1/radixkv/pins       the tenant's pins
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -21,9 +21,11 @@ from radixkv.core.errors import PinBudgetError, UnknownPoolError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
-from radixkv.gateway.http.auth import CurrentTenant
+from radixkv.gateway.api.conversations.keeping import kept_by
+from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import ClosedModel, PlainObject, TokenIds
@@ -43,11 +45,12 @@ _Result = TypeVar("_Result")
 
 
 class CachedPrompt(ClosedModel):
-    """A text, token ids, or messages as they are put to the model, as a request with them has."""
+    """A text, token ids, or messages as they are put to the model, as a request with them has; or a branch that is kept."""
 
     model: ModelName | None = None
     prompt: str | TokenIds | None = None
     messages: ChatMessages | None = None
+    branch: Branch | None = Field(None, description="Beside it only `model` may be given, and a time.")
     tools: ChatTools | None = None
     chat_template_kwargs: PlainObject | None = None
     cache_salt: CacheSalt = None
@@ -59,19 +62,15 @@ class PinnedPrompt(CachedPrompt):
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="Seconds from each use.")] = 300.0
 
 
-class _Place(NamedTuple):
-    """A prompt's packed tokens, and the namespace where a request with it is cached."""
-
-    tokens: bytes
-    namespace: str
-
-
-async def _place_of(body: CachedPrompt, request: Request, exchange: Exchange) -> _Place:
+async def _place_of(body: CachedPrompt, request: Request, exchange: Exchange) -> Place:
     backend, state = request.app.state.backend, request.app.state
     assert exchange.tenant is not None
+    if sum(each is not None for each in (body.prompt, body.messages, body.branch)) != 1:
+        message = "one of prompt, messages and branch must be given"
+        raise ApiError(400, message, code="invalid_value", param="prompt")
+    if body.branch is not None:
+        return await _place_of_branch(body, body.branch, request, exchange.tenant)
     owner = exchange.tenant.namespace or DEFAULT_NAMESPACE
-    if (body.prompt is None) is (body.messages is None):
-        raise ApiError(400, "one of prompt and messages must be given", code="invalid_value", param="prompt")
     model = await (served_model if body.messages is None else chat_model)(request, body.model)
     salt = body.cache_salt or ""
     if body.messages is not None:
@@ -84,7 +83,18 @@ async def _place_of(body: CachedPrompt, request: Request, exchange: Exchange) ->
     else:
         read = Prompt(text=body.prompt) if isinstance(body.prompt, str) else Prompt(token_ids=body.prompt)
         tokens = await backend.tokenize(read, b"", owner)
-    return _Place(tokens, derived_namespace(owner, salt=salt, adapter=model.adapter))
+    return Place(tokens, derived_namespace(owner, salt=salt, adapter=model.adapter))
+
+
+async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request, tenant: Tenant) -> Place:
+    for name in ("tools", "chat_template_kwargs", "cache_salt"):
+        if getattr(body, name) is not None:
+            raise ApiError(400, f"{name} does not go with branch", code="invalid_value", param=name)
+    store = kept_by(request).store
+    conversation = await store.about(tenant.namespace, branch.conversation)
+    path = await store.path(tenant.namespace, branch.conversation, branch.message)
+    model = body.model or (conversation.settings or {}).get("model")
+    return await place_of_branch(request, tenant, path, model)
 
 
 async def _ask(request: Request, call: Any) -> Any:

@@ -18,7 +18,7 @@ import * as view from "./view.js";
 const idOfShown = () => view.conversation.peek()?.info.id ?? null;
 
 /** Whether it went well; if not, what is wrong is shown. */
-async function attempt(action) {
+export async function attempt(action) {
   view.notice.value = null;
   try {
     await action();
@@ -71,7 +71,7 @@ function take(owner, { messages, refusal = null }) {
   if (owner !== idOfShown()) return;
   const shown = view.conversation.peek();
   view.notice.value = refusal && inWords(refusal);
-  for (const message of messages) shown.put(message);
+  shown.putAll(messages);
   const replies = messages.filter((message) => message.role === "assistant");
   view.show((replies[0] ?? messages.at(-1)).id, { isStep: true });
   view.compare(replies.map((reply) => reply.id));
@@ -124,8 +124,7 @@ const copied = (text) => attempt(() => copyText(text).then(() => view.say("Copie
 export const remove = (message) =>
   attempt(async () => {
     const shown = view.conversation.peek();
-    let numBelow = -1;
-    for (const open = [message.id]; open.length; numBelow++) for (const one of shown.children(open.pop())) open.push(one.id);
+    const numBelow = shown.numBelow(message.id);
     const what = numBelow ? `This message and the ${numBelow} below it` : "This message";
     if (!(await isConfirmed({ title: "Delete?", text: `${what} will be gone for good.`, action: "Delete" }))) return;
     const owner = shown.info.id;

@@ -4,6 +4,7 @@ import { call, callText, follow } from "../page.js";
 import { replyIds } from "./conversation.js";
 
 const ROOT = "/v1/radixkv/conversations";
+const PINS = "/v1/radixkv/pins";
 
 /** Conversations by what was changed last: `{conversations, has_more}`. */
 export const list = (query) => call("GET", `${ROOT}?${new URLSearchParams(query)}`);
@@ -19,7 +20,25 @@ export const events = (id, options) => follow(`${ROOT}/${id}/events`, options);
 
 export const reply = (id, message, replies) => call("POST", `${ROOT}/${id}/messages/${message}/replies`, replies);
 export const stop = (id, message) => call("POST", `${ROOT}/${id}/messages/${message}/stop`);
+/** Give a message a star or a name: `{starred, name}`; what is left out stays. */
+export const mark = (id, message, change) => call("PATCH", `${ROOT}/${id}/messages/${message}`, change);
+export const throwBranch = (id, message) => call("POST", `${ROOT}/${id}/messages/${message}/trash`, {});
+export const restoreBranch = (id, message) => call("POST", `${ROOT}/${id}/messages/${message}/restore`, {});
+/** The branches of a conversation that were thrown away: `{branches: [{message, trashed, num_messages}]}`. */
+export const thrown = (id) => call("GET", `${ROOT}/${id}/trash`);
+/** Of branches by their last messages: their tokens, and how many of these are cached now. */
+export const costs = (id, messages) => call("POST", `${ROOT}/${id}/costs`, { messages });
 export const removeMessage = (id, message) => call("DELETE", `${ROOT}/${id}/messages/${message}`);
+
+// -- pins of branches
+
+const branch = (conversation, message) => ({ branch: { conversation, message } });
+
+export const pins = () => call("GET", PINS);
+export const pin = (id, message, ttl_s) => call("POST", PINS, { ...branch(id, message), ttl_s });
+export const unpin = (id, message) => call("DELETE", PINS, branch(id, message));
+
+// -- messages
 
 /**
  * Store a message and begin the replies that it asks for. One that is stored although no reply could be begun counts as sent:

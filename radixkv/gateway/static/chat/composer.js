@@ -41,6 +41,7 @@ export class Composer extends Component {
   state = { error: null, isSending: false, showsSettings: false };
   #id = newId(); // of the message: sent again with the same one it is stored once
   #isSending = false; // known at once, unlike the state
+  #fitted = ""; // the text that the field is as high as
 
   componentDidMount() {
     this.ends = view.followed.subscribe(() => this.restore());
@@ -51,7 +52,8 @@ export class Composer extends Component {
   }
 
   componentDidUpdate() {
-    if (!this.field) return;
+    if (!this.field || this.#fitted === draft.peek()) return;
+    this.#fitted = draft.peek();
     this.field.style.height = "auto";
     this.field.style.height = `${Math.min(this.field.scrollHeight + 2, window.innerHeight * 0.4)}px`;
   }

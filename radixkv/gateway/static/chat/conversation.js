@@ -10,10 +10,14 @@ const NONE = [];
 
 /**
  * Each message is a signal of its own, so that one that grows concerns nobody else. Whoever shows more than one message reads
- * `shape`, which changes with all but the text of messages under way.
+ * `shape`, which changes with all but the text of messages under way; whoever shows how they hang together reads `structure`,
+ * which changes only as messages come and go.
  */
 export class Conversation {
   shape = signal(0);
+  structure = signal(0);
+  /** Ids of the replies that are being written; changes with `shape`. */
+  running = new Set();
   #info = signal(null);
 
   /** @param {{conversation: object, messages: object[]}} snapshot as the server tells it */
@@ -31,9 +35,10 @@ export class Conversation {
     const before = this.#messages ?? new Map();
     this.#messages = new Map();
     this.#children = new Map();
+    this.running.clear();
     batch(() => {
       this.info = conversation;
-      for (const message of messages) this.#put(message, before.get(message.id));
+      for (const message of messages) this.#put(message, { cell: before.get(message.id), isInOrder: true });
     });
   }
 
@@ -45,8 +50,22 @@ export class Conversation {
     this.#info.value = info;
   }
 
+  get size() {
+    return this.#messages.size;
+  }
+
   get isEmpty() {
-    return this.#messages.size === 0;
+    return this.size === 0;
+  }
+
+  /** Ids of all messages. */
+  ids() {
+    return this.#messages.keys();
+  }
+
+  /** Ids of the messages below `id`, oldest first; of the roots below null. They are not to be changed. */
+  childIds(id) {
+    return this.#children.get(id) ?? NONE;
   }
 
   get(id) {
@@ -64,7 +83,7 @@ export class Conversation {
 
   /** Messages below `id`, oldest first; roots below null. */
   children(id) {
-    return (this.#children.get(id) ?? NONE).map((child) => this.get(child));
+    return this.childIds(id).map((child) => this.get(child));
   }
 
   /** The versions of a message, itself among them, oldest first. */
@@ -118,6 +137,13 @@ export class Conversation {
     return { read, cached };
   }
 
+  /** How many messages hang below `id`. O(of them). */
+  numBelow(id) {
+    let number = -1;
+    for (const open = [id]; open.length; number++) open.push(...this.childIds(open.pop()));
+    return number;
+  }
+
   // -- what the server tells
 
   /** A message is new, or has changed: each change has a higher `seq`, and may be told twice. */
@@ -125,6 +151,11 @@ export class Conversation {
     const known = this.get(message.id);
     if (known && known.seq >= message.seq) return;
     this.#put(message);
+  }
+
+  /** The same of several, at once. */
+  putAll(messages) {
+    batch(() => messages.forEach((message) => this.put(message)));
   }
 
   /** Text, or a thought, was added to a message under way. */
@@ -143,22 +174,41 @@ export class Conversation {
       this.#messages.delete(id);
       this.#children.delete(id);
       this.#chosen.delete(id);
+      this.running.delete(id);
       const rest = (this.#children.get(message.parent) ?? NONE).filter((one) => one !== id);
       if (rest.length) this.#children.set(message.parent, rest);
       else this.#children.delete(message.parent);
     }
-    this.shape.value += 1;
+    batch(() => {
+      this.shape.value += 1;
+      this.structure.value += 1;
+    });
   }
 
-  #put(message, cell = this.cell(message.id) ?? signal(message)) {
-    if (!this.#messages.has(message.id)) {
+  #put(message, { cell = this.cell(message.id) ?? signal(message), isInOrder = false } = {}) {
+    const isNew = !this.#messages.has(message.id);
+    if (isNew) {
       this.#messages.set(message.id, cell);
-      this.#children.set(message.parent, [...(this.#children.get(message.parent) ?? NONE), message.id]);
+      this.#hang(message, isInOrder);
     }
+    if (message.status === "running") this.running.add(message.id);
+    else this.running.delete(message.id);
     batch(() => {
       cell.value = message;
       this.shape.value += 1;
+      if (isNew) this.structure.value += 1;
     });
+  }
+
+  /** Behind its siblings; one that has come back stands where it stood. `isInOrder`: they come as they stand. */
+  #hang({ id, parent, created }, isInOrder) {
+    const siblings = this.#children.get(parent);
+    if (!siblings) {
+      this.#children.set(parent, [id]);
+      return;
+    }
+    const next = isInOrder ? -1 : siblings.findIndex((one) => this.get(one).created > created);
+    siblings.splice(next < 0 ? siblings.length : next, 0, id);
   }
 }
 
@@ -175,7 +225,7 @@ export function replyIds(id, n) {
 
 /** The beginning of a message, on one line. */
 export function excerpt(text, length = 60) {
-  const line = text.replace(/\s+/g, " ").trim();
+  const line = text.trimStart().slice(0, 4 * length).replace(/\s+/g, " ").trim();
   return line.length > length ? `${line.slice(0, length - 1)}…` : line;
 }
 

@@ -1,4 +1,4 @@
-// The chat page: conversations, the branch that is shown or several side by side, the map of all branches.
+// The chat page: conversations, the branch that is shown or several side by side, the outline of all branches.
 //
 // The server keeps everything; the page follows its events, so that two tabs show the same. What is shown is in `view.js`, what
 // the server tells comes in by `following.js`, what one does goes out by `actions.js`; each part of the page reads what it shows.
@@ -10,9 +10,10 @@ import { Composer, addFiles } from "./composer.js";
 import { watchDrops } from "./files.js";
 import { keepFocus } from "./focus.js";
 import { Head } from "./head.js";
-import { Minimap } from "./minimap.js";
 import { learnModel } from "./model.js";
 import { Notices } from "./notices.js";
+import { Outline } from "./outline/outline.js";
+import { Pruned } from "./outline/trash.js";
 import { followAddress } from "./routing.js";
 import { Sidebar, dropped } from "./sidebar.js";
 import { Thread } from "./thread.js";
@@ -26,23 +27,14 @@ function Page() {
       <main>
         <${Head} />
         <${Notices} />
+        <${Pruned} />
         ${isCompared ? html`<${Compare} />` : html`<${Thread} />`}
         <div hidden=${isCompared}><${Composer} /></div>
       </main>
-      ${view.conversation.value && html`<${Branches} />`}
+      ${view.conversation.value && html`<${Outline} />`}
       ${view.panel.value && html`<button class="scrim" aria-label="Close" onClick=${view.closePanel}></button>`}
       <${Said} />
     </div>
-  `;
-}
-
-function Branches() {
-  return html`
-    <aside class="map" id="map" aria-label="Branches">
-      <h2 class="small">Branches</h2>
-      <${Minimap} />
-      <p class="soft small">A click shows a branch; with Shift, beside the one shown now.</p>
-    </aside>
   `;
 }
 

@@ -5,6 +5,7 @@ import { Icon } from "../icons.js";
 import { list } from "./api.js";
 import { Hits } from "./hits.js";
 import { importFile } from "./importing.js";
+import { sought } from "./outline/state.js";
 import { go } from "./routing.js";
 import { followed, listVersion, panel } from "./view.js";
 
@@ -54,6 +55,7 @@ export class Sidebar extends Component {
   onSearch = (event) => {
     clearTimeout(this.timer);
     this.setState({ search: event.target.value });
+    sought.value = event.target.value;
     this.timer = setTimeout(() => this.load(), PAUSE_MS);
   };
 

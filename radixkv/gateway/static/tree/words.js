@@ -1,23 +1,12 @@
 // Numbers and nodes in words, the same wherever they stand.
 
-/** A count with its noun: `3 blocks`. */
-export function count(number, noun, plural = `${noun}s`) {
-  return `${number.toLocaleString("en")} ${number === 1 ? noun : plural}`;
-}
+import { count, span } from "../words.js";
+
+export { count, span };
 
 /** With a capital letter, as a sentence begins. */
 export function capital(text) {
   return text && text[0].toUpperCase() + text.slice(1);
-}
-
-/** A time in its largest unit: `12 s`, `4 min`, `3 h`. */
-export function span(seconds) {
-  const s = Math.max(0, seconds);
-  if (s < 1) return "1 s";
-  if (s < 100) return `${Math.round(s)} s`;
-  if (s < 5700) return `${Math.round(s / 60)} min`;
-  if (s < 172800) return `${Math.round(s / 3600)} h`;
-  return `${Math.round(s / 86400)} days`;
 }
 
 /** A time that runs down: `4:59`, `1:02:03`. */

@@ -1,0 +1,295 @@
+"""How quick the chat page is, in the machine's Chromium without a window, before a whole `radixkv up`.
+
+    open     a conversation of 300 messages, from the navigation to the frame that shows its last message
+    key      a key in its message field, from the event to the frame after it
+    stream   a reply of 40 tokens in a tree of 3,000 messages, its start and end included: the longest task of the page, by
+             the clock and in a processor's time, which tells it apart from a machine that is busy otherwise
+    drafts   four drafts that stream side by side: the time between frames
+
+    python -m bench.chat_page             5 rounds of each (a minute)
+    python -m bench.chat_page --quick     1 round, a small tree: a smoke test; written only with --json
+
+The model is tiny and writes letters at random, so that the processor is the browser's; `--model default` has the real one
+compute beside it. Without a window Chromium draws in software, on the same cores. Each round is checked to have shown what was
+asked for. Exit code of a full run: 0 when the bars are met, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import urllib.request
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile, summarise
+from bench.faults.typewriter import CHARACTERS, EOS, save_typewriter
+from bench.pictures import DEADLINE_MS, running_browser, running_site
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["main"]
+
+OPEN_BOUND_MS, KEY_BOUND_MS, TASK_BOUND_MS, FRAME_BOUND_MS = 1000.0, 20.0, 50.0, 17.5
+LATE_MS = 20.0
+NUM_KEYS = 40
+REPLY_TOKENS, DRAFT_TOKENS, NUM_DRAFTS = 40, 600, 4
+SETTLE_MS = 1500
+SIZE = {"width": 1280, "height": 800}
+ROOT = "/v1/radixkv/conversations"
+
+TRACED = ["toplevel"]
+WATCH_FRAMES = """() => {
+  window.frames = [];
+  let before = performance.now();
+  const frame = (now) => {
+    window.frames.push(now - before);
+    before = now;
+    if (document.querySelectorAll(".column").length < 4 || document.querySelector(".writing, .writing-mark")) {
+      requestAnimationFrame(frame);
+    } else window.isOver = true;
+  };
+  requestAnimationFrame((now) => ((before = now), requestAnimationFrame(frame)));
+}"""
+WATCH_KEYS = """() => {
+  window.keys = [];
+  const channel = new MessageChannel();
+  let began;
+  channel.port1.onmessage = () => window.keys.push(performance.now() - began);
+  document.getElementById("composer-text").addEventListener("keydown", (event) => {
+    began = event.timeStamp;
+    requestAnimationFrame(() => channel.port2.postMessage(null));
+  }, true);
+}"""
+IS_OPEN = """(number) => {
+  const articles = document.querySelectorAll("article");
+  if (articles.length !== number) return 0;
+  const { top, bottom } = articles[number - 1].getBoundingClientRect();
+  return bottom > 0 && top < innerHeight ? performance.now() : 0;
+}"""
+CHOOSE = "(settings) => localStorage.setItem('radixkv.settings', JSON.stringify(settings))"
+TOP_K = 16
+WORDS = ("a", "branch", "of", "the", "tree", "holds", "what", "was", "said", "before", "it")
+
+
+def save_model(folder: Path) -> str:
+    """The typewriter, whose 16 likeliest tokens are letters, digits, blanks and new lines: no mark-up, and no end."""
+    from safetensors.torch import load_file, save_file
+
+    save_typewriter(folder)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    for token_id, character in enumerate(CHARACTERS):
+        if not (character.isalnum() or character.isspace()):
+            weights["lm_head.weight"][token_id] = 0.0  # as likely as the middle of the others
+    weights["lm_head.weight"][EOS] = 0.0
+    save_file(weights, path, metadata={"format": "pt"})
+    return str(folder)
+
+
+def call(site: str, path: str, body: Any, method: str = "POST") -> Any:
+    request = urllib.request.Request(
+        f"{site}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method=method
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def long_conversation(site: str, number: int) -> str:
+    """One of so many messages, its id."""
+    source = random.Random(0)
+    words = [source.choices(WORDS, k=60) for _ in range(number)]
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "text": " ".join(each)} for place, each in enumerate(words)]
+    return str(call(site, ROOT, {"title": "Long", "messages": messages})["id"])
+
+
+def large_tree(site: str, number: int) -> str:
+    """One of so many messages in many branches, its id."""
+    source = random.Random(0)
+    messages: list[dict[str, Any]] = []
+    ends: dict[str, list[str]] = {"user": [], "assistant": []}
+    for place in range(number):
+        role = "user" if place == 0 or (ends["assistant"] and source.random() < 0.5) else "assistant"
+        above = ends["assistant" if role == "user" else "user"]
+        parent = None if place == 0 else (above[-1] if source.random() < 0.6 else source.choice(above[-200:]))
+        message = f"msg_{uuid.UUID(int=source.getrandbits(128)).hex}"
+        ends[role].append(message)
+        text = f"Message {place} of a tree, with a few words."
+        messages.append({"id": message, "parent": parent, "role": role, "text": text, "created": 1.7e9 + place})
+    document = {"format": "radixkv-conversation", "version": 1, "title": "Tree", "messages": messages}
+    told = call(site, f"{ROOT}/import", document)
+    (conversation,) = told["conversations"]
+    if conversation["num_messages"] != number:
+        raise AssertionError(f"{conversation['num_messages']} messages in place of {number}")
+    settings = {"max_tokens": REPLY_TOKENS, "top_k": TOP_K}
+    call(site, f"{ROOT}/{conversation['id']}", {"settings": settings}, "PATCH")
+    return str(conversation["id"])
+
+
+@contextmanager
+def opened(browser: Browser, address: str) -> Iterator[Page]:
+    context = browser.new_context(viewport=SIZE)  # type: ignore[arg-type]  # of two numbers
+    page = context.new_page()
+    page.set_default_timeout(DEADLINE_MS)
+    page.goto(address)
+    yield page
+    context.close()
+
+
+def longest_task(trace: dict[str, Any]) -> tuple[float, float]:
+    """Of the page's thread, in ms: the longest task by the clock, and the one that took most of a processor's time."""
+    events = trace["traceEvents"]
+    threads = {
+        (each["pid"], each["tid"])
+        for each in events
+        if each["name"] == "thread_name" and each["args"]["name"] == "CrRendererMain"
+    }
+    tasks = [
+        (each["dur"] / 1e3, each.get("tdur", 0) / 1e3)
+        for each in events
+        if each["ph"] == "X" and each["name"].endswith("RunTask") and (each["pid"], each["tid"]) in threads
+    ]
+    return max(clock_ms for clock_ms, _ in tasks), max(busy_ms for _, busy_ms in tasks)
+
+
+class Bench:
+    """Rounds of all measures on one site."""
+
+    def __init__(self, browser: Browser, site: str, num_messages: int, num_nodes: int) -> None:
+        self._browser = browser
+        self._site = site
+        self._num_messages = num_messages
+        self._long = f"{site}/#{long_conversation(site, num_messages)}"
+        self._tree = f"{site}/#{large_tree(site, num_nodes)}"
+        self.open_ms: list[float] = []
+        self.key_ms: list[float] = []
+        self.task_ms: list[float] = []
+        self.busy_ms: list[float] = []
+        self.frame_ms: list[float] = []
+
+    def round(self) -> None:
+        """Each measure once."""
+        self._open_and_type()
+        self._stream()
+        self._draft()
+
+    def _open_and_type(self) -> None:
+        with opened(self._browser, self._long) as page:
+            told = page.wait_for_function(IS_OPEN, arg=self._num_messages)
+            self.open_ms.append(float(told.json_value()))
+            page.wait_for_timeout(SETTLE_MS)
+            page.evaluate(WATCH_KEYS)
+            page.locator("#composer-text").focus()
+            page.keyboard.type("a key after the other, as one writes ....."[:NUM_KEYS], delay=47)
+            page.wait_for_function("(number) => window.keys.length === number", arg=NUM_KEYS)
+            self.key_ms += page.evaluate("window.keys")
+
+    def _stream(self) -> None:
+        with opened(self._browser, self._tree) as page:
+            page.locator("article").last.wait_for()
+            page.locator("#composer-text").fill("One more question.")
+            page.locator(".outline-row").first.wait_for()
+            page.wait_for_timeout(2 * SETTLE_MS)
+            before = page.locator("article").count()
+            self._browser.start_tracing(page=page, categories=TRACED)
+            page.keyboard.press("Enter")
+            page.wait_for_function("(number) => document.querySelectorAll('article').length === number", arg=before + 2)
+            page.locator("article.assistant").last.locator(".cost").wait_for()
+            page.wait_for_timeout(SETTLE_MS)
+            clock_ms, busy_ms = longest_task(json.loads(self._browser.stop_tracing()))
+            self.task_ms.append(clock_ms)
+            self.busy_ms.append(busy_ms)
+
+    def _draft(self) -> None:
+        with opened(self._browser, self._site) as page:
+            page.evaluate(CHOOSE, {"n": NUM_DRAFTS, "max_tokens": DRAFT_TOKENS, "top_k": TOP_K})
+            page.reload()
+            page.locator("#composer-text").fill("Four drafts.")
+            page.keyboard.press("Enter")
+            page.locator(".column").nth(NUM_DRAFTS - 1).wait_for()
+            page.evaluate(WATCH_FRAMES)
+            page.wait_for_function("() => window.isOver")
+            texts = [len(text) for text in page.locator(".column-body").all_inner_texts()]
+            if min(texts) < DRAFT_TOKENS / 2:
+                raise AssertionError(f"drafts of {texts} characters")
+            self.frame_ms += page.evaluate("window.frames")
+
+
+def make_report(bench: Bench, options: argparse.Namespace, num_messages: int, num_nodes: int) -> Report:
+    report = Report("chat_page", 0)
+    late = sum(each > LATE_MS for each in bench.frame_ms) / len(bench.frame_ms)
+    measured = {
+        f"open {num_messages} messages": bench.open_ms,
+        "a key to the next frame": bench.key_ms,
+        f"longest task, a reply in {num_nodes:,} messages": bench.task_ms,
+        "the same, of a processor's time": bench.busy_ms,
+        f"between frames, {NUM_DRAFTS} drafts": bench.frame_ms,
+    }
+    rows = []
+    for name, samples in measured.items():
+        told = summarise(samples)
+        rows.append((name, str(told.n), f"{told.p50:.1f}", f"{percentile(samples, 0.95):.1f}", f"{told.max:.1f}"))
+    report.tables.append(Table("the chat page, ms", ("", "samples", "median", "95 of 100 below", "greatest"), rows))
+    report.figures = {
+        "model": options.model,
+        "num_messages": num_messages,
+        "num_nodes": num_nodes,
+        "open_ms": summarise(bench.open_ms)._asdict(),
+        "key_ms": {**summarise(bench.key_ms)._asdict(), "p95": percentile(bench.key_ms, 0.95)},
+        "longest_task_ms": bench.task_ms,
+        "longest_task_processor_ms": bench.busy_ms,
+        "frame_ms": {**summarise(bench.frame_ms)._asdict(), "p95": percentile(bench.frame_ms, 0.95)},
+        "share_of_frames_above_20_ms": late,
+    }
+    report.bars = [
+        Bar(f"{num_messages} messages open, median", summarise(bench.open_ms).p50, OPEN_BOUND_MS, " ms"),
+        Bar("a key to the next frame, median", summarise(bench.key_ms).p50, KEY_BOUND_MS, " ms"),
+        Bar("the longest task of a reply, of all rounds", max(bench.task_ms), TASK_BOUND_MS, " ms"),
+        Bar("the same, of a processor's time", max(bench.busy_ms), TASK_BOUND_MS, " ms"),
+        Bar("between frames of four drafts, median", summarise(bench.frame_ms).p50, FRAME_BOUND_MS, " ms"),
+    ]
+    return report
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.chat_page", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
+    parser.add_argument("--rounds", type=int, help="how many (default: 5, with --quick 1)")
+    parser.add_argument("--model", default="tiny", help="as of radixkv up (default: one made here)")
+    parser.add_argument(
+        "--json", type=Path, help="where to write (default: bench/results/chat_page.json on a full run)"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code."""
+    options = parse(arguments)
+    num_rounds = options.rounds or (1 if options.quick else 5)
+    num_messages, num_nodes = (40, 200) if options.quick else (300, 3000)
+    progress = Progress("rounds", num_rounds)
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
+        model = save_model(Path(folder)) if options.model == "tiny" else options.model
+        flags = ["--model", model, "--dtype", "float32"] if options.model == "tiny" else ["--model", model]
+        with running_site(*flags) as site, running_browser() as browser:
+            bench = Bench(browser, site, num_messages, num_nodes)
+            for _ in range(num_rounds):
+                bench.round()
+                progress.advance()
+    is_full = not options.quick and options.rounds is None and options.model == "tiny"
+    path = options.json or (RESULTS_DIR / "chat_page.json" if is_full else None)
+    return make_report(bench, options, num_messages, num_nodes).finish(path, is_quick=options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+// What one does to branches in the outline.
+
+import { signal } from "../../vendor/htm-preact.js";
+import { askForText } from "../../dialog.js";
+import { count } from "../../words.js";
+import { attempt } from "../actions.js";
+import * as api from "../api.js";
+import { excerpt } from "../conversation.js";
+import { drop } from "../following.js";
+import * as view from "../view.js";
+import * as pins from "./pins.js";
+
+/** What was thrown away last, and may come back: `{owner, id, text, num, tip}`, `tip`: the branch that was shown, of it. */
+export const pruned = signal(null);
+
+const idOfShown = () => view.conversation.peek().info.id;
+
+/** Change a message's star or name here, and there. */
+const mark = (message, change) =>
+  attempt(async () => {
+    const owner = idOfShown();
+    const marked = await api.mark(owner, message.id, change);
+    if (view.conversation.peek()?.info.id === owner) view.conversation.peek().put(marked);
+  });
+
+export async function star(message) {
+  if (await mark(message, { starred: !message.starred })) view.say(message.starred ? "Star taken away." : "Starred.");
+}
+
+export async function name(message) {
+  const text = message.name ?? "";
+  const given = await askForText({ title: "Name of this branch", text, action: "Name it", isOptional: true });
+  if (given !== null && given !== text) await mark(message, { name: given });
+}
+
+/** Throw a message away with all below it; `undo` brings it back. */
+export const prune = (message) =>
+  attempt(async () => {
+    const owner = idOfShown();
+    const tip = view.tip.peek();
+    const { ids } = await api.throwBranch(owner, message.id);
+    pruned.value = { owner, id: message.id, text: message.name || excerpt(message.text, 40), num: ids.length, tip: ids.includes(tip) ? tip : null };
+    if (view.conversation.peek()?.info.id === owner) drop(ids);
+  });
+
+export const undo = () => {
+  const { owner, id, tip } = pruned.peek();
+  return bringBack(owner, id, tip);
+};
+
+/** Bring back a branch that was thrown away, and show `tip` of it, if any. */
+export const bringBack = (owner, id, tip = null) =>
+  attempt(async () => {
+    const { messages } = await api.restoreBranch(owner, id);
+    if (pruned.peek()?.id === id) pruned.value = null;
+    const shown = view.conversation.peek();
+    if (shown?.info.id !== owner) return;
+    shown.putAll(messages);
+    if (tip) view.show(shown.has(tip) ? tip : shown.tip(id), { isStep: true });
+    view.say(`${count(messages.length, "message")} brought back.`);
+  });
+
+export const pin = (id, ttl_s) =>
+  attempt(async () => {
+    const num = await pins.pin(id, ttl_s);
+    view.say(num ? `${count(num, "token")} pinned.` : "Nothing of this branch is cached now.");
+    if (!num) view.notice.value = { text: "Nothing of this branch is cached now, so nothing was pinned." };
+  });
+
+export const unpin = (id) => attempt(() => pins.unpin(id).then(() => view.say("Unpinned.")));
+
+/** Show a branch beside the one that is shown. */
+export const beside = (id) => view.compare([view.tip.peek(), view.conversation.peek().tip(id)]);
+
+/** Go to a branch's place in what the cache holds. */
+export const showInTree = (id) => location.assign(`/tree#${idOfShown()}/${id}`);
