@@ -19,6 +19,8 @@ export const events = (id, options) => follow(`${ROOT}/${id}/events`, options);
 
 export const reply = (id, message, replies) => call("POST", `${ROOT}/${id}/messages/${message}/replies`, replies);
 export const stop = (id, message) => call("POST", `${ROOT}/${id}/messages/${message}/stop`);
+export const retell = (id, branch) => call("POST", `${ROOT}/${id}/branches`, branch);
+export const alternatives = (id, message, position) => call("POST", `${ROOT}/${id}/messages/${message}/alternatives`, { position });
 export const removeMessage = (id, message) => call("DELETE", `${ROOT}/${id}/messages/${message}`);
 
 /**
