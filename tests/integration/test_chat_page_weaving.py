@@ -185,14 +185,22 @@ def chosen(page: Page) -> Locator:
     return page.get_by_role("slider", name="Word")
 
 
+def choose(page: Page, *keys: str) -> None:
+    """Choose a word of the reply that has the focus, by keys."""
+    expect(shown(page).last).to_be_focused()
+    page.keyboard.press("w")
+    expect(chosen(page)).to_be_focused()
+    for key in keys:
+        page.keyboard.press(key)
+
+
 def test_a_reply_goes_on_from_any_word_by_keys_alone(busy: Busy, browser: Browser) -> None:
     with open_page(browser, busy.url, viewport=WIDE) as page:
         busy.dictate("The 🌊 **river** is long and wide.")
         say(page, "Tell")
         expect(shown(page).last).to_contain_text("The 🌊 river is long and wide.")
         shown(page).last.focus()
-        page.keyboard.press("w")
-        expect(chosen(page)).to_be_focused()
+        choose(page)
         for key, word in (
             ("End", "wide"),
             ("Home", "The"),
@@ -208,32 +216,8 @@ def test_a_reply_goes_on_from_any_word_by_keys_alone(busy: Busy, browser: Browse
         expect(shown(page).last).to_contain_text("The 🌊 river flows north.")
         expect(shown(page).last).to_contain_text("2 / 2")
         assert busy.leaf(page)["text"] == "The 🌊 **river** flows north."
-        expect(shown(page).last).to_be_focused()
 
-        page.keyboard.press("w")
-        expect(chosen(page)).to_be_focused()
-        page.keyboard.press("End")
-        expect(chosen(page)).to_have_attribute("aria-valuetext", "north")
-        page.keyboard.press("a")
-        choices = page.get_by_role("list", name="Instead of “north”").get_by_role("button")
-        expect(choices).to_have_count(10)
-        expect(choices.first).to_be_focused()
-        fits(page)
-        words = [choice.locator(".token").inner_text() if choice.is_enabled() else "" for choice in choices.all()]
-        page.keyboard.press("Escape")
-        expect(chosen(page)).to_be_focused()
-        page.keyboard.press("a")
-        expect(choices.first).to_be_focused()
-        busy.dictate(" then.")
-        number = next(number for number, word in enumerate(words, 1) if word.strip("␣⏎"))
-        page.keyboard.press(str(number))
-        expect(shown(page).last).to_contain_text("3 / 3")
-        told = busy.leaf(page)
-        assert told["details"]["appended"].replace(" ", "␣").replace("\n", "⏎") == words[number - 1]
-        assert told["text"].startswith("The 🌊 **river** flows" + told["details"]["appended"])
-
-        page.keyboard.press("w")
-        expect(chosen(page)).to_be_focused()
+        choose(page)
         page.keyboard.press("w")
         field = page.get_by_label("Write on from here")
         expect(field).to_be_focused()
@@ -241,16 +225,37 @@ def test_a_reply_goes_on_from_any_word_by_keys_alone(busy: Busy, browser: Browse
         busy.dictate(" is small.")
         page.keyboard.press("Control+Enter")
         expect(shown(page).last).to_contain_text("The lake is small.")
-        expect(shown(page).last).to_be_focused()
-        page.keyboard.press("w")
-        expect(chosen(page)).to_be_focused()
-        page.keyboard.press("ArrowRight")
+        choose(page, "ArrowRight")
         page.keyboard.press("b")
         expect(page.locator(".branching")).to_contain_text("“The lake”")
         busy.dictate("Why not.")
         say(page, "Why?")
         expect(shown(page).last).to_contain_text("Why not.")
         expect(page.locator("article.stopped .markdown")).to_have_text("The lake")
+
+
+def test_a_reply_goes_on_with_another_word_by_one_key(busy: Busy, browser: Browser) -> None:
+    with open_page(browser, busy.url, viewport=WIDE) as page:
+        busy.open(page, "Tell", "The 🌊 **river** flows north.")
+        shown(page).last.focus()
+        choose(page, "End", "a")
+        choices = page.get_by_role("list", name="Instead of “north”").get_by_role("button")
+        expect(choices).to_have_count(10)
+        expect(choices.first).to_be_focused()
+        fits(page)
+        words = [choice.locator(".token").inner_text() if choice.is_enabled() else "" for choice in choices.all()]
+        number = next(number for number, word in enumerate(words, 1) if word.strip("␣⏎"))
+        page.keyboard.press("Escape")
+        expect(chosen(page)).to_be_focused()
+        page.keyboard.press("a")
+        expect(choices.first).to_be_focused()
+        busy.dictate(" then.")
+        page.keyboard.press(str(number))
+        expect(shown(page).last).to_contain_text("2 / 2")
+        told = busy.leaf(page)
+        appended = told["details"]["appended"]
+        assert appended.replace(" ", "␣").replace("\n", "⏎") == words[number - 1]
+        assert told["text"].startswith("The 🌊 **river** flows" + appended)
 
 
 def test_a_reply_goes_on_from_a_word_that_is_tapped(busy: Busy, browser: Browser) -> None:
@@ -272,12 +277,8 @@ def test_a_reply_goes_on_from_a_word_that_is_tapped(busy: Busy, browser: Browser
         page.get_by_role("button", name="Previous word").tap()
         expect(chosen(page)).to_have_attribute("aria-valuetext", "is")
         fits(page)
-        buttons = page.locator(".picker .choices button")
-        assert all(
-            box["height"] >= 44 and box["x"] + box["width"] <= 360
-            for one in buttons.all()
-            if (box := one.bounding_box())
-        )
+        boxes = [one.bounding_box() for one in page.locator(".picker .choices button").all()]
+        assert all(box and box["height"] >= 44 and box["x"] + box["width"] <= 360 for box in boxes)
         page.get_by_role("button", name="Other words").tap()
         expect(page.locator(".alternatives button")).to_have_count(10)
         fits(page)
@@ -345,7 +346,8 @@ _MOVED = """() => {
   const real = document.startViewTransition.bind(document);
   document.startViewTransition = (update) => {
     const transition = real(update);
-    transition.ready.then(() => window.durations.push(...document.getAnimations().map((one) => one.effect.getTiming().duration)));
+    const note = () => window.durations.push(...document.getAnimations().map((one) => one.effect.getTiming().duration));
+    transition.ready.then(note);
     return transition;
   };
 }"""

@@ -78,7 +78,9 @@ export function arrive({ isFirst = false } = {}) {
   const link = ends.length === 1 && !history.state?.isOwn ? first : null;
   const current = shown.has(tip.peek()) ? tip.peek() : shown.start();
   const end = ends.length === 1 || (isFirst && first) ? shown.tip(first) : shown.tip(current);
+  const address = location.hash;
   fade(end, () => {
+    if (location.hash !== address) return; // one has gone on meanwhile
     batch(() => {
       compared.value = ends.length > 1 ? ends : null;
       linked.value = link;
