@@ -89,7 +89,7 @@ def test_short_drafts_stand_in_a_grid_and_long_ones_in_columns(site: Site, brows
         assert all(one["y"] + one["height"] <= other["y"] for one, other in pairwise(boxes))
         fits(page)
         page.set_viewport_size(WIDE)
-        page.get_by_role("button", name="Back to the conversation").click()
+        page.get_by_role("button", name="Back").click()
         page.get_by_role("button", name="New chat").click()
         page.get_by_label("Drafts at once").fill("1")
         page.get_by_label("Longest reply").fill("")

@@ -50,7 +50,7 @@ function Choice({ number, token, text, logprob, isHere, onChoose }) {
   const name = text === null ? token : text;
   const cannot = text === null ? ", cannot be gone on with" : "";
   return html`<li><button class="bare small" disabled=${text === null} onClick=${onChoose} aria-label=${`${name.trim() || "a blank"}, ${share}${isHere ? ", as it is" : cannot}`}>
-    <kbd aria-hidden="true">${number < 10 ? number : ""}</kbd>
+    <span aria-hidden="true">${number < 10 && html`<kbd>${number}</kbd>`}</span>
     <span class="mono token" dir="auto">${name.replaceAll(" ", "␣").replaceAll("\n", "⏎")}</span>
     ${isHere && html`<span class="soft">as it is</span>`}
     <span class="likely" aria-hidden="true"><span style=${{ width: `${100 * Math.exp(logprob)}%` }}></span></span>

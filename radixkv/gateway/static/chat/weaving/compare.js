@@ -49,7 +49,7 @@ export class Compare extends Component {
         <div class="compare-head">
           <h2>${tips.length} branches side by side</h2>
           <div class="choices">
-            <button onClick=${() => endCompare()}>Back to the conversation</button>
+            <button title="To the conversation, as it was (Esc)" onClick=${() => endCompare()}>Back</button>
             <button aria-pressed=${marks} title="Mark the words in which the others differ from the first (d)" onClick=${this.turn}>Differences</button>
             <button onClick=${chooseBranches}>Choose branches</button>
           </div>
@@ -94,8 +94,7 @@ function Part({ message, before, common }) {
   const marked = isCompared && html`<${Difference} before=${before.text.slice(common)} after=${text} />`;
   if (role !== "assistant") return html`<div class="own">${marked || html`<div class="plain" dir="auto">${excerpt(text, 2000)}</div>`}</div>`;
   return html`
-    <div class="said">
-      ${common > 0 && html`<span class="soft" aria-hidden="true">…</span>`}
+    <div class=${common ? "said cut" : "said"}>
       ${marked || html`<${Markdown} text=${text} />`}
       ${status === "failed" && html`<p class="notice danger">${error ?? "This reply broke off."}</p>`}
       <p class="soft small numbers">${status === "running" ? "writing" : costs(details).join(" · ")}</p>

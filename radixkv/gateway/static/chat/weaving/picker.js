@@ -140,7 +140,7 @@ function Words({ range, text, onLeave }) {
       ${button("ArrowLeft", "Previous word", "chevron-left")}
       <span role="slider" tabindex="0" aria-label="Word" aria-valuenow=${before.toString().length} aria-valuemin="0"
         aria-valuemax=${text.textContent.length} aria-valuetext=${words} title="Arrow keys choose a word"
-        ><span class="soft" dir="auto">${ending(before.toString(), 30)} </span><strong dir="auto">${ending(words, 40)}</strong></span>
+        ><span class="soft before" dir="auto">${ending(before.toString(), 30)}</span><strong dir="auto">${ending(words, 40)}</strong></span>
       ${button("ArrowRight", "Next word", "chevron-right")}
       <button class="bare icon-button" aria-label="Close" onClick=${onLeave}><${Icon} name="x" /></button>
     </div>
