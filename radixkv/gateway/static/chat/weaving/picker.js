@@ -110,9 +110,11 @@ export class Picker extends Component {
   render(_, { part, place }) {
     if (!picked.value) return null;
     const { id, range } = picked.value;
+    const text = textOf(id);
+    if (!text) return null; // it is being edited
     return html`
       <div class="picker" popover="manual" role="group" aria-label="At this place of the reply" ref=${this.show} onKeyDown=${this.onKey} onMouseDown=${this.onMouseDown}>
-        <${Words} range=${range} text=${textOf(id)} onLeave=${this.leave} />
+        <${Words} range=${range} text=${text} onLeave=${this.leave} />
         ${part === "alternatives" && html`<${Alternatives} message=${pickedMessage()} place=${place} words=${range.toString().trim()} />`}
         ${part === "writing" && html`<${Writing} message=${pickedMessage()} place=${place} />`}
         ${!part &&
