@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 from browser import ELSEWHERE
-from chat_stack import gibberish_engine
+from chat_stack import GibberishRunner, gibberish_engine
 from playwright.sync_api import Locator, Page, expect
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 
-__all__ = ["THREE", "Site", "converse", "delete", "hold_in_a_reply", "say", "shown"]
+__all__ = ["THREE", "Dictated", "Site", "converse", "delete", "hold_in_a_reply", "say", "shown"]
 
 THREE = (
     ("First question", "First answer."),
     ("Second question", "Second answer."),
     ("Third question", "Third answer."),
 )
+
+
+class Dictated(Protocol):
+    """A site whose model says what it is told to."""
+
+    @property
+    def runner(self) -> GibberishRunner: ...
+
+    def dictate(self, *replies: str) -> None: ...
 
 
 class Site:
@@ -69,7 +79,7 @@ def shown(page: Page) -> Locator:
     return page.locator("article.complete")
 
 
-def converse(site: Site, page: Page, *turns: tuple[str, str]) -> None:
+def converse(site: Dictated, page: Page, *turns: tuple[str, str]) -> None:
     for question, answer in turns:
         before = shown(page).count()
         site.dictate(answer)
@@ -85,7 +95,7 @@ def delete(message: Locator) -> None:
     message.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
 
 
-def hold_in_a_reply(site: Site, page: Page) -> None:
+def hold_in_a_reply(site: Dictated, page: Page) -> None:
     """Ask for a long reply, which is held up behind its beginning."""
     site.dictate("word " * 100)
     site.runner.gate.close_after(20)

@@ -186,6 +186,8 @@ def test_a_branch_that_is_too_long_goes_on_without_its_beginning(
             expect(alert).to_contain_text("This branch is longer than the model can read")
             check_accessible(page)
             alert.get_by_role("button", name="Leave out the beginning").click()
+            expect(page.get_by_role("dialog").locator(".price")).to_contain_text("The next reply reads")
+            page.get_by_role("button", name="Make this branch").click()
             expect(shown(page).last).to_contain_text("Still here.")
             expect(shown(page)).to_have_count(2)
             expect(shown(page).first).to_contain_text("2 / 2")  # all that was there is another version

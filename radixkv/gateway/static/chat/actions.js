@@ -15,7 +15,8 @@ import { dressed } from "./text/dressed.js";
 import { forgetInstructions, instructionsWritten } from "./instructions.js";
 import * as view from "./view.js";
 
-const idOfShown = () => view.conversation.peek()?.info.id ?? null;
+/** Id of the conversation that is shown, or null. */
+export const idOfShown = () => view.conversation.peek()?.info.id ?? null;
 
 /** Whether it went well; if not, what is wrong is shown. */
 export async function attempt(action) {
@@ -52,29 +53,39 @@ export async function send({ id, text, settings }) {
     owner = begun.id;
     parent = begun.head;
   }
+  view.isAtEnd.value = true; // before the events tell of it
   const answer = await api.post(owner, { id, parent, position: at, role: "user", text, replies: api.repliesOf(settings, id) });
   if (begun) forgetInstructions();
   begun = null;
   view.listVersion.value += 1;
-  if (owner === idOfShown()) {
-    view.isAtEnd.value = true;
-    take(owner, answer);
-  } else if (!view.followed.peek()) {
+  if (owner === idOfShown()) take(owner, answer);
+  else if (!view.followed.peek()) {
     const replies = answer.messages.slice(1).map((one) => one.id);
     go(`#${owner}${replies.length > 1 ? `/${replies.join(",")}` : ""}`);
     if (answer.refusal) view.notice.value = inWords(answer.refusal);
   }
 }
 
-/** What the server has answered is shown at once, unless one has gone to another conversation; its events tell the same. */
-function take(owner, { messages, refusal = null }) {
+/**
+ * What the server has answered is shown at once, unless one has gone to another conversation; its events tell the same. `end`: the
+ * last of the messages, which are a branch then; without it they are a message and replies, several of which stand side by side.
+ */
+export function take(owner, { messages, refusal = null, end = null }) {
   if (owner !== idOfShown()) return;
   const shown = view.conversation.peek();
   view.notice.value = refusal && inWords(refusal);
   shown.putAll(messages);
+  if (end) {
+    view.goTo(end, () => document.getElementById(messages[0].id)?.focus({ preventScroll: true }));
+    return;
+  }
   const replies = messages.filter((message) => message.role === "assistant");
-  view.show((replies[0] ?? messages.at(-1)).id, { isStep: true });
-  view.compare(replies.map((reply) => reply.id));
+  if (replies.length > 1) {
+    view.show(replies[0].id, { isStep: true });
+    view.compare(replies.map((reply) => reply.id));
+  } else {
+    view.goTo((replies[0] ?? messages.at(-1)).id);
+  }
 }
 
 /** Four drafts of one short reply, side by side, in a new conversation. */
@@ -92,17 +103,25 @@ export const edit = (message, text) =>
   });
 
 /** Further replies beside those there are. */
-export const regenerate = (message) => askForReplies(message, { isContinued: false });
-
-/** One more reply, which begins with all of this one's text. */
-export const goOn = (message) => askForReplies(message, { isContinued: true });
-
-const askForReplies = (message, { isContinued }) =>
+export const regenerate = (message) =>
   attempt(async () => {
-    const below = isContinued || message.role === "user" ? message.id : message.parent;
     const owner = idOfShown();
-    const replies = api.repliesOf({ ...readSettings(), ...(isContinued && { n: 1 }) }, newId());
-    take(owner, await api.reply(owner, below, { ...replies, continue: isContinued }));
+    const below = message.role === "user" ? message.id : message.parent;
+    take(owner, await api.reply(owner, below, api.repliesOf(readSettings(), newId())));
+  });
+
+/**
+ * One more reply, which begins with all of this one's text; `from`: up to `position`, in characters, and with `append` behind
+ * that.
+ *
+ * @param {{id: string}} message
+ * @param {{position?: number, append?: string}} from
+ */
+export const goOn = (message, from = {}) =>
+  attempt(async () => {
+    const owner = idOfShown();
+    const replies = api.repliesOf({ ...readSettings(), n: 1 }, newId());
+    take(owner, await api.reply(owner, message.id, { ...replies, continue: true, ...from }));
   });
 
 /** The next message goes below this one: of a reply that is being written, below what is written of it now. */
@@ -156,38 +175,3 @@ export const save = (format) =>
     const name = title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation";
     saveText(format === "html" ? await dressed(text) : text, `${name}.${format === "markdown" ? "md" : format}`);
   });
-
-/**
- * The branch that is shown without its beginning, as a new branch: what fits into half of what the model can read. `overflow`: how
- * many tokens the branch has, and the most that the model reads.
- */
-export const leaveOutBeginning = (overflow) =>
-  attempt(async () => {
-    const owner = idOfShown();
-    const branchOf = view.conversation.peek().lineage(view.tip.peek());
-    const { kept, above } = fitting(branchOf, overflow);
-    let parent = above;
-    for (const { role, text } of kept.slice(0, -1)) {
-      const id = newId();
-      await api.post(owner, { id, parent, role, text });
-      parent = id;
-    }
-    const last = kept.at(-1);
-    const id = newId();
-    const replies = last.role === "user" ? api.repliesOf(readSettings(), id) : undefined;
-    take(owner, await api.post(owner, { id, parent, role: last.role, text: last.text, replies }));
-  });
-
-/** The end of a branch, from a user's message on, that takes half of the room; and what it goes below, its instructions or null. */
-function fitting(branchOf, { tokens, most }) {
-  const turns = branchOf.filter((message) => message.role !== "system");
-  const above = branchOf.find((message) => message.role === "system")?.id ?? null;
-  const room = ((most / 2) * branchOf.reduce((sum, { text }) => sum + text.length, 0)) / tokens;
-  let length = 0;
-  let first = turns.length;
-  for (let index = turns.length - 1; index > 0 && (length += turns[index].text.length) <= room; index--) {
-    if (turns[index].role === "user") first = index;
-  }
-  if (first === turns.length) throw new Error("The last message alone is longer than the model can read. Edit it to a shorter one.");
-  return { kept: turns.slice(first), above };
-}

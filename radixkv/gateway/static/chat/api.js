@@ -28,6 +28,8 @@ export const restoreBranch = (id, message) => call("POST", `${ROOT}/${id}/messag
 export const thrown = (id) => call("GET", `${ROOT}/${id}/trash`);
 /** Of branches by their last messages: their tokens, and how many of these are cached now. */
 export const costs = (id, messages) => call("POST", `${ROOT}/${id}/costs`, { messages });
+export const retell = (id, branch) => call("POST", `${ROOT}/${id}/branches`, branch);
+export const alternatives = (id, message, position) => call("POST", `${ROOT}/${id}/messages/${message}/alternatives`, { position });
 export const removeMessage = (id, message) => call("DELETE", `${ROOT}/${id}/messages/${message}`);
 
 // -- pins of branches

@@ -126,7 +126,7 @@ export class Composer extends Component {
         ></textarea>
         <div class="composer-foot">
           <button type="button" class="bare small" aria-expanded=${showsSettings} aria-controls="settings"
-            onClick=${() => this.setState({ showsSettings: !showsSettings })}>${chosen}<${Icon} name="chevron-down" /></button>
+            onClick=${() => this.setState({ showsSettings: !showsSettings })}><span>${chosen}</span><${Icon} name="chevron-down" /></button>
           <${ContextMeter} draft=${draft} />
           <span class="spring"></span>
           ${last?.status === "running" && html`<button type="button" onClick=${() => stop(last)}><${Icon} name="square" />Stop</button>`}

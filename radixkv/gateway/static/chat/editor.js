@@ -2,6 +2,8 @@
 
 import { Component, html } from "../vendor/htm-preact.js";
 import { edit } from "./actions.js";
+import * as view from "./view.js";
+import { Price, retell } from "./weaving/retelling.js";
 
 const MOST_ROWS = 16;
 const edits = new Map(); // what has been written, by message id
@@ -9,9 +11,9 @@ const edits = new Map(); // what has been written, by message id
 /** Whether an edit of the message waits to be gone on with. */
 export const isEdited = (id) => edits.has(id);
 
-/** `onClose()`: the field is not needed any more, or not now. */
+/** A message to be edited, or instructions that are not there yet. `onClose()`: the field is not needed any more, or not now. */
 export class Editor extends Component {
-  state = { isSaving: false };
+  state = { isSaving: false, text: edits.get(this.props.message.id) ?? this.props.message.text };
 
   componentDidMount() {
     this.field.focus();
@@ -20,6 +22,7 @@ export class Editor extends Component {
 
   write = ({ target }) => {
     const { id, text } = this.props.message;
+    this.setState({ text: target.value });
     if (target.value === text) edits.delete(id);
     else edits.set(id, target.value);
   };
@@ -29,14 +32,38 @@ export class Editor extends Component {
       event.stopPropagation();
       this.props.onClose();
     }
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.save();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.save(this.ways()[0]);
   };
 
-  save = async () => {
+  /** How it can be saved, the usual way first: `{name, save, needsText}` each. */
+  ways() {
+    const { message } = this.props;
+    const isNew = message.role === "user" ? "Send as a new branch" : "Keep as a new version";
+    const beside = { name: isNew, save: (text) => edit(message, text), needsText: true };
+    const keeping = { name: "Save and keep what follows", save: (text) => retell(this.change(text)), needsText: message.role !== "system" };
+    if (!this.numBelow()) return [beside];
+    if (message.role !== "system") return [beside, keeping];
+    return view.conversation.peek().has(message.id) ? [keeping, beside] : [keeping];
+  }
+
+  /** Messages of the branch that is shown below this one. */
+  numBelow() {
+    const path = view.shownBranch();
+    return path.length - 1 - path.findIndex(({ id }) => id === this.props.message.id);
+  }
+
+  /** The branch with the message as it is edited; null: as it is. */
+  change(text) {
+    const { id, role, text: before } = this.props.message;
+    if (text === before || (!text && role !== "system")) return null;
+    return role === "system" ? { system: text } : { edit: { message: id, text } };
+  }
+
+  save = async ({ save, needsText }) => {
     const text = this.field.value.trim();
-    if (!text || this.state.isSaving) return;
+    if (this.state.isSaving || (needsText && !text)) return;
     this.setState({ isSaving: true });
-    if (await edit(this.props.message, text)) this.cancel();
+    if (text === this.props.message.text || (await save(text))) this.cancel();
     else this.setState({ isSaving: false });
   };
 
@@ -45,9 +72,10 @@ export class Editor extends Component {
     this.props.onClose();
   };
 
-  render({ message, name }, { isSaving }) {
-    const isOwn = message.role === "user";
-    const text = edits.get(message.id) ?? message.text;
+  render({ name }, { isSaving, text }) {
+    const ways = this.ways();
+    const numBelow = this.numBelow();
+    const follows = numBelow === 1 ? "the message below is copied as it is" : `the ${numBelow} messages below are copied as they are`;
     return html`
       <div class="editor">
         <textarea
@@ -55,10 +83,12 @@ export class Editor extends Component {
           ref=${(field) => (this.field = field)} defaultValue=${text}
         ></textarea>
         <div class="choices">
-          <button class="main" aria-disabled=${isSaving} onClick=${this.save}>${isOwn ? "Send as a new branch" : "Keep as a new version"}</button>
+          ${ways.map((way, index) => html`<button class=${index ? "" : "main"} aria-disabled=${isSaving} onClick=${() => this.save(way)}>${way.name}</button>`)}
           <button onClick=${this.cancel}>Cancel</button>
-          <span class="soft small">What is there now stays as another version.</span>
         </div>
+        <p class="soft small">What is there now stays as another version.
+          ${numBelow > 0 && ` To keep what follows: ${follows}, and no reply is drawn again. `}
+          ${numBelow > 0 && html`<${Price} change=${this.change(text.trim())} />`}</p>
       </div>
     `;
   }

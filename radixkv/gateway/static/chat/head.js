@@ -6,17 +6,20 @@ import { removeAll, rename, save } from "./actions.js";
 import { Menu } from "./menu.js";
 import { model } from "./model.js";
 import { conversation, panel, toggle } from "./view.js";
+import { chooseBranches } from "./weaving/choosing.js";
 
 const KEYS = [
   ["Enter", "send; with Shift a new line"],
   ["↑ ↓", "from message to message"],
   ["← →", "the other versions of a message"],
-  ["e", "edit it"], ["r", "a further reply"], ["b", "go on from it in a new branch"], ["c", "its versions side by side"],
-  ["1 – 9", "of those go on with that one"],
+  ["e", "edit it"], ["r", "a further reply"], ["b", "go on from it in a new branch"],
+  ["w", "choose a word of a reply: go on from there, other words"], ["c", "its versions side by side"],
+  ["1 – 9", "of those go on with that one"], ["d", "mark the words in which they differ"],
   ["Esc", "leave an edit, a branch, a comparison"],
 ];
 const ITEMS = [
   { name: "Rename", icon: "pencil", act: rename },
+  { name: "Set branches side by side", icon: "columns-2", act: chooseBranches },
   { name: "Save this branch as Markdown", icon: "download", act: () => save("markdown") },
   { name: "Save this branch as HTML", icon: "download", act: () => save("html") },
   { name: "Save all as JSON", icon: "download", act: () => save("json") },

@@ -5,7 +5,6 @@
 
 import { effect, html, render } from "../vendor/htm-preact.js";
 import { showHeader } from "../page.js";
-import { Compare } from "./compare.js";
 import { Composer, addFiles } from "./composer.js";
 import { watchDrops } from "./files.js";
 import { keepFocus } from "./focus.js";
@@ -18,6 +17,7 @@ import { followAddress } from "./routing.js";
 import { Sidebar, dropped } from "./sidebar.js";
 import { Thread } from "./thread.js";
 import * as view from "./view.js";
+import { Compare } from "./weaving/compare.js";
 
 function Page() {
   const isCompared = Boolean(view.compared.value && view.conversation.value);

@@ -8,6 +8,7 @@ import { Editor, isEdited } from "./editor.js";
 import { Markdown } from "./markdown.js";
 import { Menu } from "./menu.js";
 import { compareVersions, focusNext, turn } from "./view.js";
+import { chooseWord } from "./weaving/picking.js";
 
 export const NAMES = { system: "Instructions", user: "You", assistant: "Reply" };
 const MOST_SHOWN = 12_000; // characters of a message of one's own, before it is asked for whole
@@ -17,7 +18,8 @@ const COPIED_MS = 1500;
  * One message of a branch, which is `cell`'s value: the `place`-th of `count` versions. Shown again only when something of it
  * changes.
  *
- * Keys, while the message has the focus: left and right show its other versions, e edits, r regenerates, b branches, c compares.
+ * Keys, while the message has the focus: left and right show its other versions, e edits, r regenerates, b branches, w chooses a
+ * word of a reply, c compares.
  */
 export class Message extends Component {
   state = { isEditing: false, isWhole: false };
@@ -44,6 +46,7 @@ export class Message extends Component {
       e: this.edit,
       r: message.role === "system" ? null : () => actions.regenerate(message),
       b: message.status === "running" && !message.text ? null : () => actions.branch(message),
+      w: message.role === "assistant" ? () => chooseWord(message.id) : null,
       c: this.props.count > 1 ? () => compareVersions(message) : null,
     };
     const action = does[event.key];
@@ -145,6 +148,7 @@ function Actions({ message, count, edit }) {
   const items = [
     { name: "Copy text", icon: "copy", act: () => actions.copy(message) },
     { name: "Copy link", icon: "link", act: () => actions.copyLink(message) },
+    !isOwn && { name: "Choose a word", icon: "step-forward", act: () => chooseWord(id) },
     count > 1 && { name: "Compare all versions", icon: "columns-2", act: () => compareVersions(message) },
     { name: `Delete this ${what} and what follows it`, icon: "trash", act: () => actions.remove(message), isDanger: true },
   ];

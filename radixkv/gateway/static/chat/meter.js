@@ -1,22 +1,12 @@
-// How much of what the model can read at once the branch takes.
+// How much of what the model can read at once the branch takes, and the way out where it is nearly all.
 
 import { html } from "../vendor/htm-preact.js";
+import { tokensOf } from "./counting.js";
 import { model } from "./model.js";
 import * as view from "./view.js";
+import { leaveOutBeginning } from "./weaving/cutting.js";
 
-const CHARACTERS_A_TOKEN = 4; // where nothing is known of the branch
-const NEAR = 0.85; // of the room, from which on it is said loudly
-
-/** About how many tokens a branch and what one writes below it take: counted up to its last whole reply, estimated from there. */
-export function tokensOf(path, written) {
-  let known = path.length - 1;
-  while (known >= 0 && path[known].details?.prompt_tokens == null) known--;
-  const { prompt_tokens: read = 0, generated_tokens: told = 0 } = path[known]?.details ?? {};
-  const length = (messages) => messages.reduce((sum, { text }) => sum + text.length, 0);
-  const before = length(path.slice(0, known + 1));
-  const a = before > 200 ? before / (read + told) : CHARACTERS_A_TOKEN;
-  return Math.round(read + told + (length(path.slice(known + 1)) + written.length) / a);
-}
+const NEAR = 0.85; // of the room, from which on there is a way out
 
 /** `draft`: the signal of what one writes. */
 export function ContextMeter({ draft }) {
@@ -26,8 +16,10 @@ export function ContextMeter({ draft }) {
   const tokens = tokensOf(view.shownBranch(), draft.value);
   const isNear = tokens > NEAR * most;
   const words = `about ${tokens.toLocaleString()} of ${most.toLocaleString()} tokens`;
+  const share = `${Math.round((100 * tokens) / most)}%`;
   return html`<span class=${`context small numbers ${isNear ? "near" : "soft"}`} title=${`The branch with what you write: ${words}`}>
     <meter min="0" max=${most} high=${NEAR * most} value=${tokens} aria-label=${`Context: ${words}`}></meter>
-    <span aria-hidden="true">${isNear ? words : `${Math.round((100 * tokens) / most)}%`}</span>
+    <span aria-hidden="true">${share}</span>
+    ${isNear && html`<button type="button" class="bare small" onClick=${() => leaveOutBeginning(most)}>Make room</button>`}
   </span>`;
 }

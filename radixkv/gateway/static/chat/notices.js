@@ -3,8 +3,8 @@
 import { html } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
 import { askForKey } from "../page.js";
-import { leaveOutBeginning } from "./actions.js";
 import * as view from "./view.js";
+import { leaveOutBeginning } from "./weaving/cutting.js";
 
 export function Notices() {
   const notice = view.notice.value;
@@ -15,7 +15,7 @@ export function Notices() {
       html`<p class="notice danger">
         <span>${notice.text}</span>
         <span class="choices">
-          ${notice.overflow && html`<button onClick=${() => leaveOutBeginning(notice.overflow)}>Leave out the beginning</button>`}
+          ${notice.overflow && html`<button onClick=${() => leaveOutBeginning(notice.overflow.most)}>Leave out the beginning</button>`}
           ${notice.status === 401 && html`<button onClick=${enterKey}>Enter a key</button>`}
           <button class="bare icon-button" onClick=${() => (view.notice.value = null)} aria-label="Close"><${Icon} name="x" /></button>
         </span>

@@ -3,14 +3,19 @@
 import { Component, html, signal } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
 import { Message } from "./message.js";
+import { takeRoomBack } from "./motion.js";
 import { Start } from "./start.js";
 import * as view from "./view.js";
+import { AddInstructions } from "./weaving/add_instructions.js";
+import { Picker } from "./weaving/picker.js";
 
 const NEAR_END_PX = 120;
 
 export class Thread extends Component {
   isFar = signal(false);
   #observer = new ResizeObserver(() => this.keepAtEnd());
+  #tip = null;
+  #top = 0; // how far it was scrolled last
 
   watch = (content) => {
     this.#observer.disconnect();
@@ -22,6 +27,7 @@ export class Thread extends Component {
   keepAtEnd() {
     if (!this.element) return;
     if (view.isAtEnd.peek()) this.element.scrollTop = this.element.scrollHeight;
+    this.#top = this.element.scrollTop;
     this.isFar.value = this.toEnd_px() >= NEAR_END_PX;
   }
 
@@ -31,13 +37,18 @@ export class Thread extends Component {
   }
 
   componentDidUpdate() {
+    if (this.element && this.#tip !== view.tip.peek()) takeRoomBack(this.element.firstElementChild);
+    this.#tip = view.tip.peek();
     this.keepAtEnd();
   }
 
   onScroll = () => {
     if (!this.element) return; // a scroll may be told after the thread has gone
+    const { scrollTop } = this.element;
     this.isFar.value = this.toEnd_px() >= NEAR_END_PX;
-    view.isAtEnd.value = !this.isFar.peek();
+    if (!this.isFar.peek()) view.isAtEnd.value = true;
+    else if (scrollTop < this.#top) view.isAtEnd.value = false; // what has only grown is still at its end
+    this.#top = scrollTop;
   };
 
   render() {
@@ -50,6 +61,7 @@ export class Thread extends Component {
     return html`
       <div class="thread" ref=${(element) => (this.element = element)} onScroll=${this.onScroll}>
         <div ref=${this.watch}>
+          ${path[0]?.role !== "system" && html`<${AddInstructions} key=${shown.info.id} id=${shown.info.id} />`}
           ${path.map((message, index) => {
             const siblings = shown.siblings(message);
             const place = siblings.findIndex((one) => one.id === message.id);
@@ -61,6 +73,7 @@ export class Thread extends Component {
             in the branch that is there; the new one goes on without them.</p>`}
         </div>
       </div>
+      <${Picker} />
       <${ToEnd} isFar=${this.isFar} onGo=${() => this.element?.scrollTo({ top: this.element.scrollHeight })} />
     `;
   }

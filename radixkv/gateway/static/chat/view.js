@@ -4,6 +4,7 @@
 // a person does is a step that the browser's Back undoes; what the server tells changes the address in place.
 
 import { batch, effect, signal } from "../vendor/htm-preact.js";
+import { crossFade } from "./motion.js";
 
 /** Id of the conversation that is open or being fetched; null: none, a new one may begin. */
 export const followed = signal(null);
@@ -76,16 +77,32 @@ export function arrive({ isFirst = false } = {}) {
   const [first] = ends;
   const link = ends.length === 1 && !history.state?.isOwn ? first : null;
   const current = shown.has(tip.peek()) ? tip.peek() : shown.start();
-  batch(() => {
-    compared.value = ends.length > 1 ? ends : null;
-    linked.value = link;
-    branching.value = null;
-    tip.value = ends.length === 1 || (isFirst && first) ? shown.tip(first) : shown.tip(current);
-    isAtEnd.value = isFirst && !link;
+  const end = ends.length === 1 || (isFirst && first) ? shown.tip(first) : shown.tip(current);
+  const address = location.hash;
+  fade(end, () => {
+    if (location.hash !== address) return; // one has gone on meanwhile
+    batch(() => {
+      compared.value = ends.length > 1 ? ends : null;
+      linked.value = link;
+      branching.value = null;
+      tip.value = end;
+      isAtEnd.value = isFirst && !link;
+    });
+    shown.choose(end);
+    record(false);
+    if (link) afterRender(() => document.getElementById(link)?.scrollIntoView({ block: "start" }));
   });
-  shown.choose(tip.peek());
-  record(false);
-  if (link) afterRender(() => document.getElementById(link)?.scrollIntoView({ block: "start" }));
+}
+
+/** Do a change that shows the branch with this end: what that has instead of what is shown now is faded in. */
+function fade(end, change) {
+  const shown = conversation.peek();
+  const before = shown.lineage(tip.peek());
+  const after = shown.lineage(end);
+  const first = before.findIndex((message, index) => message.id !== after[index]?.id);
+  crossFade(before[first]?.id ?? null, after[first]?.id ?? null, () => {
+    if (conversation.peek() === shown) change();
+  });
 }
 
 /**
@@ -105,11 +122,18 @@ export function show(end, { isStep = false, keepsBranching = false } = {}) {
   record(isStep && !hasGrown);
 }
 
+/** A person goes to the branch that ends with `end`; `then` is done once it is on the page. */
+export function goTo(end, then = () => {}) {
+  fade(end, () => {
+    show(end, { isStep: true });
+    afterRender(then);
+  });
+}
+
 /** Show the branch through a message, with that in sight. */
 export function reveal(id) {
   isAtEnd.value = false;
-  show(conversation.peek().tip(id), { isStep: true });
-  afterRender(() => document.getElementById(id)?.scrollIntoView({ block: "start" }));
+  goTo(conversation.peek().tip(id), () => document.getElementById(id)?.scrollIntoView({ block: "start" }));
 }
 
 /** Show another version of a message: the one `step` further. */
@@ -118,8 +142,7 @@ export function turn(message, step) {
   const next = siblings[siblings.findIndex((one) => one.id === message.id) + step];
   if (!next) return;
   isAtEnd.value = false;
-  show(conversation.peek().tip(next.id), { isStep: true });
-  afterRender(() => document.getElementById(next.id)?.focus());
+  goTo(conversation.peek().tip(next.id), () => document.getElementById(next.id)?.focus({ preventScroll: true }));
   say(`Version ${siblings.indexOf(next) + 1} of ${siblings.length}`);
 }
 

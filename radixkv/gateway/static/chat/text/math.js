@@ -75,6 +75,9 @@ function isFormula(text) {
 const sources = new WeakMap(); // of the elements that have been read
 let loading = null;
 
+/** The source of the formula that an element shows. */
+export const sourceOf = (element) => sources.get(element) ?? element.textContent;
+
 /** Whether an element shows the formula that another one is to show. */
 export function isSameFormula(element, next) {
   return element.className === next.className && sources.get(element) === next.textContent;
