@@ -56,9 +56,12 @@ export function Row({ rowKey, index, cell, isActive, isCurrent, isShown, numRunn
   };
   return html`
     <div
-      id=${elementId(rowKey)} class=${`outline-row ${marks.join(" ")}`} role="treeitem" aria-level=${level + 1} aria-posinset=${row.place} aria-setsize=${row.count}
-      aria-expanded=${row.isOpen ?? undefined} aria-selected=${isShown} aria-current=${isCurrent ? "true" : undefined} title=${cell.peek().text.slice(0, 300)}
-      aria-label=${inWords(row, gist, { turns, numRunning, pinned_s, cost, isCurrent })} style=${{ top: `${index * ROW_PX}px`, paddingLeft: `${indent_px}px` }} onClick=${open}
+      id=${elementId(rowKey)} class=${`outline-row ${marks.join(" ")}`} role="treeitem"
+      aria-level=${level + 1} aria-posinset=${row.place} aria-setsize=${row.count}
+      aria-expanded=${row.isOpen ?? undefined} aria-selected=${isShown} aria-current=${isCurrent ? "true" : undefined}
+      title=${cell.peek().text.slice(0, 300)}
+      aria-label=${inWords(row, gist, { turns, numRunning, pinned_s, cost, isCurrent })}
+      style=${{ top: `${index * ROW_PX}px`, paddingLeft: `${indent_px}px` }} onClick=${open}
     >
       ${row.isOpen === null ? html`<span class="twisty"></span>` : html`<span class="twisty" onClick=${fold}><${Icon} name=${row.isOpen ? "chevron-down" : "chevron-right"} /></span>`}
       <span class=${`ready ${readiness(cost)}`}></span>
@@ -68,7 +71,8 @@ export function Row({ rowKey, index, cell, isActive, isCurrent, isShown, numRunn
       ${gist.starred && html`<span class="star"><${Icon} name="star" /></span>`}
       ${pinned_s > 0 && html`<span class="pinned numbers"><${Icon} name="pin" />${span(pinned_s)}</span>`}
       ${row.numForks > 1 && html`<span class="forks numbers">×${row.numForks}</span>`}
-      <button class="bare row-menu" tabindex="-1" aria-label="Actions" onClick=${(event) => (event.stopPropagation(), onMenu(rowKey, event.currentTarget))}><${Icon} name="ellipsis" /></button>
+      <button class="bare row-menu" tabindex="-1" aria-label="Actions"
+        onClick=${(event) => (event.stopPropagation(), onMenu(rowKey, event.currentTarget))}><${Icon} name="ellipsis" /></button>
     </div>
   `;
 }

@@ -124,12 +124,14 @@ export class OutlineTree extends Component {
     const path = new Set(view.shownBranch().map((message) => rows.placeOf(message.id)));
     const current = rows.placeOf(view.tip.value);
     return html`
-      <div class="outline-rows" role="tree" aria-label="Branches of this conversation" aria-description=${KEYS} tabindex="0" aria-activedescendant=${elementId(rows.all[at].key)}
+      <div class="outline-rows" role="tree" aria-label="Branches of this conversation" aria-description=${KEYS} tabindex="0"
+        aria-activedescendant=${elementId(rows.all[at].key)}
         ref=${(element) => (this.element = element)} onKeyDown=${this.onKey} onScroll=${this.look}>
         <div class="outline-all" role="none" style=${{ height: `${rows.all.length * ROW_PX}px` }}>
           ${places.map((place) => {
             const row = rows.all[place];
-            return html`<${Row} ...${row} key=${`${row.key} ${row.id}`} rowKey=${row.key} index=${place} cell=${shown.cell(row.id)} isActive=${place === at} isCurrent=${place === current}
+            return html`<${Row} ...${row} key=${`${row.key} ${row.id}`} rowKey=${row.key} index=${place} cell=${shown.cell(row.id)}
+              isActive=${place === at} isCurrent=${place === current}
               isShown=${path.has(place)} numRunning=${running.get(place) ?? 0} onMenu=${this.openMenu} />`;
           })}
         </div>
