@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 
-__all__ = ["THREE", "Site", "converse", "delete", "hold_in_a_reply", "say", "shown"]
+__all__ = ["THREE", "Site", "converse", "delete", "hold_in_a_reply", "regenerate", "say", "shown"]
 
 THREE = (
     ("First question", "First answer."),
@@ -76,6 +76,13 @@ def converse(site: Site, page: Page, *turns: tuple[str, str]) -> None:
         say(page, question)
         expect(shown(page)).to_have_count(before + 2)
         expect(shown(page).last).to_contain_text(answer)
+
+
+def regenerate(site: Site, page: Page, answer: str) -> None:
+    """Ask for a further version of the last reply."""
+    site.dictate(answer)
+    shown(page).last.get_by_role("button", name="Regenerate").click()
+    expect(shown(page).last).to_contain_text(answer)
 
 
 def delete(message: Locator) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,6 @@ from radixkv.worker.generation_client import GenerationClient
 from radixkv.worker.server import GenerationServer
 
 LONG = 100_000
-
-
-@pytest.fixture
-def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(default_model, tmp_path)
-    yield site
-    site.close()
-
-
-@pytest.fixture
-def page(site: Site, browser: Browser) -> Iterator[Page]:
-    with open_page(browser, site.url) as page:
-        yield page
 
 
 def test_a_conversation_is_regenerated_edited_and_outlives_a_reload_and_a_restart(site: Site, page: Page) -> None:
