@@ -11,6 +11,16 @@ from pydantic import ValidationError
 
 from radixkv.core.json_text import read_json
 from radixkv.gateway.conversations.exports import FORMAT, FORMAT_VERSION
+from radixkv.gateway.conversations.file_values import (
+    RefusedError,
+    read_key,
+    read_list,
+    read_object,
+    read_parent,
+    read_source,
+    read_text,
+    read_time,
+)
 from radixkv.gateway.conversations.foreign_files import (
     is_silly_tavern,
     read_claude,
@@ -19,19 +29,10 @@ from radixkv.gateway.conversations.foreign_files import (
     read_silly_tavern,
 )
 from radixkv.gateway.conversations.objects import MessageDetails
-from radixkv.gateway.conversations.planting import (
-    Imported,
-    Node,
-    RefusedError,
-    plant,
-    read_text,
-    read_time,
-    require_text,
-    with_placeholders,
-)
+from radixkv.gateway.conversations.planting import Imported, Node, plant, require_text, with_placeholders
 from radixkv.gateway.errors import ApiError
 
-__all__ = ["Imported", "RefusedError", "read_conversations"]
+__all__ = ["Imported", "read_conversations"]
 
 MAX_DOCUMENTS = 10_000
 """Conversations of one file."""
@@ -136,14 +137,13 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
     if not isinstance(entries, list):
         raise RefusedError("it has no list of messages")
     nodes = [_own_node(entry, place) for place, entry in enumerate(entries)]
-    own_id = document.get("id")
     return plant(
         nodes,
         now_s,
         title=document.get("title"),
         created_s=read_time(document.get("created")),
         updated_s=read_time(document.get("updated")),
-        source=f"radixkv:{own_id}" if isinstance(own_id, str) and own_id else None,
+        source=read_source("radixkv", document.get("id")),
     )
 
 
@@ -151,15 +151,13 @@ def _own_node(entry: Any, place: int) -> Node:
     what = f"message {place}"
     if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or entry.get("role") not in _ROLES:
         raise RefusedError(f"{what} has no id, or no role of {', '.join(_ROLES)}")
-    parent, status = entry.get("parent"), entry.get("status", "complete")
-    if not (parent is None or isinstance(parent, str)):
-        raise RefusedError(f"the parent of {what} is no id")
+    status = entry.get("status", "complete")
     if status not in ("complete", "stopped", "failed"):
         raise RefusedError(f"the status of {what} is none of complete, stopped, failed")
     text, role = read_text(entry.get("text"), f"the text of {what}"), entry["role"]
     return Node(
         key=entry["id"],
-        parent=parent,
+        parent=read_parent(entry.get("parent"), what),
         role=role if text or role == "assistant" else None,  # a reply may have ended without a word
         text=text,
         created_s=read_time(entry.get("created")),
@@ -195,45 +193,34 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
     places: dict[str, int] = {}
     for entry in mapping.values():
         children = entry.get("children") if isinstance(entry, dict) else None
-        for place, child in enumerate(children if isinstance(children, list) else ()):
+        for place, child in enumerate(read_list(children)):
             if isinstance(child, str):
                 places.setdefault(child, place)
     nodes = [_chatgpt_node(key, entry, places.get(key, 0)) for key, entry in mapping.items()]
-    head = document.get("current_node")
-    own_id = document.get("conversation_id") or document.get("id")
     imported = plant(
         nodes,
         now_s,
         title=document.get("title"),
         created_s=read_time(document.get("create_time")),
         updated_s=read_time(document.get("update_time")),
-        head=head if isinstance(head, str) else None,
-        source=f"chatgpt:{own_id}" if isinstance(own_id, str) and own_id else None,
+        head=read_key(document.get("current_node")),
+        source=read_source("chatgpt", document.get("conversation_id") or document.get("id")),
     )
     return require_text(imported)
 
 
 def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
-    if not isinstance(entry, dict):
-        raise RefusedError(f"node {key[:60]!r} is no object")
-    parent, message = entry.get("parent"), entry.get("message")
-    if not (parent is None or isinstance(parent, str)):
-        raise RefusedError(f"the parent of node {key[:60]!r} is no id")
+    what = f"node {key[:60]!r}"
+    message = read_object(entry, what).get("message")
+    parent = read_parent(entry.get("parent"), what)
     if not isinstance(message, dict):
         return Node(key, parent, None, "", place=place)
     author = message.get("author")
     role = author.get("role") if isinstance(author, dict) else None
     is_turn = role in _ROLES and message.get("recipient") in (None, "all")  # what an assistant says to a tool is none
     text, left_out = _chatgpt_text(message.get("content"), key) if is_turn else ("", ("tool",))
-    return Node(
-        key=key,
-        parent=parent,
-        role=role if text.strip() else None,
-        text=text,
-        created_s=read_time(message.get("create_time")),
-        place=place,
-        left_out=left_out,
-    )
+    created_s = read_time(message.get("create_time"))
+    return Node(key, parent, role, text, created_s, place, left_out=left_out).unless_empty()
 
 
 def _chatgpt_text(content: Any, key: str) -> tuple[str, tuple[str, ...]]:
@@ -241,10 +228,9 @@ def _chatgpt_text(content: Any, key: str) -> tuple[str, tuple[str, ...]]:
     kind = content.get("content_type") if isinstance(content, dict) else None
     if kind not in ("text", "multimodal_text"):
         return "", _CHATGPT_KINDS.get(str(kind), ())
-    parts = content.get("parts")
     texts: list[str] = []
     left_out: list[str] = []
-    for part in parts if isinstance(parts, list) else ():
+    for part in read_list(content.get("parts")):
         if isinstance(part, dict):
             part_kind = str(part.get("content_type"))
             left_out.append("picture" if "image" in part_kind else "audio" if "audio" in part_kind else "file")
@@ -267,8 +253,7 @@ def _read_open_assistant(document: Mapping[str, Any], now_s: float) -> Imported:
         is_turn = text.strip() and not entry.get("deleted")
         nodes.append(Node(key, parent, _OPEN_ASSISTANT.get(str(entry.get("role"))) if is_turn else None, text))
         waiting += [(key, reply) for reply in reversed(entry.get("replies", []))]
-    own_id = document.get("message_tree_id")
-    source = f"open-assistant:{own_id}" if isinstance(own_id, str) and own_id else None
+    source = read_source("open-assistant", document.get("message_tree_id"))
     return require_text(plant(nodes, now_s, source=source))
 
 

@@ -27,7 +27,8 @@ from radixkv.gateway.auth import CurrentTenant
 from radixkv.gateway.bodies import JsonRoute, off_loop
 from radixkv.gateway.conversations.bulk import change_all
 from radixkv.gateway.conversations.exports import export_html, export_json, export_markdown, file_headers
-from radixkv.gateway.conversations.imports import Imported, RefusedError, read_conversations
+from radixkv.gateway.conversations.file_values import RefusedError
+from radixkv.gateway.conversations.imports import Imported, read_conversations
 from radixkv.gateway.conversations.keeping import Conversations, kept_by, told
 from radixkv.gateway.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
 from radixkv.gateway.conversations.objects import (
