@@ -28,8 +28,11 @@ from radixkv.gateway.conversations.foreign_files import (
     read_open_webui,
     read_silly_tavern,
 )
+from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.conversations.objects import MessageDetails
 from radixkv.gateway.conversations.planting import Imported, Node, plant, require_text, with_placeholders
+from radixkv.gateway.conversations.schema import ConversationChange
+from radixkv.gateway.conversations.writing import Value
 from radixkv.gateway.errors import ApiError
 
 __all__ = ["Imported", "read_conversations"]
@@ -48,6 +51,9 @@ _CHATGPT_KINDS = {
     "user_editable_context": ("instructions",),
 }
 """What is left out of it, by the kind of a message's content."""
+
+_KEPT = ("settings", "tags", "pinned", "archived")
+"""What of a whole conversation comes back, by the fields of a change."""
 
 _ROLES = ("system", "user", "assistant")
 _OPEN_ASSISTANT = {"prompter": "user", "assistant": "assistant", "system": "system"}
@@ -143,8 +149,22 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
         title=document.get("title"),
         created_s=read_time(document.get("created")),
         updated_s=read_time(document.get("updated")),
+        head=read_key(document.get("head")),
         source=read_source("radixkv", document.get("id")),
-    )
+    )._replace(kept=_kept(document))
+
+
+def _kept(document: Mapping[str, Any]) -> dict[str, Value]:
+    """Settings, tags and marks, as far as they are what we would have written."""
+    kept: dict[str, Value] = {}
+    for name in _KEPT:
+        try:
+            values = ConversationChange.model_validate({name: document.get(name)}).values()
+        except ValidationError:
+            continue
+        if _is_plain(values):
+            kept |= values
+    return kept
 
 
 def _own_node(entry: Any, place: int) -> Node:
@@ -164,6 +184,8 @@ def _own_node(entry: Any, place: int) -> Node:
         status=status,
         error=read_text(entry.get("error"), f"the error of {what}") or None,
         details=_details(entry.get("details")),
+        is_starred=entry.get("starred") is True,
+        name=read_text(entry.get("name"), f"the name of {what}")[:MAX_TITLE_CHARACTERS] or None,
     )
 
 

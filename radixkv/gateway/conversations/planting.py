@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from radixkv.gateway.conversations.file_values import RefusedError, read_text
 from radixkv.gateway.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
-from radixkv.gateway.conversations.writing import MAX_MESSAGES
+from radixkv.gateway.conversations.writing import MAX_MESSAGES, Value
 
 __all__ = ["Imported", "Node", "plant", "require_text", "with_placeholders"]
 
@@ -33,7 +33,7 @@ class Node:
         text: what it says.
         created_s: when, as the file says.
         place: among its siblings; those of one place stand as they do in the file.
-        status, error, details: as of a message of ours.
+        status, error, details, is_starred, name: as of a message of ours.
         left_out: kinds of what is left out here, each as often as it is.
     """
 
@@ -47,6 +47,8 @@ class Node:
     error: str | None = None
     details: dict[str, Any] | None = None
     left_out: tuple[str, ...] = ()
+    is_starred: bool = False
+    name: str | None = None
 
     def unless_empty(self) -> Node:
         """The same; left out where its text says nothing."""
@@ -57,7 +59,8 @@ class Imported(NamedTuple):
     """A conversation to be stored.
 
     head: id of the message where it was left. updated_s: when. source: names it in the program that it comes from; it is known
-    again by that, and its messages by ids that follow from what they are. left_out: how many of each kind.
+    again by that, and its messages by ids that follow from what they are. left_out: how many of each kind. kept: settings, tags
+    and marks of a new one, by columns.
     """
 
     title: str | None
@@ -67,6 +70,7 @@ class Imported(NamedTuple):
     updated_s: float | None = None
     source: str | None = None
     left_out: Mapping[str, int] = {}
+    kept: Mapping[str, Value] = {}
 
 
 def plant(
@@ -175,6 +179,8 @@ def _message(
         status=node.status,
         error=node.error,
         details={**(node.details or {}), **told, "imported": True},
+        is_starred=node.is_starred,
+        name=node.name,
     )
 
 

@@ -129,8 +129,8 @@ async def create_conversation(body: NewConversation, request: Request, tenant: C
     kept = kept_by(request)
     messages = await off_loop(request, partial(_first_messages, body, kept.clock()))
     title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
-    settings = None if body.settings is None else body.settings.dump()
-    conversation = await kept.store.create(tenant.namespace, title, messages, settings=settings)
+    settings = {} if body.settings is None else {"settings": body.settings.dump()}
+    conversation = await kept.store.create(tenant.namespace, title, messages, kept=settings)
     return JSONResponse(conversation.body())
 
 
