@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from browser import ELSEWHERE
 from chat_stack import gibberish_engine
@@ -24,7 +25,7 @@ THREE = (
 class Site:
     """A gateway that can be restarted at its address, on its state file, before an engine that runs on."""
 
-    def __init__(self, model: str, folder: Path, **engine: int) -> None:
+    def __init__(self, model: str, folder: Path, **engine: Any) -> None:
         self._stack = ExitStack()
         self.engine, self.runner, self.text = self._stack.enter_context(gibberish_engine(model, **engine))
         self._config = {"state_file": folder / "state.sqlite", "drain_s": 0.05, "allow_hosts": (ELSEWHERE,)}

@@ -3,11 +3,17 @@
 import { Component, html } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
 
-const ROOM_PX = 220; // below the button, or the list stands above it
+const ROOM_PX = 270; // below the button, or the list stands above it
 
-/** `id`: of the list; `label`: of the button; `items`: `{name, icon, act, isDanger}` each, without those that are false. */
+/**
+ * `id`: of the list; `label`, `icon`, `tab`: of the button; `items`: `{name, icon, act, isDanger}` each, without those that are
+ * false, or a function that tells them. They are on the page while it is open: a list of conversations has a thousand menus.
+ */
 export class Menu extends Component {
+  state = { isOpen: false };
+
   place = ({ newState }) => {
+    this.setState({ isOpen: newState === "open" });
     if (newState !== "open") return;
     const { top, bottom, right } = this.button.getBoundingClientRect();
     const isAbove = innerHeight - bottom < ROOM_PX && top > ROOM_PX;
@@ -24,13 +30,15 @@ export class Menu extends Component {
     act();
   }
 
-  render({ id, label, items }) {
+  render({ id, label, items, icon = "ellipsis", tab = undefined, class: more = "" }, { isOpen }) {
+    const shown = isOpen ? (typeof items === "function" ? items() : items) : [];
     return html`
-      <button class="bare icon-button" aria-label=${label} title=${label} popovertarget=${id} ref=${(element) => (this.button = element)}>
-        <${Icon} name="ellipsis" />
+      <button class=${`bare icon-button ${more}`} aria-label=${label} title=${label} tabindex=${tab} popovertarget=${id}
+        ref=${(element) => (this.button = element)}>
+        <${Icon} name=${icon} />
       </button>
       <div id=${id} popover="auto" class="menu-items" onBeforeToggle=${this.place} ref=${(element) => (this.list = element)}>
-        ${items.filter(Boolean).map(
+        ${shown.filter(Boolean).map(
           ({ name, icon, act, isDanger = false }) =>
             html`<button class=${isDanger ? "bare danger" : "bare"} onClick=${() => this.choose(act)}><${Icon} name=${icon} />${name}</button>`,
         )}
