@@ -306,7 +306,7 @@ def test_one_is_told_who_one_is_and_signs_out(site: Site, browser: Browser, tmp_
         dialog.get_by_role("button", name="Change the key").click()
         enter("blue")
         page.get_by_role("button", name="Account: blue").click()
-        expect(dialog).to_contain_text("none a minute")
+        expect(dialog).to_contain_text("Limits a minutenone")
         dialog.get_by_role("button", name="Sign out").click()
         expect(page.get_by_label("Key", exact=True)).to_be_visible()
         assert page.evaluate("Object.keys(localStorage).filter((name) => /key|draft/.test(name))") == []

@@ -54,7 +54,7 @@ function Account({ told, close }) {
 
 /** What is left of what one may ask for. */
 function Rates({ told }) {
-  if (!told.rates.length) return html`<div><dt>Limits</dt><dd>none a minute</dd></div>`;
+  if (!told.rates.length) return html`<div><dt>Limits a minute</dt><dd>none</dd></div>`;
   return told.rates.map(({ kind, limit, remaining }) => html`<div><dt>Left of ${limit.toLocaleString()} ${KINDS[kind] ?? kind}</dt>
     <dd class="numbers"><meter min="0" max=${limit} value=${remaining} aria-hidden="true"></meter> ${remaining.toLocaleString()}</dd></div>`);
 }

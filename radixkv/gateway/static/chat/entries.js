@@ -77,14 +77,14 @@ export class Entries extends Component {
     const current = followed.value;
     const tabbed = [stop.value, current].find((id) => all.some((one) => one.id === id)) ?? all[0]?.id;
     return html`
-      <div class="conversations" ref=${(element) => (this.element = element)} onFocusIn=${this.onFocus} onFocusOut=${this.onBlur} onKeyDown=${this.onKey}>
+      <div class=${`conversations ${chosen.value ? "choosing" : ""}`} ref=${(element) => (this.element = element)} onFocusIn=${this.onFocus} onFocusOut=${this.onBlur} onKeyDown=${this.onKey}>
         ${groups.value.map(
           ({ name, conversations }) => html`
             <section key=${name} aria-label=${name}>
               ${place.value !== "trash" && html`<h2 class="group soft" aria-hidden="true">${name}</h2>`}
               <ul>
                 ${conversations.map((one) => {
-                  const isChosen = chosen.value ? chosen.value.has(one.id) : null;
+                  const isChosen = chosen.value?.has(one.id) ?? false;
                   return html`<${Entry} key=${one.id} one=${one} isCurrent=${one.id === current} isTabbed=${one.id === tabbed} isChosen=${isChosen} />`;
                 })}
               </ul>
@@ -97,7 +97,7 @@ export class Entries extends Component {
   }
 }
 
-/** `isChosen`: null where none is chosen now. */
+/** Its box is in sight while one chooses. */
 class Entry extends Component {
   shouldComponentUpdate(next) {
     return Object.keys(next).some((name) => next[name] !== this.props[name]);
@@ -109,8 +109,7 @@ class Entry extends Component {
     return html`
       <li data-id=${id}>
         <div class=${`row ${isCurrent ? "current" : ""}`}>
-          ${isChosen !== null &&
-          html`<input type="checkbox" aria-label=${`Choose “${title}”`} tabindex=${tab} checked=${isChosen} onClick=${(event) => choose(id, event.shiftKey)} />`}
+          <input type="checkbox" aria-label=${`Choose “${title}”`} tabindex=${tab} checked=${isChosen} onClick=${(event) => choose(id, event.shiftKey)} />
           <${Title} one=${one} isCurrent=${isCurrent} tab=${tab} />
           <${Menu} id=${`of-${id}`} label=${`Actions for “${title}”`} tab=${tab} items=${() => itemsOf(one)} />
         </div>

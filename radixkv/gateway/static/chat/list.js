@@ -33,13 +33,9 @@ let pause;
 /** What is listed, as it is shown: `{name, conversations}` each, the pinned ones first, then by when they were written to. */
 export const groups = computed(() => {
   const now = new Date();
-  const found = new Map();
-  const all = [...known.value.values()].sort((one, other) => other.updated - one.updated);
   const isTrash = place.value === "trash";
-  for (const one of [...all.filter(({ pinned }) => pinned), ...all.filter(({ pinned }) => !pinned)]) {
-    const name = isTrash ? "Trash" : one.pinned ? "Pinned" : groupOf(one.updated, now);
-    found.set(name, [...(found.get(name) ?? []), one]);
-  }
+  const all = [...known.value.values()].sort((one, other) => Number(other.pinned) - Number(one.pinned) || other.updated - one.updated);
+  const found = Map.groupBy(all, (one) => (isTrash ? "Trash" : one.pinned ? "Pinned" : groupOf(one.updated, now)));
   return [...found].map(([name, conversations]) => ({ name, conversations }));
 });
 

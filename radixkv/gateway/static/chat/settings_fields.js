@@ -85,7 +85,7 @@ class StopsField extends Component {
 
   render({ stop }) {
     if (!this.isRefused && JSON.stringify(readStops(this.text)) !== JSON.stringify(stop ?? [])) this.text = writeStops(stop);
-    return html`<label class="stops">Stop at <textarea rows="1" value=${this.text} onInput=${this.write}
-      placeholder="a text in each line; \\n is a line break"></textarea></label>`;
+    return html`<label class="stops" title="\\n stands for a line break">Stop at <textarea rows="1" value=${this.text} onInput=${this.write}
+      placeholder="these texts, one in each line"></textarea></label>`;
   }
 }
