@@ -11,6 +11,7 @@ from radixkv.cli.commands import (
     batch,
     chat,
     check,
+    conversations,
     explain,
     gateway,
     key,
@@ -32,7 +33,24 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-COMMANDS = (up, serve, worker, gateway, chat, batch, top, stats, tree, explain, quota, check, key, plan, replay)
+COMMANDS = (
+    up,
+    serve,
+    worker,
+    gateway,
+    chat,
+    conversations,
+    batch,
+    top,
+    stats,
+    tree,
+    explain,
+    quota,
+    check,
+    key,
+    plan,
+    replay,
+)
 """In the order in which the help lists them."""
 
 EXTRAS = {
@@ -53,6 +71,7 @@ examples:
   radixkv chat --worker 127.0.0.1:50052          chat with a worker that runs elsewhere
   radixkv gateway --worker 127.0.0.1:50052       the OpenAI and Anthropic APIs over HTTP for it
   radixkv batch in.jsonl out.jsonl               the requests of a file, answered into another one, with a progress bar
+  radixkv conversations export all.jsonl         what the chat page of a gateway keeps, into a file
   radixkv top --worker 127.0.0.1:50052           load, rates, latencies and the pool of a worker, live
   radixkv tree --worker 127.0.0.1:50052          what the cache holds, drawn as the tree that it is
   radixkv explain --text "Once upon a time"      why a prompt is cached or is not, and since when

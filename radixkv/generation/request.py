@@ -240,7 +240,7 @@ class ModelInfo(NamedTuple):
 
     max_length: longest history in tokens. has_chat_template: whether messages can be given. adapters: what requests may name.
     sampling: how tokens are drawn where a request leaves it out. thinking: what stands around its thoughts, if it shows any.
-    template_variables: those that steer thinking and that its chat template reads.
+    template_variables: those that steer thinking and that its chat template reads. num_parameters: 0: not known.
     """
 
     name: str
@@ -253,6 +253,7 @@ class ModelInfo(NamedTuple):
     sampling: SamplingDefaults = NO_DEFAULTS
     thinking: ThinkingMarks | None = None
     template_variables: tuple[str, ...] = ()
+    num_parameters: int = 0
 
 
 class Generator(Protocol):

@@ -348,7 +348,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "max_length", "vocab_size", "block_size", "eos_token_ids", "has_chat_template", "adapters", "sampling", "thinking", "template_variables")
+    __slots__ = ("name", "max_length", "vocab_size", "block_size", "eos_token_ids", "has_chat_template", "adapters", "sampling", "thinking", "template_variables", "num_parameters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +359,7 @@ class GetModelResponse(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     THINKING_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     max_length: int
     vocab_size: int
@@ -369,7 +370,8 @@ class GetModelResponse(_message.Message):
     sampling: SamplingDefaults
     thinking: ThinkingMarks
     template_variables: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingMarks, _Mapping]] = ..., template_variables: _Optional[_Iterable[str]] = ...) -> None: ...
+    num_parameters: int
+    def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingMarks, _Mapping]] = ..., template_variables: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ...) -> None: ...
 
 class ThinkingMarks(_message.Message):
     __slots__ = ("opens", "closes", "close_ids")

@@ -203,6 +203,7 @@ class Worker:
             lease.attach_first() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
             text=reading.result(),
             model_name=SMOLLM2_135M.name if is_default else str(config.model),
+            num_parameters=self.runner.num_parameters,
             adapters=self.runner.adapter_names,
             sampling=config.sampling.over(SMOLLM2_135M.sampling if is_default else self.runner.sampling_defaults),
             limits=replace(config.limits, swap_blocks=plan.num_host_blocks),

@@ -60,7 +60,7 @@ import json, resource, sys, time
 from pathlib import Path
 import gguf, numpy
 from radixkv.worker.errors import ModelError
-from radixkv.worker.gguf_file import GGUFFile
+from radixkv.worker.loading.gguf_file import GGUFFile
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
 before, started_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from browser import ELSEWHERE
 from chat_stack import GibberishRunner, gibberish_engine
@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 
-__all__ = ["THREE", "Dictated", "Site", "converse", "delete", "hold_in_a_reply", "say", "shown"]
+__all__ = ["THREE", "Dictated", "Site", "converse", "delete", "hold_in_a_reply", "regenerate", "say", "shown"]
 
 THREE = (
     ("First question", "First answer."),
@@ -34,7 +34,7 @@ class Dictated(Protocol):
 class Site:
     """A gateway that can be restarted at its address, on its state file, before an engine that runs on."""
 
-    def __init__(self, model: str, folder: Path, **engine: int) -> None:
+    def __init__(self, model: str, folder: Path, **engine: Any) -> None:
         self._stack = ExitStack()
         self.engine, self.runner, self.text = self._stack.enter_context(gibberish_engine(model, **engine))
         self._config = {"state_file": folder / "state.sqlite", "drain_s": 0.05, "allow_hosts": (ELSEWHERE,)}
@@ -86,6 +86,13 @@ def converse(site: Dictated, page: Page, *turns: tuple[str, str]) -> None:
         say(page, question)
         expect(shown(page)).to_have_count(before + 2)
         expect(shown(page).last).to_contain_text(answer)
+
+
+def regenerate(site: Dictated, page: Page, answer: str) -> None:
+    """Ask for a further version of the last reply."""
+    site.dictate(answer)
+    shown(page).last.get_by_role("button", name="Regenerate").click()
+    expect(shown(page).last).to_contain_text(answer)
 
 
 def delete(message: Locator) -> None:

@@ -129,12 +129,17 @@ def gibberish_engine(
     clock: Callable[[], float] = time.monotonic,
     sampling: SamplingDefaults = NO_DEFAULTS,
     end: str = "<|im_end|>",
+    adapters: Sequence[str] = (),
+    num_parameters: int = 0,
 ) -> Iterator[tuple[Watched, GibberishRunner, ChatText]]:
-    """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache. `end`: ends a reply."""
+    """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache. `end`: ends a reply.
+    `adapters`: names that it takes, and answers to as to its own.
+    """
     text = ChatText(model)
     runner = GibberishRunner(text, text.encode(end, special=False)[-1], num_blocks, max_model_len)
     cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, clock=clock)
-    with Engine(runner, cache, text=text, model_name="gibberish", sampling=sampling) as engine:
+    told = {"model_name": "gibberish", "num_parameters": num_parameters, "adapters": adapters, "sampling": sampling}
+    with Engine(runner, cache, text=text, **told) as engine:  # type: ignore[arg-type]  # as they are above
         yield Watched(engine), runner, text
         runner.gate.open()
         engine.call(lambda _: cache.check())

@@ -1,4 +1,6 @@
-"""A live cache service over TCP and over a unix socket, on a clock that the test moves, a holder of a pool of it; a browser."""
+"""A live cache service over TCP and over a unix socket, on a clock that the test moves, a holder of a pool of it; a browser,
+and the chat page in it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from radixkv.client import RemoteHolder
 from radixkv.service import ServiceConfig, ServiceThread
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from chat_site import Site
+    from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +27,25 @@ def browser() -> Iterator[Browser]:
 
     with start_browser() as browser:
         yield browser
+
+
+@pytest.fixture
+def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
+    """A gateway with the chat page."""
+    from chat_site import Site
+
+    site = Site(default_model, tmp_path)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def page(site: Site, browser: Browser) -> Iterator[Page]:
+    """The chat page."""
+    from browser import open_page
+
+    with open_page(browser, site.url) as page:
+        yield page
 
 
 @pytest.fixture

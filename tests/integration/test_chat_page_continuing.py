@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from browser import check_accessible, open_page
+from browser import check_accessible
 from chat_site import Site, converse, hold_in_a_reply, say, shown
 from chat_stack import wait_until
-from playwright.sync_api import Browser, Page, expect
-
-
-@pytest.fixture
-def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(default_model, tmp_path)
-    yield site
-    site.close()
-
-
-@pytest.fixture
-def page(site: Site, browser: Browser) -> Iterator[Page]:
-    with open_page(browser, site.url) as page:
-        yield page
+from playwright.sync_api import Page, expect
 
 
 def go_on(site: Site, page: Page, reply: str, more: str) -> None:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from browser import check_accessible, open_page
-from chat_site import THREE, Site, converse, delete, shown
-from playwright.sync_api import Browser, Page, expect
+from chat_site import THREE, Site, converse, delete, regenerate, shown
+from playwright.sync_api import Browser, expect
 
 _WIDTHS = (360, 768, 1280)
 _SIZES = """() => [...new Set([...document.querySelectorAll("#app *")]
   .filter((element) => element.checkVisibility())
   .filter((element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
   .map((element) => getComputedStyle(element).fontSize))]"""
-
-
-@pytest.fixture
-def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(default_model, tmp_path)
-    yield site
-    site.close()
-
-
-def regenerate(site: Site, page: Page, answer: str) -> None:
-    site.dictate(answer)
-    shown(page).last.get_by_role("button", name="Regenerate").click()
-    expect(shown(page).last).to_contain_text(answer)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -58,12 +58,6 @@ def site(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     site.close()
 
 
-@pytest.fixture
-def page(site: Site, browser: Browser) -> Iterator[Page]:
-    with open_page(browser, site.url) as page:
-        yield page
-
-
 def read(site: Site, page: Page, *texts: str) -> Locator:
     """Show a conversation whose replies are the texts; the last one's Markdown."""
     messages = [each for text in texts for each in ({"role": "user", "text": "Q"}, {"role": "assistant", "text": text})]

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from browser import ELSEWHERE, check_accessible, open_page
 from chat_site import THREE, Site, converse, delete, hold_in_a_reply, say, shown
 from chat_stack import gateway, keys_file
 from playwright.sync_api import Browser, Page, expect
 
 from radixkv.gateway.config import GatewayConfig
-
-
-@pytest.fixture
-def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(default_model, tmp_path)
-    yield site
-    site.close()
-
-
-@pytest.fixture
-def page(site: Site, browser: Browser) -> Iterator[Page]:
-    with open_page(browser, site.url) as page:
-        yield page
 
 
 def test_the_page_works_without_https_from_another_machine(site: Site, browser: Browser) -> None:

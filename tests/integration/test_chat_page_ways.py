@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from browser import check_accessible, open_page, phone
-from chat_site import THREE, Site, converse, hold_in_a_reply, say, shown
+from chat_site import THREE, Site, converse, hold_in_a_reply, regenerate, say, shown
 from playwright.sync_api import Browser, Page, expect
 
 _LOW = {"width": 1100, "height": 420}
@@ -16,22 +15,9 @@ _LOW = {"width": 1100, "height": 420}
 
 
 @pytest.fixture
-def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(default_model, tmp_path)
-    yield site
-    site.close()
-
-
-@pytest.fixture
 def page(site: Site, browser: Browser) -> Iterator[Page]:
     with open_page(browser, site.url, viewport=_LOW) as page:
         yield page
-
-
-def regenerate(site: Site, page: Page, answer: str) -> None:
-    site.dictate(answer)
-    shown(page).last.get_by_role("button", name="Regenerate").click()
-    expect(shown(page).last).to_contain_text(answer)
 
 
 def test_back_and_forward_go_through_branches_and_comparisons(site: Site, page: Page) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,19 +42,6 @@ _RENDERED = """async () => {
     before?.(vnode);
   };
 }"""
-
-
-@pytest.fixture
-def site(default_model: str, tmp_path: Path) -> Iterator[Site]:
-    site = Site(default_model, tmp_path)
-    yield site
-    site.close()
-
-
-@pytest.fixture
-def page(site: Site, browser: Browser) -> Iterator[Page]:
-    with open_page(browser, site.url) as page:
-        yield page
 
 
 def field(page: Page) -> Locator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tarfile
 from collections.abc import Iterator
@@ -168,6 +169,50 @@ def test_an_export_comes_back_as_it_was(talk: Talk) -> None:
         assert [message[name] for name in ("status", "created")] == [original[name] for name in ("status", "created")]
     again = talk.call("POST", "/import", talk.http.get(f"/{brought[0]['id']}/export").json())["conversations"]
     assert shape(talk.messages(again[0]["id"])) == shape(messages)
+
+
+def test_an_export_brings_back_settings_tags_and_marks(talk: Talk) -> None:
+    settings = {"temperature": 0.25, "stop": ["END"], "model": "gibberish"}
+    conversation = talk.begin(title="Kept")
+    asked, reply = talk.turn(conversation, "Name a river", max_tokens=4)
+    talk.turn(conversation, "Another", reply["id"], max_tokens=4)
+    talk.call(
+        "PATCH", f"/{conversation}", {"settings": settings, "tags": ["rivers", "日"], "pinned": True, "archived": True}
+    )
+    talk.call("PATCH", f"/{conversation}/messages/{reply['id']}", {"starred": True, "name": "the good one"})
+    talk.call("POST", f"/{conversation}/messages", {"parent": asked, "role": "assistant", "text": "By hand"})
+    before = talk.call("GET", f"/{conversation}")
+    export = talk.http.get(f"/{conversation}/export").json()
+    (brought,) = talk.call("POST", "/import", export)["conversations"]
+    for name in ("title", "settings", "tags", "pinned", "archived", "created", "num_messages"):
+        assert brought[name] == before["conversation"][name], name
+    after = talk.messages(brought["id"])
+    head = next(message for message in after if message["id"] == brought["head"])
+    assert head["text"] == "By hand", "where it was left"
+    marks = [(message["text"], message["starred"], message["name"]) for message in after]
+    assert sorted(marks, key=str) == sorted(
+        ((message["text"], message["starred"], message["name"]) for message in before["messages"]), key=str
+    )
+    assert (reply["text"], True, "the good one") in marks
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("settings", {"temperature": 9}),
+        ("settings", "cold"),
+        ("tags", ["x"] * 17),
+        ("tags", ["\ud800"]),
+        ("tags", [1]),
+        ("pinned", "yes"),
+        ("archived", 1),
+    ],
+)
+def test_marks_that_we_would_not_have_written_are_left_out(talk: Talk, field: str, value: Any) -> None:
+    file = {"format": "radixkv-conversation", "version": 1, "messages": [], field: value}
+    answer = talk.http.post("/import", content=json.dumps(file), headers=JSON).raise_for_status().json()
+    (brought,) = answer["conversations"]
+    assert [brought[name] for name in ("settings", "tags", "pinned", "archived")] == [None, [], False, False]
 
 
 def timeless(text: str) -> str:

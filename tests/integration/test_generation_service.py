@@ -44,7 +44,7 @@ def runner() -> HashRunner:
 
 @pytest.fixture
 def engine(runner: HashRunner) -> Iterator[Engine]:
-    with Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), model_name="hash") as engine:
+    with Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), model_name="hash", num_parameters=1_234_567) as engine:
         yield engine
         runner.gate.open()
 

@@ -17,7 +17,7 @@ from radixkv.worker.server import GenerationServer
 
 WAITER = """
 import time
-from radixkv.service.stopping import StopSignals
+from radixkv.net.signals import StopSignals
 with StopSignals() as signals:
     signals.listen()
     assert not signals.wait(0.01)
@@ -28,7 +28,7 @@ with StopSignals() as signals:
 """
 ELSEWHERE = """
 import signal, threading
-from radixkv.service.stopping import StopSignals
+from radixkv.net.signals import StopSignals
 other = threading.Thread(target=threading.Event().wait, daemon=True)
 other.start()
 with StopSignals() as signals:

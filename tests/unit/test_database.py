@@ -50,8 +50,8 @@ KILLED = """
 import asyncio, itertools, sys
 from pathlib import Path
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.database import Database
-from radixkv.gateway.store import ResponseStore
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.responses import ResponseStore
 
 async def main(store):
     async def chat(name):

@@ -186,8 +186,8 @@ def test_a_file_is_converted_once_and_anew_when_it_has_changed(tmp_path: Path) -
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from radixkv.worker.default_model import resolve_model
-from radixkv.worker.gguf_weights import WeightIndex
+from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.loading.gguf_weights import WeightIndex
 WeightIndex.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 resolve_model(sys.argv[1], cache=Path(sys.argv[2]), progress=False)
 """

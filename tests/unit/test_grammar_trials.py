@@ -285,9 +285,9 @@ def test_closing_ends_the_process_and_what_is_tried_and_leaves_no_zombie(text: C
 
 _WORKER = """
 import sys, threading
-from radixkv.worker.grammar_source import grammar_source
-from radixkv.worker.grammar_trials import GrammarTrials
-from radixkv.worker.sampling import Grammar
+from radixkv.worker.sampling.grammar_source import grammar_source
+from radixkv.worker.sampling.grammar_trials import GrammarTrials
+from radixkv.generation.params import Grammar
 trials = GrammarTrials(open(sys.argv[1]).read(), int(sys.argv[2]), [int(sys.argv[3])])
 trials.start()
 print(trials.pid, flush=True)

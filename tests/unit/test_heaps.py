@@ -15,7 +15,7 @@ from radixkv.util.heaps import collector_at_rest
 
 SCRIPT = """
 import ctypes, sys, threading
-from radixkv.service.heaps import keep_heaps_small
+from radixkv.util.heaps import keep_heaps_small
 
 if sys.argv[2] == "share":
     keep_heaps_small()
@@ -43,7 +43,7 @@ libc.fclose(out)
 TRIMMED = """
 import ctypes, time
 from pathlib import Path
-from radixkv.service.heaps import keep_heaps_small
+from radixkv.util.heaps import keep_heaps_small
 
 def resident_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20

@@ -53,6 +53,7 @@ def load(folder: Path, **arguments: Any) -> ModelRunner:
 
 def facts(runner: ModelRunner) -> tuple[Any, ...]:
     return (
+        runner.num_parameters,
         runner.vocab_size,
         runner.max_model_len,
         runner.eos_token_ids,
@@ -75,6 +76,7 @@ def test_a_later_start_gives_the_logits_of_the_first_to_the_bit(
     (folder / "gguf.json").write_text(json.dumps(index))
     first = load(folder)
     assert first.is_native
+    assert first.num_parameters == tiny_model(family, **WIDE).num_parameters()
     monkeypatch.setattr(ModelRunner, "_take", None)
     later = load(folder)
     assert facts(later) == facts(first)
@@ -85,8 +87,8 @@ def test_a_later_start_gives_the_logits_of_the_first_to_the_bit(
 
 IMPORTS = """
 import sys
-from radixkv.worker.model import ModelRunner
-from radixkv.worker.text import ChatText
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.generations.text import ChatText
 ModelRunner(sys.argv[1], num_blocks=8, dtype="float32", device="cpu", quantization="int8")
 ChatText(sys.argv[1])
 print([name for name in sys.modules if name in ("transformers.modeling_utils", "transformers.generation", "torch._dynamo")])

@@ -65,7 +65,7 @@ def test_where_there_is_no_room_one_looks_again_after_a_while_and_not_meanwhile(
 def test_a_process_that_may_have_few_files_open_is_given_more_as_far_as_it_may() -> None:
     check = """
 import resource
-from radixkv.gateway.listener import OPEN_FILES, allow_open_files
+from radixkv.gateway.http.listener import OPEN_FILES, allow_open_files
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
 allow_open_files()

@@ -143,6 +143,11 @@ async function refusal(response) {
 
 let asking = null;
 
+/** Whether this browser keeps a key. */
+export const hasKey = () => Boolean(localStorage.getItem(KEY));
+
+export const forgetKey = () => localStorage.removeItem(KEY);
+
 /** Ask for an API key, once for all calls that wait for one; whether one was given. `isUnknown`: the one sent was refused. */
 export function askForKey(isUnknown = false) {
   asking ??= ask("key-title", (close) => keyForm(isUnknown, close)).then((key) => {

@@ -75,6 +75,7 @@ def _describe(model: ServedModel, parent: ServedModel, created: int) -> dict[str
         "owned_by": "radixkv",
         "max_model_len": model.info.max_length,
         "parent": parent.name if model.adapter else None,
+        "num_parameters": (not model.adapter and model.info.num_parameters) or None,
     }
 
 

@@ -166,7 +166,10 @@ class Completion(BaseModel):
 
 
 class Model(BaseModel):
-    """A model that is served. `max_model_len`: prompt and reply together, in tokens. `parent`: of an adapter, the model."""
+    """A model that is served. `max_model_len`: prompt and reply together, in tokens. `parent`: of an adapter, the model.
+
+    `num_parameters`: of a model's weights, where they are known.
+    """
 
     id: str
     object: Literal["model"]
@@ -174,6 +177,7 @@ class Model(BaseModel):
     owned_by: str
     max_model_len: int
     parent: str | None = None
+    num_parameters: int | None = None
 
 
 class ModelList(BaseModel):

@@ -67,7 +67,7 @@ class Engine:
         runner: the model and its KV tensors.
         holder: the cache of that pool: a `PrefixCache` that no thread has called yet, or an attached client.
         text: tokenizer and template; None where only token ids come and go.
-        model_name: what `model` tells.
+        model_name, num_parameters: what `model` tells.
         adapters: names of the adapters that the runner has.
         limits: bounds of a round.
         reattach: gives a new holder, with a new incarnation of the pool, when the lease is lost. All that runs is then
@@ -89,6 +89,7 @@ class Engine:
         *,
         text: ChatText | None = None,
         model_name: str = "",
+        num_parameters: int = 0,
         adapters: Sequence[str] = (),
         sampling: SamplingDefaults = NO_DEFAULTS,
         limits: SchedulerLimits | None = None,
@@ -121,6 +122,7 @@ class Engine:
             sampling=sampling,
             thinking=self._reader.thinking,
             template_variables=self._reader.template_variables,
+            num_parameters=num_parameters,
         )
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces

@@ -52,13 +52,14 @@ class KnownModel:
     """Facts about a model of the Llama family.
 
     Attributes:
-        vocab_size, max_model_len, eos_token_ids, sampling, widest_output: as `ModelRunner` has them.
+        num_parameters, vocab_size, max_model_len, eos_token_ids, sampling, widest_output: as `ModelRunner` has them.
         layers, specs: what each layer keeps and computes; none has sinks.
         num_heads, norm_epsilon: of the decoder.
         frequencies, attention_scaling: of the rotation: float32 per pair of channels, and a factor of cosines and sines.
         num_moved_heads: of queries and of keys whose rows are in llama.cpp's order in the file; None: they are in the model's.
     """
 
+    num_parameters: int
     vocab_size: int
     max_model_len: int
     eos_token_ids: Sequence[int]
@@ -110,6 +111,7 @@ def keep_known(
     if rotary.rope_type in LENGTH_DEPENDENT_ROPE or not only_moves_rows(layout):
         return
     known = KnownModel(
+        num_parameters=runner.num_parameters,
         vocab_size=runner.vocab_size,
         max_model_len=max_model_len_of(config),
         eos_token_ids=sorted(runner.eos_token_ids),

@@ -35,6 +35,7 @@ from radixkv.worker.model.mla import absorb_latents
 from radixkv.worker.model.model_facts import (
     eos_token_ids_of,
     max_model_len_of,
+    num_parameters_of,
     sampling_defaults_of,
     shortened,
     widest_output_of,
@@ -161,6 +162,7 @@ class ModelRunner:
     ) -> None:
         """The model with its own code, and the native decoder where that computes the same."""
         self._model = load_model(model, self.dtype, self.device, quantization if rounds else "none", progress)
+        self.num_parameters = num_parameters_of(self._model)
         self._adapters.check(self._model)
         if not self._adapters.changes("kv_b_proj"):  # what is absorbed does not run, and cannot be added to
             absorb_latents(self._model)
@@ -192,6 +194,7 @@ class ModelRunner:
     ) -> None:
         """Its weights and the native decoder alone; what else there is to know was found by an earlier start."""
         self._model = load_known(known, folder, self.dtype, quantization, progress=progress)
+        self.num_parameters = known.num_parameters
         self.vocab_size, self.widest_output = known.vocab_size, known.widest_output
         self.max_model_len = shortened(known.max_model_len, max_model_len)
         self.eos_token_ids, self.sampling_defaults = frozenset(known.eos_token_ids), known.sampling

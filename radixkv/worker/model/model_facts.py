@@ -12,6 +12,7 @@ __all__ = [
     "LENGTH_DEPENDENT_ROPE",
     "eos_token_ids_of",
     "max_model_len_of",
+    "num_parameters_of",
     "sampling_defaults_of",
     "shortened",
     "widest_output_of",
@@ -25,6 +26,16 @@ def widest_output_of(model: Any, vocab_size: int) -> int:
     matrices = (matrix for matrix in model.parameters() if matrix.dim() > 1 and vocab_size not in matrix.shape)
     rounded = (layer.out_features for layer in model.modules() if isinstance(layer, RoundedLinear))
     return max(*(int(matrix.shape[-2]) for matrix in matrices), *(width for width in rounded if width != vocab_size))
+
+
+def num_parameters_of(model: Any) -> int:
+    """Elements of all weights as they were loaded; those that two layers share count once."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    rounded = [layer for layer in model.modules() if isinstance(layer, RoundedLinear)]
+    if getattr(config, "tie_word_embeddings", False):
+        rounded = [layer for layer in rounded if layer is not head]
+    num_rounded = sum(layer.out_features * (layer.in_features + (layer.float_bias is not None)) for layer in rounded)
+    return num_rounded + sum(int(parameter.numel()) for parameter in model.parameters())
 
 
 def max_model_len_of(config: Any) -> int:

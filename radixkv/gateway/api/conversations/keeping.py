@@ -92,6 +92,7 @@ class Conversations:
                 imported.messages,
                 created_s=imported.created_s,
                 head=imported.head,
+                kept=imported.kept,
                 updated_s=imported.updated_s,
                 source=imported.source,
             )

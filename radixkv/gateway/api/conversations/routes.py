@@ -25,7 +25,8 @@ from fastapi.responses import JSONResponse, Response
 
 from radixkv.gateway.api.conversations.bulk import change_all
 from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
-from radixkv.gateway.api.conversations.files.imports import Imported, RefusedError, read_conversations
+from radixkv.gateway.api.conversations.files.file_values import RefusedError
+from radixkv.gateway.api.conversations.files.imports import Imported, read_conversations
 from radixkv.gateway.api.conversations.keeping import Conversations, kept_by, told
 from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
 from radixkv.gateway.api.conversations.objects import (
@@ -128,8 +129,8 @@ async def create_conversation(body: NewConversation, request: Request, tenant: C
     kept = kept_by(request)
     messages = await off_loop(request, partial(_first_messages, body, kept.clock()))
     title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
-    settings = None if body.settings is None else body.settings.dump()
-    conversation = await kept.store.create(tenant.namespace, title, messages, settings=settings)
+    settings = {} if body.settings is None else {"settings": body.settings.dump()}
+    conversation = await kept.store.create(tenant.namespace, title, messages, kept=settings)
     return JSONResponse(conversation.body())
 
 

@@ -2,15 +2,15 @@
 
 import { isReachable } from "../page.js";
 import { effect } from "../vendor/htm-preact.js";
-import { askForText, isConfirmed } from "../dialog.js";
+import { isConfirmed } from "../dialog.js";
 import * as api from "./api.js";
 import { copyText } from "./clipboard.js";
 import { characters, newId } from "./conversation.js";
-import { saveText } from "./download.js";
+import { fileName, saveText } from "./download.js";
 import { inWords } from "./errors.js";
-import { close, drop } from "./following.js";
+import { drop } from "./following.js";
 import { go } from "./routing.js";
-import { readSettings } from "./settings.js";
+import { readSettings, settings, settled } from "./settings.js";
 import { dressed } from "./text/dressed.js";
 import { forgetInstructions, instructionsWritten } from "./instructions.js";
 import * as view from "./view.js";
@@ -40,7 +40,7 @@ let begun = null; // a conversation whose first message has not arrived yet
  * A new message below what is shown, in a new conversation if there is none, and the replies to it. Throws what a person should
  * read; sent again with the same `id` it is stored once.
  */
-export async function send({ id, text, settings }) {
+export async function send({ id, text, settings: asked }) {
   view.notice.value = null;
   const shown = view.conversation.peek();
   if (view.followed.peek() && !shown) throw new Error("This conversation is still being fetched.");
@@ -49,12 +49,14 @@ export async function send({ id, text, settings }) {
   let owner = idOfShown();
   if (!owner) {
     const instructions = instructionsWritten();
-    begun ??= await api.create(instructions ? [{ role: "system", text: instructions }] : []);
+    begun ??= await api.create({ messages: instructions ? [{ role: "system", text: instructions }] : [] });
+    begun = await api.change(begun.id, { settings: settings.peek() });
     owner = begun.id;
     parent = begun.head;
   }
+  await settled();
   view.isAtEnd.value = true; // before the events tell of it
-  const answer = await api.post(owner, { id, parent, position: at, role: "user", text, replies: api.repliesOf(settings, id) });
+  const answer = await api.post(owner, { id, parent, position: at, role: "user", text, replies: api.repliesOf(asked, id) });
   if (begun) forgetInstructions();
   begun = null;
   view.listVersion.value += 1;
@@ -98,16 +100,18 @@ export const edit = (message, text) =>
     if (text === message.text) return;
     const owner = idOfShown();
     const id = newId();
+    await settled();
     const replies = message.role === "user" ? api.repliesOf(readSettings(), id) : undefined;
     take(owner, await api.post(owner, { id, parent: message.parent, role: message.role, text, replies }));
   });
 
-/** Further replies beside those there are. */
-export const regenerate = (message) =>
+/** Further replies beside those there are; drawn as the conversation says, but for what is `asked` otherwise. */
+export const regenerate = (message, asked = {}) =>
   attempt(async () => {
     const owner = idOfShown();
     const below = message.role === "user" ? message.id : message.parent;
-    take(owner, await api.reply(owner, below, api.repliesOf(readSettings(), newId())));
+    await settled();
+    take(owner, await api.reply(owner, below, api.repliesOf({ ...readSettings(), ...asked }, newId())));
   });
 
 /**
@@ -120,6 +124,7 @@ export const regenerate = (message) =>
 export const goOn = (message, from = {}) =>
   attempt(async () => {
     const owner = idOfShown();
+    await settled();
     const replies = api.repliesOf({ ...readSettings(), n: 1 }, newId());
     take(owner, await api.reply(owner, message.id, { ...replies, continue: true, ...from }));
   });
@@ -151,27 +156,10 @@ export const remove = (message) =>
     if (owner === idOfShown()) drop(ids);
   });
 
-export const rename = () =>
-  attempt(async () => {
-    const { id, title: before } = view.conversation.peek().info;
-    const title = await askForText({ title: "Title of this conversation", text: before, action: "Rename" });
-    if (title) await api.rename(id, title);
-  });
-
-export const removeAll = () =>
-  attempt(async () => {
-    const { id, title } = view.conversation.peek().info;
-    const text = `“${title}” with all its branches will be gone for good.`;
-    if (!(await isConfirmed({ title: "Delete this conversation?", text, action: "Delete it" }))) return;
-    await api.remove(id);
-    if (idOfShown() === id || !view.followed.peek()) close();
-  });
-
 /** Save the branch that is shown ("markdown", "html") or the whole conversation ("json") as a file. */
 export const save = (format) =>
   attempt(async () => {
     const { id, title } = view.conversation.peek().info;
     const text = await api.exported(id, format, view.tip.peek());
-    const name = title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation";
-    saveText(format === "html" ? await dressed(text) : text, `${name}.${format === "markdown" ? "md" : format}`);
+    saveText(format === "html" ? await dressed(text) : text, fileName(title, format === "markdown" ? "md" : format));
   });

@@ -9,9 +9,10 @@ const PINS = "/v1/radixkv/pins";
 /** Conversations by what was changed last: `{conversations, has_more}`. */
 export const list = (query) => call("GET", `${ROOT}?${new URLSearchParams(query)}`);
 
-export const create = (messages) => call("POST", ROOT, { messages });
-export const rename = (id, title) => call("PATCH", `${ROOT}/${id}`, { title });
-export const remove = (id) => call("DELETE", `${ROOT}/${id}`);
+export const tags = () => call("GET", `${ROOT}/tags`);
+export const create = (values) => call("POST", ROOT, values);
+export const change = (id, values) => call("PATCH", `${ROOT}/${id}`, values);
+export const bulk = (ids, action, tag) => call("POST", `${ROOT}/bulk`, { ids, action, tag });
 export const exported = (id, format, leaf) => callText("GET", `${ROOT}/${id}/export?format=${format}${leaf ? `&leaf=${leaf}` : ""}`);
 export const importBatch = (entries) => call("POST", `${ROOT}/import`, entries);
 

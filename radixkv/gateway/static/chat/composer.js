@@ -6,8 +6,9 @@ import { isReachable } from "../page.js";
 import { send, stop } from "./actions.js";
 import { characters, ending, excerpt, newId } from "./conversation.js";
 import { textsOf } from "./files.js";
+import { editLast } from "./keys.js";
 import { ContextMeter } from "./meter.js";
-import { keep, readSettings } from "./settings.js";
+import { keep, readSettings, settings } from "./settings.js";
 import { Settings } from "./settings_fields.js";
 import * as view from "./view.js";
 
@@ -103,6 +104,10 @@ export class Composer extends Component {
       this.form.requestSubmit(); // which looks at the fields of the settings too
     }
     if (event.key === "Escape") view.branching.value = null;
+    if (event.key === "ArrowUp" && !draft.peek()) {
+      event.preventDefault();
+      editLast();
+    }
   };
 
   onPaste = (event) => {
@@ -113,7 +118,8 @@ export class Composer extends Component {
 
   render(_, { error, isSending, showsSettings }) {
     const last = this.above();
-    const { n, temperature } = readSettings();
+    const { n } = readSettings();
+    const { temperature } = settings.value;
     const chosen = `${n > 1 ? `${n} drafts` : "1 reply"}${temperature == null ? "" : `, temperature ${temperature}`}`;
     return html`
       <form class="composer" onSubmit=${this.submit} ref=${(form) => (this.form = form)}>

@@ -8,3 +8,8 @@ export function saveText(text, name) {
   link.click();
   URL.revokeObjectURL(link.href);
 }
+
+/** What a file is called that holds what has this title. */
+export function fileName(title, extension) {
+  return `${title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "conversation"}.${extension}`;
+}

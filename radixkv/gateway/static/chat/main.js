@@ -5,24 +5,30 @@
 
 import { effect, html, render } from "../vendor/htm-preact.js";
 import { showHeader } from "../page.js";
+import { learnMe } from "./account.js";
+import { Compare } from "./compare.js";
 import { Composer, addFiles } from "./composer.js";
 import { watchDrops } from "./files.js";
 import { keepFocus } from "./focus.js";
 import { Head } from "./head.js";
-import { learnModel } from "./model.js";
+import { importAll } from "./import_button.js";
+import { watchKeys } from "./keys.js";
+import { learnModels } from "./model.js";
 import { Notices } from "./notices.js";
 import { Outline } from "./outline/outline.js";
 import { Pruned } from "./outline/trash.js";
 import { followAddress } from "./routing.js";
-import { Sidebar, dropped } from "./sidebar.js";
+import { Sidebar } from "./sidebar.js";
+import { awayClasses } from "./sides.js";
 import { Thread } from "./thread.js";
+import { Toast } from "./toasts.js";
 import * as view from "./view.js";
 import { Compare } from "./weaving/compare.js";
 
 function Page() {
   const isCompared = Boolean(view.compared.value && view.conversation.value);
   return html`
-    <div class=${`chat ${view.panel.value ? `shows-${view.panel.value}` : ""} ${isCompared ? "compares" : ""}`}>
+    <div class=${`chat ${view.panel.value ? `shows-${view.panel.value}` : ""} ${isCompared ? "compares" : ""} ${awayClasses.value}`}>
       <aside class="sidebar" id="sidebar" aria-label="Conversations"><${Sidebar} /></aside>
       <main>
         <${Head} />
@@ -33,6 +39,7 @@ function Page() {
       </main>
       ${view.conversation.value && html`<${Outline} />`}
       ${view.panel.value && html`<button class="scrim" aria-label="Close" onClick=${view.closePanel}></button>`}
+      <${Toast} />
       <${Said} />
     </div>
   `;
@@ -57,8 +64,9 @@ function onKey({ key, target, ctrlKey, metaKey, altKey }) {
 showHeader();
 render(html`<${Page} />`, document.getElementById("app"));
 addEventListener("keydown", onKey);
+watchKeys();
 watchDrops((files, element) => {
-  if (element.closest(".sidebar")) dropped.value = [...files];
+  if (element.closest(".sidebar")) importAll([...files]);
   else addFiles([...files]);
 });
 effect(() => {
@@ -67,7 +75,8 @@ effect(() => {
   view.afterRender(keepFocus);
 });
 followAddress();
-learnModel();
+learnModels();
+learnMe().catch(() => {}); // without an answer the page does without
 const field = document.getElementById("composer-text");
 if (document.activeElement === document.body && matchMedia("(hover: hover)").matches) field.focus();
 document.querySelector(".skip").addEventListener("click", (event) => {

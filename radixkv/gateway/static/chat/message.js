@@ -3,6 +3,7 @@
 import { Component, html } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
 import * as actions from "./actions.js";
+import { askAgain, waysAgain } from "./again.js";
 import { excerpt } from "./conversation.js";
 import { Editor, isEdited } from "./editor.js";
 import { Markdown } from "./markdown.js";
@@ -149,6 +150,7 @@ function Actions({ message, count, edit }) {
     { name: "Copy text", icon: "copy", act: () => actions.copy(message) },
     { name: "Copy link", icon: "link", act: () => actions.copyLink(message) },
     !isOwn && { name: "Choose a word", icon: "step-forward", act: () => chooseWord(id) },
+    !isOwn && { name: "Again with other settings", icon: "sliders-horizontal", act: () => askAgain(message) },
     count > 1 && { name: "Compare all versions", icon: "columns-2", act: () => compareVersions(message) },
     { name: `Delete this ${what} and what follows it`, icon: "trash", act: () => actions.remove(message), isDanger: true },
   ];
@@ -159,6 +161,7 @@ function Actions({ message, count, edit }) {
       ${role !== "system" &&
       html`<${IconButton} icon="refresh-cw" name=${isOwn ? "Reply again" : "Regenerate"} title="A further reply beside those there are"
         act=${() => actions.regenerate(message)} />`}
+      ${!isOwn && html`<${Menu} id=${`again-${id}`} label="Again with…" icon="chevron-down" class="only-wide" items=${() => waysAgain(message)} />`}
       <${IconButton} icon="git-branch" name="Branch" title="Branch: go on from here, beside what follows now" act=${() => actions.branch(message)} />
       <${Menu} id=${`menu-${id}`} label="Other actions" items=${items} />
     </span>

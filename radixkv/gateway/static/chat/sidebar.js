@@ -1,107 +1,101 @@
-// The conversations that the server keeps: to open, look for, begin, import.
+// The conversations that the server keeps: to open, look for, begin, import, put in order.
 
-import { Component, html, signal } from "../vendor/htm-preact.js";
+import { Component, html } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
-import { list } from "./api.js";
-import { Hits } from "./hits.js";
-import { importFile } from "./importing.js";
+import { AccountButton } from "./account.js";
+import { Entries } from "./entries.js";
+import { ImportButton, report } from "./import_button.js";
+import { deleteForGood } from "./keeping.js";
+import { failure, isLoaded, keepListed, listed, loadAll, look, place, search, tag, tags } from "./list.js";
 import { sought } from "./outline/state.js";
 import { go } from "./routing.js";
-import { followed, listVersion, panel } from "./view.js";
+import { SelectionBar, chosen, toggleChoosing } from "./selection.js";
+import { closePanel, panel } from "./view.js";
 
-const PAGE = 50;
-const MOST_AT_ONCE = 200; // that the server lists
-const PAUSE_MS = 200;
+const PLACES = { archive: "Archive", trash: "Trash" };
+const EMPTY = { all: "What you write is kept here.", archive: "Nothing is archived.", trash: "The trash is empty." };
 
-/** Files to be imported, dropped on the list. */
-export const dropped = signal(null);
-
-function begin() {
+/** A new conversation, which is there once something is said in it. */
+export function begin() {
+  if (panel.peek()) closePanel();
   go("");
   document.getElementById("composer-text")?.focus();
 }
 
+/** What is looked for is marked in the outline, too. */
+function onSearch(event) {
+  sought.value = event.target.value;
+  look({ search: event.target.value });
+}
+
 export class Sidebar extends Component {
-  state = { conversations: [], hasMore: false, search: "", error: null, report: null };
-  #turn = 0; // of the list that was asked for last
-
   componentDidMount() {
-    const onFocus = () => this.load(); // other tabs begin conversations too
-    addEventListener("focus", onFocus);
-    const stops = [
-      listVersion.subscribe(() => this.load()),
-      dropped.subscribe((files) => files && this.importAll(files)),
-      () => removeEventListener("focus", onFocus),
-    ];
-    this.componentWillUnmount = () => stops.forEach((stop) => stop());
+    keepListed();
   }
 
-  async load(more = false) {
-    const { conversations, search } = this.state;
-    const turn = ++this.#turn;
-    const query = { limit: more ? PAGE : Math.min(MOST_AT_ONCE, Math.max(PAGE, conversations.length)) };
-    if (search) query.search = search;
-    if (more) query.before = conversations.at(-1).updated;
-    try {
-      const found = await list(query);
-      if (search !== this.state.search || turn !== this.#turn) return;
-      const all = more ? [...conversations, ...found.conversations] : found.conversations;
-      this.setState({ conversations: all, hasMore: found.has_more, error: null });
-    } catch (error) {
-      this.setState({ error: error.message });
-    }
-  }
-
-  onSearch = (event) => {
-    clearTimeout(this.timer);
-    this.setState({ search: event.target.value });
-    sought.value = event.target.value;
-    this.timer = setTimeout(() => this.load(), PAUSE_MS);
-  };
-
-  onFile = (event) => {
-    const files = [...event.target.files];
-    event.target.value = "";
-    this.importAll(files);
-  };
-
-  async importAll(files) {
-    const reports = [];
-    for (const file of files) {
-      const onProgress = (done, all) => this.setState({ report: `Importing ${file.name}: ${done} of ${all}` });
-      const report = await importFile(file, onProgress).catch((error) => error.message);
-      reports.push(files.length > 1 ? `${file.name}: ${report}` : report);
-      this.setState({ report: reports.join(" ") });
-    }
-    this.load();
-  }
-
-  render(_, { conversations, hasMore, search, error, report }) {
+  render() {
+    const isEmpty = isLoaded.value && !listed.value.length && !failure.value;
     return html`
       <div class="sidebar-head">
-        <button class="main" onClick=${begin}><${Icon} name="plus" />New chat</button>
-        <button onClick=${() => this.chooser.click()} title="Also files dropped here: exports of ChatGPT, Claude, Open WebUI, LibreChat, SillyTavern, OpenAssistant trees, or of this page"><${Icon} name="upload" />Import</button>
-        <input type="file" multiple accept=".json,.jsonl,application/json" class="hidden-text" tabindex="-1" aria-label="File to import"
-          ref=${(element) => (this.chooser = element)} onChange=${this.onFile} />
+        <button class="main" onClick=${begin} title="Ctrl+Shift+O"><${Icon} name="plus" />New chat</button>
+        <${ImportButton} />
       </div>
       <label class="hidden-text" for="search">Search conversations</label>
-      <input id="search" type="search" placeholder="Search" value=${search} onInput=${this.onSearch} />
-      <div role="status">${report && html`<p class="small soft">${report}</p>`}</div>
-      ${error && html`<p class="notice danger small">${error}</p>`}
-      <ul class="conversations">
-        ${conversations.map(
-          ({ id, title, num_messages, hits, has_more_hits }) => html`
-            <li key=${id}>
-              <a href=${`#${id}`} aria-current=${id === followed.value ? "true" : undefined} onClick=${() => (panel.value = null)}>
-                <span class="title">${title}</span><span class="small soft numbers" aria-label=${`${num_messages} messages`}>${num_messages}</span>
-              </a>
-              ${hits?.length > 0 && html`<${Hits} id=${id} hits=${hits} hasMore=${has_more_hits} onOpen=${() => (panel.value = null)} />`}
-            </li>
-          `,
-        )}
-      </ul>
-      ${!conversations.length && !error && html`<p class="soft small">${search ? "None found." : "What you write is kept here."}</p>`}
-      ${hasMore && html`<button onClick=${() => this.load(true)}>Older ones</button>`}
+      <input id="search" type="search" placeholder="Search" title="Ctrl+K" value=${search.value} onInput=${onSearch} />
+      <${TagRow} />
+      <${PlaceHead} />
+      <${Report} />
+      ${failure.value && html`<p class="notice danger small">${failure.value}</p>`}
+      <${Entries} />
+      ${isEmpty && html`<p class="soft small">${search.value || tag.value ? "None found." : EMPTY[place.value]}</p>`}
+      <${SelectionBar} />
+      <${Foot} />
     `;
   }
+}
+
+/** The tags that there are, each shows what has it. */
+function TagRow() {
+  if (!tags.value.length) return null;
+  return html`<div class="tag-row" role="group" aria-label="Tags">
+    ${tags.value.map(({ tag: name, num_conversations }) => {
+      const isChosen = tag.value === name;
+      return html`<button key=${name} class="tag" aria-pressed=${isChosen} onClick=${() => look({ tag: isChosen ? null : name })}>
+        ${name}<span class="numbers">${num_conversations}</span></button>`;
+    })}
+  </div>`;
+}
+
+/** Where one is, if that is not where one begins. */
+function PlaceHead() {
+  const at = place.value;
+  if (at === "all") return null;
+  const empty = async () => {
+    await loadAll();
+    deleteForGood(listed.peek());
+  };
+  return html`<div class="place-head">
+    <h2>${PLACES[at]}</h2>
+    <span class="spring"></span>
+    ${at === "trash" && listed.value.length > 0 && html`<button class="bare danger small" onClick=${empty}>Empty it</button>`}
+    <button class="bare icon-button" aria-label=${`Leave the ${at}`} title="All conversations" onClick=${() => look({ place: "all" })}><${Icon} name="x" /></button>
+  </div>`;
+}
+
+function Report() {
+  return html`<div role="status">${report.value && html`<p class="small soft report"><span>${report.value}</span>
+    <button class="bare icon-button" aria-label="Close" onClick=${() => (report.value = null)}><${Icon} name="x" /></button></p>`}</div>`;
+}
+
+/** Other places, choosing several, who one is. */
+function Foot() {
+  const leads = (to, icon) =>
+    html`<button class="bare icon-button" aria-label=${PLACES[to]} title=${PLACES[to]} aria-pressed=${place.value === to}
+      onClick=${() => look({ place: place.value === to ? "all" : to })}><${Icon} name=${icon} /></button>`;
+  return html`<div class="sidebar-foot">
+    <${AccountButton} />
+    <span class="spring"></span>
+    <button class="bare icon-button" aria-label="Choose several" title="Choose several" aria-pressed=${chosen.value !== null} onClick=${toggleChoosing}><${Icon} name="list-checks" /></button>
+    ${leads("archive", "archive")} ${leads("trash", "trash")}
+  </div>`;
 }

@@ -4,7 +4,7 @@ import { html, useRef } from "../vendor/htm-preact.js";
 import { playBranching } from "./actions.js";
 import { writeInstead } from "./composer.js";
 import { instructionsWritten, keepInstructions } from "./instructions.js";
-import { model } from "./model.js";
+import { model, sizeOf } from "./model.js";
 
 const IDEAS = ["Explain why the sky is blue to a child of six.", "Write a short poem about branches."];
 
@@ -14,7 +14,7 @@ export function Start({ isNew }) {
   return html`
     <div class="thread start-page">
       <h2>Start a conversation</h2>
-      ${model.value && html`<p class="soft model-line"><strong>${model.value.id}</strong>, on this server. It reads up to ${model.value.max_model_len.toLocaleString()} tokens.</p>`}
+      ${model.value && html`<p class="soft model-line"><strong>${model.value.id}</strong>, ${sizeOf(model.value) && `${sizeOf(model.value)}, `}on this server. It reads up to ${model.value.max_model_len.toLocaleString()} tokens.</p>`}
       <p class="soft">Edit any message, ask for several drafts, go back and branch: what branches share is computed once.</p>
       <div class="ideas">
         ${isNew && html`<button class="main" onClick=${playBranching}>Show me branching</button>`}

@@ -41,7 +41,7 @@ _ESCAPED = r"\\\g<0>"
 
 
 def export_json(conversation: Conversation, messages: Sequence[Message]) -> str:
-    """The whole tree. A reply that is still being written is told as one that was stopped here."""
+    """The whole tree, with its settings and marks. A reply that is still being written is told as one that was stopped here."""
     document = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -49,6 +49,11 @@ def export_json(conversation: Conversation, messages: Sequence[Message]) -> str:
         "title": conversation.title,
         "created": conversation.created_s,
         "updated": conversation.updated_s,
+        "head": conversation.head,
+        "settings": conversation.settings,
+        "tags": list(conversation.tags),
+        "pinned": conversation.is_pinned,
+        "archived": conversation.is_archived,
         "messages": [_entry(message) for message in messages],
     }
     return json.dumps(document, ensure_ascii=False, indent=1)

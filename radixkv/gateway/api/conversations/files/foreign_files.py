@@ -12,16 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from radixkv.gateway.api.conversations.files.planting import (
-    Imported,
-    Node,
+from radixkv.gateway.api.conversations.files.file_values import (
     RefusedError,
-    plant,
+    read_key,
+    read_list,
+    read_object,
+    read_objects,
+    read_parent,
+    read_source,
     read_text,
     read_time,
-    require_text,
-    with_placeholders,
 )
+from radixkv.gateway.api.conversations.files.planting import Imported, Node, plant, require_text, with_placeholders
 
 __all__ = ["is_silly_tavern", "read_claude", "read_librechat", "read_open_webui", "read_silly_tavern"]
 
@@ -35,23 +37,18 @@ class _Said(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def _objects(value: Any, what: str) -> list[Mapping[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise RefusedError(f"{what} is no list of objects")
-    return value
-
-
 def _id(value: Any, what: str) -> str:
-    if not isinstance(value, str) or not value:
+    key = read_key(value)
+    if key is None:
         raise RefusedError(f"{what} has no id")
-    return value
+    return key
 
 
 def _blocks(value: Any, what: str) -> _Said:
     """The texts among the blocks of a message, in Claude's words or LibreChat's."""
     texts: list[str] = []
     left_out: list[str] = []
-    for block in value if isinstance(value, list) else ():
+    for block in read_list(value):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text":
             inner = block.get("text")
@@ -66,7 +63,7 @@ def _blocks(value: Any, what: str) -> _Said:
 
 
 def _num_files(*values: Any) -> int:
-    return sum(len(value) for value in values if isinstance(value, list))
+    return sum(len(read_list(value)) for value in values)
 
 
 # -- Claude
@@ -74,7 +71,7 @@ def _num_files(*values: Any) -> int:
 
 def read_claude(document: Mapping[str, Any], now_s: float) -> Imported:
     """One of a list: a line of messages, or a tree where they name their parents."""
-    entries = _objects(document["chat_messages"], "chat_messages")
+    entries = read_objects(document["chat_messages"], "chat_messages")
     known = {entry.get("uuid") for entry in entries if isinstance(entry.get("uuid"), str)}
     nodes: list[Node] = []
     for place, entry in enumerate(entries):
@@ -89,7 +86,7 @@ def read_claude(document: Mapping[str, Any], now_s: float) -> Imported:
             title=document.get("name"),
             created_s=read_time(document.get("created_at")),
             updated_s=read_time(document.get("updated_at")),
-            source=_source("claude", document.get("uuid")),
+            source=read_source("claude", document.get("uuid")),
         )
     )
 
@@ -97,10 +94,7 @@ def read_claude(document: Mapping[str, Any], now_s: float) -> Imported:
 def _claude_node(entry: Mapping[str, Any], parent: str | None, what: str) -> Node:
     said = _blocks(entry.get("content"), f"the text of {what}")
     text = said.text or read_text(entry.get("text"), f"the text of {what}")
-    pastes = entry.get("attachments")
-    pasted = [
-        each.get("extracted_content") for each in (pastes if isinstance(pastes, list) else ()) if isinstance(each, dict)
-    ]
+    pasted = [each.get("extracted_content") for each in read_list(entry.get("attachments")) if isinstance(each, dict)]
     texts = [read_text(each, f"an attachment of {what}") for each in pasted]
     num_lost = len(texts) - sum(map(bool, texts)) + _num_files(entry.get("files"))
     left_out = (*said.left_out, *["file"] * num_lost)
@@ -109,11 +103,11 @@ def _claude_node(entry: Mapping[str, Any], parent: str | None, what: str) -> Nod
     return Node(
         key=_id(entry.get("uuid"), what),
         parent=parent,
-        role=role if text.strip() else None,
+        role=role,
         text=text,
         created_s=read_time(entry.get("created_at")),
         left_out=left_out,
-    )
+    ).unless_empty()
 
 
 # -- Open WebUI
@@ -149,38 +143,29 @@ def _instructed(document: Mapping[str, Any], nodes: list[Node], now_s: float, sy
             title=document.get("title") or chat.get("title"),
             created_s=read_time(document.get("created_at") or chat.get("timestamp")),
             updated_s=read_time(document.get("updated_at")),
-            head=head if isinstance(head, str) else None,
-            source=_source("open-webui", document.get("id")),
+            head=read_key(head),
+            source=read_source("open-webui", document.get("id")),
         )
     )
 
 
 def _open_webui_node(key: str, entry: Any) -> Node:
     what = f"message {key[:60]!r}"
-    if not isinstance(entry, dict):
-        raise RefusedError(f"{what} is no object")
-    parent = entry.get("parentId")
-    if not (parent is None or isinstance(parent, str)):
-        raise RefusedError(f"the parent of {what} is no id")
-    content = entry.get("content")
+    content = read_object(entry, what).get("content")
     said = _blocks(content, what) if isinstance(content, list) else _Said(read_text(content, f"the text of {what}"), ())
-    files = [each.get("type") if isinstance(each, dict) else None for each in _list(entry.get("files"))]
+    files = [each.get("type") if isinstance(each, dict) else None for each in read_list(entry.get("files"))]
     left_out = (*said.left_out, *("picture" if kind == "image" else "file" for kind in files))
     text = with_placeholders(said.text, left_out)
     role = entry.get("role") if entry.get("role") in ("system", "user", "assistant") else None
     return Node(
         key=key,
-        parent=parent,
-        role=role if text.strip() else None,
+        parent=read_parent(entry.get("parentId"), what),
+        role=role,
         text=text,
         created_s=read_time(entry.get("timestamp")),
         details=_model(entry.get("model"), role),
         left_out=left_out if role is not None else ("tool",),
-    )
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    ).unless_empty()
 
 
 def _model(value: Any, role: str | None) -> dict[str, Any] | None:
@@ -196,17 +181,16 @@ def read_librechat(document: Mapping[str, Any], now_s: float) -> Imported:
     nodes: list[Node] = []
     found: list[tuple[str | None, Any]] = []
     waiting: list[tuple[str | None, Any]] = [
-        (None, each) for each in reversed(_objects(document.get("messages", document.get("messagesTree")), "messages"))
+        (None, each)
+        for each in reversed(read_objects(document.get("messages", document.get("messagesTree")), "messages"))
     ]
     known: set[str] = set()
     while waiting:
         above, entry = waiting.pop()
-        if not isinstance(entry, dict):
-            raise RefusedError(f"message {len(found)} is no object")
-        key = _id(entry.get("messageId"), f"message {len(found)}")
+        key = _id(read_object(entry, f"message {len(found)}").get("messageId"), f"message {len(found)}")
         known.add(key)
         found.append((above, entry))
-        waiting += [(key, child) for child in reversed(_list(entry.get("children")))]
+        waiting += [(key, child) for child in reversed(read_list(entry.get("children")))]
     for above, entry in found:
         named = entry.get("parentMessageId")
         nodes.append(_librechat_node(entry, named if isinstance(named, str) and named in known else above))
@@ -216,7 +200,7 @@ def read_librechat(document: Mapping[str, Any], now_s: float) -> Imported:
             now_s,
             title=document.get("title"),
             created_s=min((node.created_s for node in nodes if node.created_s is not None), default=None),
-            source=_source("librechat", document.get("conversationId")),
+            source=read_source("librechat", document.get("conversationId")),
         )
     )
 
@@ -231,12 +215,12 @@ def _librechat_node(entry: Mapping[str, Any], parent: str | None) -> Node:
     return Node(
         key=key,
         parent=parent,
-        role=role if text.strip() else None,
+        role=role,
         text=text,
         created_s=read_time(entry.get("createdAt")),
         details=_model(entry.get("model"), role),
         left_out=left_out,
-    )
+    ).unless_empty()
 
 
 # -- SillyTavern
@@ -261,8 +245,8 @@ def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
         created_s = read_time(entry.get("send_date"))
         for number, text in enumerate(said):
             left_out = ("note",) if role is None else ()
-            own = role if text.strip() else None
-            nodes.append(Node(f"{place}.{number}", parent, own, text, created_s, number, left_out=left_out))
+            node = Node(f"{place}.{number}", parent, role, text, created_s, number, left_out=left_out)
+            nodes.append(node.unless_empty())
         parent = f"{place}.{chosen}"
     times = [node.created_s for node in nodes if node.created_s is not None]
     metadata = header.get("chat_metadata")
@@ -276,7 +260,7 @@ def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
             title=header.get("character_name"),
             created_s=min(times, default=None),
             head=parent,
-            source=_source("silly-tavern", name),
+            source=read_source("silly-tavern", name),
         )
     )
 
@@ -285,12 +269,8 @@ def _swipes(entry: Mapping[str, Any], place: int) -> tuple[list[str], int]:
     """All that was said in a message's place, and which of it was chosen."""
     what = f"the text of line {place + 2}"
     text = read_text(entry.get("mes"), what)
-    others = [read_text(each, what) for each in _list(entry.get("swipes"))]
+    others = [read_text(each, what) for each in read_list(entry.get("swipes"))]
     chosen = entry.get("swipe_id")
     if entry.get("is_user") or not isinstance(chosen, int) or not 0 <= chosen < len(others):
         return [text], 0
     return [*others[:chosen], text, *others[chosen + 1 :]], chosen
-
-
-def _source(program: str, value: Any) -> str | None:
-    return f"{program}:{value}" if isinstance(value, str) and value else None

@@ -10,6 +10,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from radixkv.gateway.api.conversations.files.exports import FORMAT, FORMAT_VERSION
+from radixkv.gateway.api.conversations.files.file_values import (
+    RefusedError,
+    read_key,
+    read_list,
+    read_object,
+    read_parent,
+    read_source,
+    read_text,
+    read_time,
+)
 from radixkv.gateway.api.conversations.files.foreign_files import (
     is_silly_tavern,
     read_claude,
@@ -17,21 +27,15 @@ from radixkv.gateway.api.conversations.files.foreign_files import (
     read_open_webui,
     read_silly_tavern,
 )
-from radixkv.gateway.api.conversations.files.planting import (
-    Imported,
-    Node,
-    RefusedError,
-    plant,
-    read_text,
-    read_time,
-    require_text,
-    with_placeholders,
-)
+from radixkv.gateway.api.conversations.files.planting import Imported, Node, plant, require_text, with_placeholders
+from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.api.conversations.objects import MessageDetails
+from radixkv.gateway.api.conversations.schema import ConversationChange
+from radixkv.gateway.api.conversations.writing import Value
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.util.json_text import read_json
 
-__all__ = ["Imported", "RefusedError", "read_conversations"]
+__all__ = ["Imported", "read_conversations"]
 
 MAX_DOCUMENTS = 10_000
 """Conversations of one file."""
@@ -47,6 +51,9 @@ _CHATGPT_KINDS = {
     "user_editable_context": ("instructions",),
 }
 """What is left out of it, by the kind of a message's content."""
+
+_KEPT = ("settings", "tags", "pinned", "archived")
+"""What of a whole conversation comes back, by the fields of a change."""
 
 _ROLES = ("system", "user", "assistant")
 _OPEN_ASSISTANT = {"prompter": "user", "assistant": "assistant", "system": "system"}
@@ -136,36 +143,49 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
     if not isinstance(entries, list):
         raise RefusedError("it has no list of messages")
     nodes = [_own_node(entry, place) for place, entry in enumerate(entries)]
-    own_id = document.get("id")
     return plant(
         nodes,
         now_s,
         title=document.get("title"),
         created_s=read_time(document.get("created")),
         updated_s=read_time(document.get("updated")),
-        source=f"radixkv:{own_id}" if isinstance(own_id, str) and own_id else None,
-    )
+        head=read_key(document.get("head")),
+        source=read_source("radixkv", document.get("id")),
+    )._replace(kept=_kept(document))
+
+
+def _kept(document: Mapping[str, Any]) -> dict[str, Value]:
+    """Settings, tags and marks, as far as they are what we would have written."""
+    kept: dict[str, Value] = {}
+    for name in _KEPT:
+        try:
+            values = ConversationChange.model_validate({name: document.get(name)}).values()
+        except ValidationError:
+            continue
+        if _is_plain(values):
+            kept |= values
+    return kept
 
 
 def _own_node(entry: Any, place: int) -> Node:
     what = f"message {place}"
     if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or entry.get("role") not in _ROLES:
         raise RefusedError(f"{what} has no id, or no role of {', '.join(_ROLES)}")
-    parent, status = entry.get("parent"), entry.get("status", "complete")
-    if not (parent is None or isinstance(parent, str)):
-        raise RefusedError(f"the parent of {what} is no id")
+    status = entry.get("status", "complete")
     if status not in ("complete", "stopped", "failed"):
         raise RefusedError(f"the status of {what} is none of complete, stopped, failed")
     text, role = read_text(entry.get("text"), f"the text of {what}"), entry["role"]
     return Node(
         key=entry["id"],
-        parent=parent,
+        parent=read_parent(entry.get("parent"), what),
         role=role if text or role == "assistant" else None,  # a reply may have ended without a word
         text=text,
         created_s=read_time(entry.get("created")),
         status=status,
         error=read_text(entry.get("error"), f"the error of {what}") or None,
         details=_details(entry.get("details")),
+        is_starred=entry.get("starred") is True,
+        name=read_text(entry.get("name"), f"the name of {what}")[:MAX_TITLE_CHARACTERS] or None,
     )
 
 
@@ -195,45 +215,34 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
     places: dict[str, int] = {}
     for entry in mapping.values():
         children = entry.get("children") if isinstance(entry, dict) else None
-        for place, child in enumerate(children if isinstance(children, list) else ()):
+        for place, child in enumerate(read_list(children)):
             if isinstance(child, str):
                 places.setdefault(child, place)
     nodes = [_chatgpt_node(key, entry, places.get(key, 0)) for key, entry in mapping.items()]
-    head = document.get("current_node")
-    own_id = document.get("conversation_id") or document.get("id")
     imported = plant(
         nodes,
         now_s,
         title=document.get("title"),
         created_s=read_time(document.get("create_time")),
         updated_s=read_time(document.get("update_time")),
-        head=head if isinstance(head, str) else None,
-        source=f"chatgpt:{own_id}" if isinstance(own_id, str) and own_id else None,
+        head=read_key(document.get("current_node")),
+        source=read_source("chatgpt", document.get("conversation_id") or document.get("id")),
     )
     return require_text(imported)
 
 
 def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
-    if not isinstance(entry, dict):
-        raise RefusedError(f"node {key[:60]!r} is no object")
-    parent, message = entry.get("parent"), entry.get("message")
-    if not (parent is None or isinstance(parent, str)):
-        raise RefusedError(f"the parent of node {key[:60]!r} is no id")
+    what = f"node {key[:60]!r}"
+    message = read_object(entry, what).get("message")
+    parent = read_parent(entry.get("parent"), what)
     if not isinstance(message, dict):
         return Node(key, parent, None, "", place=place)
     author = message.get("author")
     role = author.get("role") if isinstance(author, dict) else None
     is_turn = role in _ROLES and message.get("recipient") in (None, "all")  # what an assistant says to a tool is none
     text, left_out = _chatgpt_text(message.get("content"), key) if is_turn else ("", ("tool",))
-    return Node(
-        key=key,
-        parent=parent,
-        role=role if text.strip() else None,
-        text=text,
-        created_s=read_time(message.get("create_time")),
-        place=place,
-        left_out=left_out,
-    )
+    created_s = read_time(message.get("create_time"))
+    return Node(key, parent, role, text, created_s, place, left_out=left_out).unless_empty()
 
 
 def _chatgpt_text(content: Any, key: str) -> tuple[str, tuple[str, ...]]:
@@ -241,10 +250,9 @@ def _chatgpt_text(content: Any, key: str) -> tuple[str, tuple[str, ...]]:
     kind = content.get("content_type") if isinstance(content, dict) else None
     if kind not in ("text", "multimodal_text"):
         return "", _CHATGPT_KINDS.get(str(kind), ())
-    parts = content.get("parts")
     texts: list[str] = []
     left_out: list[str] = []
-    for part in parts if isinstance(parts, list) else ():
+    for part in read_list(content.get("parts")):
         if isinstance(part, dict):
             part_kind = str(part.get("content_type"))
             left_out.append("picture" if "image" in part_kind else "audio" if "audio" in part_kind else "file")
@@ -267,8 +275,7 @@ def _read_open_assistant(document: Mapping[str, Any], now_s: float) -> Imported:
         is_turn = text.strip() and not entry.get("deleted")
         nodes.append(Node(key, parent, _OPEN_ASSISTANT.get(str(entry.get("role"))) if is_turn else None, text))
         waiting += [(key, reply) for reply in reversed(entry.get("replies", []))]
-    own_id = document.get("message_tree_id")
-    source = f"open-assistant:{own_id}" if isinstance(own_id, str) and own_id else None
+    source = read_source("open-assistant", document.get("message_tree_id"))
     return require_text(plant(nodes, now_s, source=source))
 
 

@@ -6,34 +6,21 @@ ours   user - assistant                                                 and what
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from radixkv.gateway.api.conversations.files.file_values import RefusedError, read_text
 from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
-from radixkv.gateway.api.conversations.writing import MAX_MESSAGES
+from radixkv.gateway.api.conversations.writing import MAX_MESSAGES, Value
 
-__all__ = ["Imported", "Node", "RefusedError", "plant", "read_text", "read_time", "require_text", "with_placeholders"]
+__all__ = ["Imported", "Node", "plant", "require_text", "with_placeholders"]
 
 _SHOWN_CHARACTERS = 60
-_MAX_DATE_CHARACTERS = 40
-_DATE_FORMS = ("%B %d, %Y %I:%M%p", "%Y-%m-%d @%Hh %Mm %Ss %fms", "%Y-%m-%d@%Hh%Mm%Ss")
-"""Of SillyTavern's older files; they name no zone and are taken for UTC."""
-
 _SHOWN_KINDS = ("picture", "audio", "file")
 """Of what is left out: what a message speaks of."""
-
-
-class RefusedError(Exception):
-    """Why a conversation of a file is not taken. `reason`: for people."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +33,7 @@ class Node:
         text: what it says.
         created_s: when, as the file says.
         place: among its siblings; those of one place stand as they do in the file.
-        status, error, details: as of a message of ours.
+        status, error, details, is_starred, name: as of a message of ours.
         left_out: kinds of what is left out here, each as often as it is.
     """
 
@@ -60,13 +47,20 @@ class Node:
     error: str | None = None
     details: dict[str, Any] | None = None
     left_out: tuple[str, ...] = ()
+    is_starred: bool = False
+    name: str | None = None
+
+    def unless_empty(self) -> Node:
+        """The same; left out where its text says nothing."""
+        return self if self.text.strip() else replace(self, role=None)
 
 
 class Imported(NamedTuple):
     """A conversation to be stored.
 
     head: id of the message where it was left. updated_s: when. source: names it in the program that it comes from; it is known
-    again by that, and its messages by ids that follow from what they are. left_out: how many of each kind.
+    again by that, and its messages by ids that follow from what they are. left_out: how many of each kind. kept: settings, tags
+    and marks of a new one, by columns.
     """
 
     title: str | None
@@ -76,6 +70,7 @@ class Imported(NamedTuple):
     updated_s: float | None = None
     source: str | None = None
     left_out: Mapping[str, int] = {}
+    kept: Mapping[str, Value] = {}
 
 
 def plant(
@@ -184,42 +179,9 @@ def _message(
         status=node.status,
         error=node.error,
         details={**(node.details or {}), **told, "imported": True},
+        is_starred=node.is_starred,
+        name=node.name,
     )
-
-
-def read_text(value: Any, what: str) -> str:
-    """A text of a file; empty where it is none.
-
-    Raises:
-        RefusedError: it holds half a character.
-    """
-    if not isinstance(value, str):
-        return ""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise RefusedError(f"{what} is not valid Unicode") from None
-    return value
-
-
-def read_time(value: Any) -> float | None:
-    """A time of a file, in seconds since 1970; None where it is none. Also one in milliseconds, or as ISO 8601 writes it."""
-    if isinstance(value, str) and len(value) <= _MAX_DATE_CHARACTERS:
-        return _read_date(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e14:
-        return None
-    return float(value) / (1000 if value >= 1e11 else 1) if math.isfinite(value) else None
-
-
-def _read_date(text: str) -> float | None:
-    for form in (None, *_DATE_FORMS):
-        try:
-            date = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
-            seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, OverflowError):
-            continue
-        return seconds if seconds >= 0 else None
-    return None
 
 
 def _title(value: Any) -> str | None:

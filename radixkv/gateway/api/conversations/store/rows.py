@@ -44,8 +44,8 @@ _UNSEEN = 1_000_000
 """Versions that a process which was killed may have told and not stored: it stored what grew every second."""
 
 INSERT_CONVERSATION = """
-INSERT INTO conversations (id, namespace, title, created_s, updated_s, settings, source, size_bytes)
-VALUES (:id, :namespace, :title, :created_s, :updated_s, :settings, :source, :size_bytes)
+INSERT INTO conversations (id, namespace, title, created_s, updated_s, source)
+VALUES (:id, :namespace, :title, :created_s, :updated_s, :source)
 """
 _COLUMNS = (
     "conversation",

@@ -86,14 +86,14 @@ class ConversationStore:
         *,
         created_s: float | None = None,
         head: str | None = None,
-        settings: str | None = None,
+        kept: Mapping[str, Value] | None = None,
         updated_s: float | None = None,
         source: str | None = None,
     ) -> Conversation:
         """Store a new one with messages, parents before what stands below them; with none of the latter's parents missing.
 
-        Without a title it is called as its first user's message says. `head`: the last message, unless told. `settings`: JSON.
-        `updated_s`: now, unless told. `source`: by which `imports` finds it.
+        Without a title it is called as its first user's message says. `head`: the last message, unless told. `updated_s`: now,
+        unless told. `kept`: settings, tags (JSON) and marks, by the names of columns. `source`: by which `imports` finds it.
 
         Raises:
             ApiError: 409: the namespace is full.
@@ -109,11 +109,10 @@ class ConversationStore:
                 "title": title,
                 "created_s": begun_s,
                 "updated_s": next_update(connection, namespace, now_s),
-                "settings": settings,
                 "source": source,
-                "size_bytes": len((settings or "").encode()),
             }
             connection.execute(INSERT_CONVERSATION, new)
+            self._writer.change(connection, find(connection, namespace, conversation_id), kept or {}, 0)
             self._writer.check_number(connection, namespace)
             self._writer.insert(connection, find(connection, namespace, conversation_id), messages, 0)
             if head is not None:

@@ -6,7 +6,7 @@ import { attempt, idOfShown, take } from "../actions.js";
 import * as api from "../api.js";
 import { newId } from "../conversation.js";
 import { inWords } from "../errors.js";
-import { readSettings } from "../settings.js";
+import { readSettings, settled } from "../settings.js";
 import * as view from "../view.js";
 
 const PAUSE_MS = 300; // of somebody who writes, before the cost is asked for
@@ -19,6 +19,7 @@ const IS_WRITTEN = "A reply of this branch is still being written: stop it, or w
 export const retell = (change, { asks = false } = {}) =>
   attempt(async () => {
     const owner = idOfShown();
+    await settled();
     const { messages, leaf } = await api.retell(owner, { leaf: view.tip.peek(), id: newId(), ...change });
     take(owner, { messages, end: leaf });
     if (asks && messages.at(-1).role === "user") take(owner, await api.reply(owner, leaf, api.repliesOf(readSettings(), newId())));
