@@ -6,7 +6,6 @@
 import { effect, html, render } from "../vendor/htm-preact.js";
 import { showHeader } from "../page.js";
 import { learnMe } from "./account.js";
-import { Compare } from "./compare.js";
 import { Composer, addFiles } from "./composer.js";
 import { watchDrops } from "./files.js";
 import { keepFocus } from "./focus.js";
