@@ -346,7 +346,8 @@ _MOVED = """() => {
   const real = document.startViewTransition.bind(document);
   document.startViewTransition = (update) => {
     const transition = real(update);
-    const note = () => window.durations.push(...document.getAnimations().map((one) => one.effect.getTiming().duration));
+    const fades = () => document.getAnimations().filter((one) => one.effect.pseudoElement?.startsWith("::view-transition"));
+    const note = () => window.durations.push(...fades().map((one) => one.effect.getTiming().duration));
     transition.ready.then(note);
     return transition;
   };

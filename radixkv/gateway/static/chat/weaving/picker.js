@@ -68,8 +68,10 @@ export class Picker extends Component {
     else this.leave();
   };
 
-  onClickAnywhere = ({ target, clientX, clientY }) => {
-    if (!picked.peek() || picked.peek().isSelected || target.closest(".picker, .menu-items")) return;
+  onClickAnywhere = (event) => {
+    const { target, clientX, clientY } = event;
+    const isOnButton = event.composedPath().some((one) => one instanceof Element && one.matches(".picker, .menu-items")); // it may be gone by now
+    if (!picked.peek() || picked.peek().isSelected || isOnButton) return;
     if (textOf(picked.peek().id)?.contains(target)) pickAt(clientX, clientY);
     else if (this.state.part !== "writing") pickNothing();
   };
