@@ -37,6 +37,9 @@ ALL_BUGS = (
 MAX_EXAMPLES = 800
 NUM_AT_A_TIME = 2
 QUICK_EVERY = 3
+
+SLOW = {"no bound on what all pins protect"}
+"""Found where several namespaces have pinned nearly all that may be, after minutes. `test_pins` holds the bound itself."""
 HUNT_TIMEOUT_S = 500.0
 
 
@@ -97,7 +100,7 @@ def _hunts_a_bug(item: pytest.Item) -> bool:
 @pytest.mark.parametrize(
     "bug",
     [
-        pytest.param(bug, id=bug.name, marks=[pytest.mark.slow] if index % QUICK_EVERY else [])
+        pytest.param(bug, id=bug.name, marks=[pytest.mark.slow] if index % QUICK_EVERY or bug.name in SLOW else [])
         for index, bug in enumerate(ALL_BUGS)
     ],
 )
