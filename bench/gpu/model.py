@@ -368,7 +368,7 @@ def main() -> int:
         bench.run()
     except Exception as failure:  # what was measured until then is told all the same
         bench.note_wrong("the run", f"{type(failure).__name__}: {failure}")
-    report = bench.common.report
+    report = bench.report
     bench.save()
     if options.tiny:
         report.bars.clear()

@@ -388,7 +388,7 @@ def test_an_excerpt_shows_the_text_around_a_hit(text: str, needle: str, excerpt:
 
 def test_what_is_kept_of_a_conversation_counts_and_is_bounded(store: ConversationStore, database: Database) -> None:
     async def story() -> None:
-        made = await store.create("a", settings='{"seed": 1}')
+        made = await store.create("a", kept={"settings": '{"seed": 1}'})
         assert usage(database) == (1, 11)
         changed = await store.change("a", made.id, {"settings": '{"stop": ["é"]}'}, 9)
         assert (changed.settings, changed.version, changed.updated_s) == ({"stop": ["é"]}, 10, made.updated_s)
