@@ -32,7 +32,7 @@ PHONE = {"width": 390, "height": 760}
 DEADLINE_MS = 120_000
 STOP_S = 30.0
 SETTLE_MS = 3000
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager
