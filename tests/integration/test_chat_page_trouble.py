@@ -121,14 +121,15 @@ def test_the_focus_is_never_lost(site: Site, page: Page) -> None:
 def test_what_is_written_while_a_message_is_sent_stays(site: Site, page: Page) -> None:
     converse(site, page, THREE[0])
     page.evaluate(
-        "() => { const real = fetch; window.fetch = async (...all) => {"
-        " if (all[1]?.method === 'POST') await new Promise((go) => (window.go = go)); return real(...all); }; }"
+        "() => { const real = fetch; window.held = []; window.fetch = async (...all) => {"
+        " if (String(all[0]).endsWith('/messages')) await new Promise((go) => window.held.push(go));"
+        " return real(...all); }; }"
     )
     site.dictate("Second answer.")
     say(page, "Second question")
-    page.wait_for_function("() => Boolean(window.go)")
+    page.wait_for_function("() => window.held.length > 0")
     page.keyboard.type(" and a third")
-    page.evaluate("() => window.go()")
+    page.evaluate("() => window.held.forEach((go) => go())")
     expect(shown(page).last).to_contain_text("Second answer.")
     expect(shown(page).nth(2).locator(".plain")).to_have_text("Second question")
     expect(page.get_by_label("Message", exact=True)).to_have_value(" and a third")

@@ -89,9 +89,15 @@ class Busy(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def busy(default_model: str) -> Iterator[Busy]:
+def running(default_model: str) -> Iterator[Busy]:
     with busy_stack(default_model) as (server, _, runner):
         yield Busy(f"http://{server.address}/", runner, ChatText(default_model))
+
+
+@pytest.fixture
+def busy(running: Busy) -> Iterator[Busy]:
+    yield running
+    running.runner.gate.open()
 
 
 def fits(page: Page) -> None:
@@ -108,12 +114,16 @@ def keep(busy: Busy, page: Page) -> None:
     """Save an edit and keep what follows, once its cost has been told; that was true."""
     price = page.locator(".price")
     expect(price).to_have_text(PRICE)
+    expect(price).to_have_attribute("aria-busy", "false")
     found = PRICE.search(price.inner_text())
     assert found is not None
     fits(page)
+    last = page.locator("article").last
+    before = last.get_attribute("id") or ""
     page.get_by_role("button", name="Save and keep what follows").click()
     expect(price).to_have_count(0)
-    (cost,) = busy.ask(page, "/costs", {"messages": [page.locator("article").last.get_attribute("id")]})["messages"]
+    expect(last).not_to_have_id(before)
+    (cost,) = busy.ask(page, "/costs", {"messages": [last.get_attribute("id")]})["messages"]
     assert [f"{cost['computed_tokens']:,}", f"{cost['prompt_tokens']:,}"] == list(found.groups())
 
 
@@ -300,6 +310,14 @@ def test_a_reply_goes_on_from_what_is_selected_while_it_is_written(busy: Busy, b
         running = page.locator("article.running")
         expect(running).to_contain_text("word word")
         running.locator("p", has_text="First").dblclick(position={"x": 12, "y": 10})
+        expect(chosen(page)).to_have_attribute("aria-valuetext", "First")
+        written = len(running.inner_text())
+        busy.runner.gate.open()
+        busy.runner.gate.close_after(20)
+        page.wait_for_function(
+            "(n) => document.querySelector('article.running').innerText.length > n + 60", arg=written
+        )
+        assert page.evaluate("getSelection().toString()") == "First"
         expect(chosen(page)).to_have_attribute("aria-valuetext", "First")
         page.keyboard.press("Escape")
         expect(page.locator(".picker")).to_have_count(0)

@@ -19,6 +19,7 @@ expect.set_options(timeout=DEADLINE_MS)
 
 QUESTION = "Where does the Rhine begin, and through which towns does it flow on its way to the sea?"
 ANSWER = "It begins in the Swiss Alps, in Graubünden, and flows through Chur, Basel, Strasbourg, Mainz and Rotterdam."
+OTHER = "Near the Oberalp pass."
 SPY = """() => {
   const { fillText } = CanvasRenderingContext2D.prototype;
   window.drawn = new Set();
@@ -39,7 +40,7 @@ def worker(default_model: str) -> Iterator[tuple[Watched, ChatText]]:
 def stack(worker: tuple[Watched, ChatText]) -> Iterator[TreeStack]:
     with tree_stack(*worker) as stack:
         store(stack.holder, stack.text.prompt_ids(chat(QUESTION, ANSWER)))
-        store(stack.holder, stack.text.prompt_ids(chat(QUESTION, "Near the Oberalp pass.")))
+        store(stack.holder, stack.text.prompt_ids(chat(QUESTION, OTHER)))
         yield stack
 
 
@@ -160,8 +161,14 @@ def test_the_list_and_the_words_for_readers_name_the_roles(page: Page) -> None:
 def test_a_branch_of_the_chat_is_found_in_the_tree_and_the_tree_leads_back(
     browser: Browser, default_model: str
 ) -> None:
-    with busy_stack(default_model) as (server, _, _), Talk(server.url) as talk:
+    with busy_stack(default_model) as (server, _, runner), Talk(server.url) as talk:
         conversation = talk.begin()
+        text = ChatText(default_model)
+        runner.dictated.extend(
+            token_id
+            for reply in (ANSWER, OTHER)
+            for token_id in [*text.encode(reply, special=False), *runner.eos_token_ids]
+        )
         asked, reply = talk.turn(conversation, QUESTION, max_tokens=40)
         again = talk.call("POST", f"/{conversation}/messages/{asked}/replies", {"max_tokens": 40})["messages"][0]
         talk.ended(conversation, again["id"])

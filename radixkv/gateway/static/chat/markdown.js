@@ -23,6 +23,7 @@ class Block extends Component {
   componentDidUpdate() {
     const next = this.element.cloneNode(false);
     next.append(clean(this.props.source));
+    appendTexts(this.element, next);
     morph(this.element, next, { childrenOnly: true, onBeforeElUpdated: keepState });
     this.#finish();
   }
@@ -41,7 +42,16 @@ function keepState(element, next) {
   if (element.isEqualNode(next) || isSameFormula(element, next)) return false;
   for (const name of KEPT) if (element.hasAttribute(name)) next.setAttribute(name, element.getAttribute(name));
   if (element.role) next.setAttribute("aria-label", element.getAttribute("aria-label"));
+  appendTexts(element, next);
   return true;
+}
+
+/** Append to texts what they grow by: a text that is replaced loses what is selected of it. */
+function appendTexts(element, next) {
+  element.childNodes.forEach((text, index) => {
+    const grown = next.childNodes[index];
+    if (text instanceof Text && grown instanceof Text && grown.data.startsWith(text.data)) text.appendData(grown.data.slice(text.length));
+  });
 }
 
 let numTexts = 0;

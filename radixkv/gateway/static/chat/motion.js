@@ -19,15 +19,15 @@ export function crossFade(from, to, change) {
 
 const topOf = (id) => document.getElementById(id)?.getBoundingClientRect().top ?? null;
 
-/** Scroll an element of the thread to a place on the screen; where too little follows it, room is left below. */
+/** Scroll an element of the thread to a place on the screen; where too little follows it, once it is measured, room is left below. */
 function holdAt(element, top) {
   const thread = element?.closest(".thread");
   if (!thread) return;
   const content = thread.firstElementChild;
   content.style.minHeight = "";
   const scrolled = thread.scrollTop + element.getBoundingClientRect().top - top;
-  const missing = scrolled + thread.clientHeight - thread.scrollHeight;
-  if (missing > 0) content.style.minHeight = `${content.offsetHeight + missing}px`;
+  const besides = thread.scrollHeight - content.offsetHeight;
+  content.style.minHeight = `${scrolled + thread.clientHeight - besides}px`;
   thread.scrollTop = scrolled;
 }
 

@@ -33,17 +33,18 @@ function inTokens({ prompt_tokens: all, computed_tokens: computed, max_prompt_to
   return `The next reply computes ${computed.toLocaleString()} of ${all.toLocaleString()} tokens anew; the others are cached.`;
 }
 
+const isSame = (change, other) => JSON.stringify(change) === JSON.stringify(other);
+
 /** What a change of the branch that is shown will cost, told whenever it changes. `change`: as for `retell`, or null. */
 export class Price extends Component {
-  state = { words: "" };
+  state = { words: "", of: null };
 
   componentDidMount() {
     this.#askLater(0);
   }
 
   componentDidUpdate(before) {
-    const isAnother = JSON.stringify(before.change) !== JSON.stringify(this.props.change);
-    if (isAnother || this.isHeld !== this.wasHeld) this.#askLater(PAUSE_MS);
+    if (!isSame(before.change, this.props.change) || this.isHeld !== this.wasHeld) this.#askLater(PAUSE_MS);
   }
 
   componentWillUnmount() {
@@ -56,17 +57,18 @@ export class Price extends Component {
     this.wasHeld = this.isHeld;
     this.asked = this.isHeld ? null : this.props.change;
     if (this.asked) this.timer = setTimeout(() => this.#ask(this.asked), wait_ms);
-    else this.setState({ words: "" });
+    else this.setState({ words: "", of: null });
   }
 
   async #ask(change) {
     const asked = api.retell(idOfShown(), { leaf: view.tip.peek(), ...change, dry_run: true });
     const words = await asked.then(({ cost }) => inTokens(cost), (error) => inWords(error).text);
-    if (this.asked === change) this.setState({ words });
+    if (this.asked === change) this.setState({ words, of: change });
   }
 
-  render({ change }, { words }) {
+  render({ change }, { words, of }) {
     this.isHeld = view.conversation.value?.cell(view.tip.value)?.value.status === "running";
-    return html`<span class="price soft small" role="status">${change && this.isHeld ? IS_WRITTEN : words}</span>`;
+    const isHeld = change && this.isHeld;
+    return html`<span class="price soft small" role="status" aria-busy=${!isHeld && !isSame(change, of)}>${isHeld ? IS_WRITTEN : words}</span>`;
   }
 }
