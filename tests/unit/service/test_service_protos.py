@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc  # type: ignore[import-untyped]  # it ships no types
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROTOS = sorted((ROOT / "protos/radixkv/v1").glob("*.proto"))
 ELEMENT = re.compile(
     r"^\s*(message|enum|service|rpc|oneof|optional|repeated|\.?[\w.]+\s+\w+\s*=\s*\d+|[A-Z_0-9]+\s*=\s*\d+)"

@@ -93,7 +93,7 @@ def test_tiles_to_try_compile_without_a_fault(variant: Variant) -> None:
 
 
 def bench(*arguments: str, module: str = "gpu.attention", **environment: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
         [sys.executable, "-m", f"bench.{module}", *arguments],

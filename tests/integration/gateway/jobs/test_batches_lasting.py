@@ -15,9 +15,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from batch_calls import CHAT, body_of, client_of, create, ended, jsonl, line, results
 from chat_stack import gateway, gibberish_engine, wait_until
 from openai import OpenAI
-from test_batches import CHAT, body_of, client_of, create, ended, jsonl, line, results
 
 from radixkv.gateway.api.jobs import quotas
 from radixkv.gateway.config import GatewayConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_text import byte_level, sentencepiece_like
+from small_tokenizers import byte_level, sentencepiece_like
 
 TEXT = "hello world ½ 🙂 x\n"
 

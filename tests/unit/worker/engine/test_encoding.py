@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from chat_templates import CHATML, chat_text
-from test_text import byte_level, sentencepiece_like
+from small_tokenizers import byte_level, sentencepiece_like
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import unpack_tokens

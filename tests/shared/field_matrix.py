@@ -1,6 +1,6 @@
 """The fields that clients of each API send, and what becomes of them: the table in the gateway's README.
 
-`PYTHONPATH=. python tests/unit/field_matrix.py` writes it there, from the schemas as they are.
+`PYTHONPATH=. python tests/shared/field_matrix.py` writes it there, from the schemas as they are.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_calls import body_of, jsonl, line
 from chat_stack import Stack, chat_stack, wait_until
-from test_batches import body_of, jsonl, line
 
 COMMAND = (sys.executable, "-m", "radixkv.cli", "batch")
 

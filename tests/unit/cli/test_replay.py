@@ -16,7 +16,7 @@ from radixkv.cli import main
 from radixkv.core.eviction import POLICIES
 from radixkv.simulate import Trace, TraceError, parse_capacities, read_trace, replay, trace_of_texts
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def mooncake(folder: Path, rows: Sequence[tuple[int, int, list[int]]], name: str = "trace.jsonl") -> Path:

@@ -10,7 +10,7 @@ from radixkv import PrefixCache
 from radixkv.core.eviction import AdaptivePolicy
 from radixkv.core.eviction.heap_queue import HeapQueue
 from radixkv.core.eviction.shadows import Rested, Shadow
-from tests.unit.test_eviction import hit_rate, stored
+from tests.unit.core.test_eviction import hit_rate, stored
 
 BLOCK = 2
 

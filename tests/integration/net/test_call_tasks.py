@@ -22,7 +22,7 @@ from radixkv.net.calls.auth import AsyncGuard
 from radixkv.net.calls.cancelled_calls import CallTask, awaiting_request, new_task
 from radixkv.net.tenants import KeyRing
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NUM_FLOODS = 15
 MAX_BYTES_PER_CALL = 24
 """An operation is 96."""
@@ -100,7 +100,7 @@ async def bytes_lost_per_call() -> float:
 def test_calls_without_a_request_leave_nothing() -> None:
     if not hasattr(ctypes.CDLL(None), "mallinfo2"):
         pytest.skip("the C library does not tell what is in use")
-    command = [sys.executable, "-m", "tests.integration.test_call_tasks"]  # other tests' threads use memory as well
+    command = [sys.executable, "-m", "tests.integration.net.test_call_tasks"]  # other tests' threads use memory as well
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < MAX_BYTES_PER_CALL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_text import CHATML, byte_level, user
+from small_tokenizers import CHATML, byte_level, user
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 

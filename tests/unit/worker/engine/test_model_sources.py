@@ -14,7 +14,7 @@ from radixkv.worker.errors import ModelError
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.model.model import ModelRunner
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 PLANTED = """
 from pathlib import Path
 

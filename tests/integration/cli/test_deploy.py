@@ -17,7 +17,7 @@ import pytest
 
 from radixkv.cli import program
 
-FOLDER = Path(__file__).resolve().parents[2] / "radixkv" / "deploy"
+FOLDER = Path(__file__).resolve().parents[3] / "radixkv" / "deploy"
 UNITS = sorted(FOLDER.glob("*.service"))
 INSTALLED = "/opt/radixkv/bin/radixkv"
 NOBODY = 65534
