@@ -12,6 +12,8 @@ from browser import open_page
 from chat_site import Site, converse, say, shown
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from radixkv.gateway.pages.pages import PAGES
+
 SIZES = [{"width": 360, "height": 740}, {"width": 768, "height": 1024}, {"width": 1280, "height": 800}]
 
 TABLE = "\n".join(
@@ -354,3 +356,11 @@ def test_the_first_load_stays_small(site: Site, browser: Browser) -> None:
         sizes = page.evaluate(f"{loaded}.map(({{ encodedBodySize }}) => encodedBodySize)")
         assert len(sizes) > 20
         assert sum(sizes) < 350_000
+
+
+def test_every_module_of_a_page_is_asked_for_at_once(site: Site, browser: Browser) -> None:
+    loaded = "performance.getEntriesByType('resource').map(({ name }) => name).filter((name) => name.endsWith('.js'))"
+    linked = "[...document.querySelectorAll('[rel=modulepreload], [type=module]')].map(({ href, src }) => href ?? src)"
+    for path in PAGES:
+        with open_page(browser, site.url + path[1:]) as page:
+            assert set(page.evaluate(loaded)) == set(page.evaluate(linked))

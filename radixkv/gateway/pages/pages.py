@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
+from urllib.parse import urljoin
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -42,6 +44,8 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_SCRIPT = re.compile(rb'<script type="module" src="/static/([^"]+)"')
+_IMPORT = re.compile(rb"""\b(?:from|import)\s*["'](\.[^"']+)["']""")
 _HEADERS = {
     "Cache-Control": "no-cache",  # asked for again each time, answered with 304
     "Content-Security-Policy": _POLICY,
@@ -60,8 +64,8 @@ class _Asset(NamedTuple):
 
 @cache
 def assets() -> Mapping[str, _Asset]:
-    """Every file below `static/` that a browser loads, by its path there."""
-    found: dict[str, _Asset] = {}
+    """Every file below `static/` that a browser loads, by its path there; pages preload the modules that they import."""
+    contents: dict[str, bytes] = {}
     folders: list[tuple[str, Traversable]] = [("", files("radixkv.gateway") / "static")]
     while folders:
         prefix, folder = folders.pop()
@@ -69,11 +73,33 @@ def assets() -> Mapping[str, _Asset]:
             path = f"{prefix}{entry.name}"
             if entry.is_dir():
                 folders.append((f"{path}/", entry))
-            elif media_type := _TYPES.get(f".{entry.name.rpartition('.')[2]}"):
-                content = entry.read_bytes()
-                etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-                found[path] = _Asset(content, gzip.compress(content, mtime=0), media_type, etag)
-    return found
+            elif _media_type(path):
+                contents[path] = entry.read_bytes()
+    for path in PAGES.values():
+        links = "".join(f'<link rel="modulepreload" href="/static/{module}" />' for module in _imported(path, contents))
+        contents[path] = contents[path].replace(b"</head>", links.encode() + b"</head>")
+    return {path: _asset(path, content) for path, content in contents.items()}
+
+
+def _media_type(path: str) -> str | None:
+    return _TYPES.get(f".{path.rpartition('.')[2]}")
+
+
+def _asset(path: str, content: bytes) -> _Asset:
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return _Asset(content, gzip.compress(content, mtime=0), _media_type(path) or "", etag)
+
+
+def _imported(page: str, contents: Mapping[str, bytes]) -> list[str]:
+    """The modules that a page loads before it shows anything, without the one it names itself."""
+    found = [path.decode() for path in _SCRIPT.findall(contents[page])]
+    first = len(found)
+    for module in found:  # grows meanwhile
+        for target in _IMPORT.findall(contents[module]):
+            path = urljoin(f"/static/{module}", target.decode()).removeprefix("/static/")
+            if path not in found:
+                found.append(path)
+    return found[first:]
 
 
 async def _page(request: Request) -> Response:
