@@ -28,7 +28,7 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "an evicted edge whose key goes on growing with a sequence",
         "eviction/evicted.py",
-        "            key = bytes(key)  # its sequence goes on lengthening it\n",
+        "            key = bytes(key)  # its sequence may lengthen it later\n",
         "            pass\n",
     ),
     PlantedBug(

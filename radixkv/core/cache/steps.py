@@ -37,7 +37,7 @@ __all__ = ["apply_step"]
 
 
 class Adopter(CacheHolder, Protocol):
-    """A `CacheHolder` that takes over what blocks hold."""
+    """A `CacheHolder` that adopts the tree and sequences of a lost cache."""
 
     def adopt(
         self,
@@ -148,7 +148,7 @@ _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
 
 
 def _named_ids(op: StepOp | AdoptionOp) -> list[int]:
-    """The sequences that an op stands or falls with: its own, and those that it opens. Of what is no op, none."""
+    """Ids of the sequences that an op names or opens; empty for an object that is not an op."""
     opened = getattr(op, "seq_ids", None)
     named = [getattr(op, "seq_id", None), *(opened if isinstance(opened, Sequence) else ())]
     return [seq_id for seq_id in named if isinstance(seq_id, int)]

@@ -1,4 +1,4 @@
-"""Invariants of the whole cache, recomputed from nothing but the tree and the sequences."""
+"""Invariants of the whole cache, recomputed from only the tree and the sequences."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _check_counts(forest: Forest, nodes: list[Node], sequences: Mapping[int, Seq
 
 
 def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[int, Sequence]) -> None:
-    """What each namespace and each share hold and use, and that every evictable leaf is queued in its own share."""
+    """Check the counts of each namespace and partition, and that each evictable leaf is queued in its own partition."""
     held, in_use = dict.fromkeys(forest.accounts, 0), dict.fromkeys(forest.accounts, 0)
     leaves: dict[int, list[int]] = {id(share): [] for share in forest.shares}
     for root in roots:

@@ -1,4 +1,4 @@
-"""Counters of what a cache has done since it was made."""
+"""Counters of a cache's work since it was made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Counters:
         account.num_hit_tokens += num_hit_tokens
 
     def snapshot(self, forest: Forest, num_sequences: int, single_flight: SingleFlight, pins: PinBook) -> CacheStats:
-        """The counters with the gauges of now. O(1)."""
+        """The counters with the current gauges. O(1)."""
         num_blocks, num_free = forest.pool.num_blocks, forest.pool.num_free
         return CacheStats(
             num_blocks=num_blocks,

@@ -1,10 +1,10 @@
-"""Why no more of a prompt is cached: the walk tells where it parts, its node who goes on there, the record what was evicted.
+"""Causes of a miss: from the walk, the siblings where it parts, and the record of evictions.
 
     prompt     system prompt │ question A │ ...
     cached     system prompt ├ question B            parted: B is the sibling
-                             └ ░░░░░░░░░░ ░░░        evicted: A hung here
+                             └ ░░░░░░░░░░ ░░░        evicted: A was here
 
-`explain` tells all of it of one prompt; `count_missed` counts the same causes at every acquire.
+`explain` reports all causes of one prompt; `count_missed` counts the same causes at every acquire.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def explain(forest: Forest, namespace: str, tokens: bytes, also: Iterable[str]) 
 
 
 def count_missed(counters: Counters, forest: Forest, namespace: str, tokens: bytes, walk: Walk) -> None:
-    """Count what `walk` left of a prompt's whole blocks: evicted before, parted from a sibling, or new. O(path)."""
+    """Count the unmatched whole blocks of a prompt: evicted before, parted from a sibling, or new. O(path)."""
     block_bytes = forest.block_bytes
     matched = walk.matched_bytes // block_bytes
     num_missed = (len(tokens) // block_bytes - matched) * forest.block_size
@@ -77,7 +77,7 @@ def _has_siblings(walk: Walk, tokens: bytes, block_bytes: int) -> bool:
 
 
 def _siblings(walk: Walk, tokens: bytes, block_bytes: int) -> Iterator[Node]:
-    """Those that share all that matches and go on otherwise; of a tail matched to its end, others that share as much."""
+    """Nodes that share the whole match and then part; of a tail matched to its end, others that share as much."""
     child, common = walk.child, walk.common_bytes
     if child is not None and common >= block_bytes:
         yield child
@@ -97,7 +97,7 @@ def _evicted(forest: Forest, namespace: str, tokens: bytes, walk: Walk) -> Evict
 
 
 def _elsewhere(forest: Forest, tokens: bytes, also: Iterable[str], matched_bytes: int) -> NamespaceMatch | None:
-    """The namespace of `also` where most matches, of equals the first named; None where none has more than `matched_bytes`."""
+    """The namespace of `also` with the longest match, of equals the first named; None where none exceeds `matched_bytes`."""
     best, best_bytes = None, matched_bytes
     for name in also:
         root = forest.roots.get(name)

@@ -1,4 +1,4 @@
-"""The life of a sequence.
+"""The stages of a sequence.
 
 plan           where a new sequence will stand and what it costs, before anything changes
 lifecycle      opening, forking, releasing

@@ -1,4 +1,4 @@
-"""Room in the pool: what may be had of it, and how unlocked leaves are evicted for what is taken."""
+"""Capacity checks and allocation; unlocked leaves are evicted for the blocks taken."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def require(forest: Forest, namespace: str, account: Account, num_needed: int, n
     """Raise unless a namespace may take so many blocks and open so many sequences. O(1).
 
     Raises:
-        QuotaError: its quota does not leave them.
-        OutOfBlocksError: the pool, or the share of it that namespaces without a quota have together, does not.
+        QuotaError: its quota does not allow it.
+        OutOfBlocksError: the pool, or the common partition of namespaces without a quota, does not have the blocks.
     """
     share = account.share
     num_left = share.num_blocks - share.num_in_use
@@ -38,10 +38,10 @@ def require(forest: Forest, namespace: str, account: Account, num_needed: int, n
 
 
 def take(forest: Forest, account: Account, num_blocks: int) -> array[int]:
-    """Take private blocks for a sequence, evicting what must go. The caller has checked what is available.
+    """Take private blocks for a sequence, evicting as needed. The caller has checked the capacity.
 
-    Where room must be made, a namespace that passes its share gives up its own branches for what it is over; the rest comes
-    from those that have borrowed most. O(evicted · log leaves), with quotas O(shares) more.
+    To make room, a namespace over its partition first evicts its own branches, as far as it is over; the rest comes from the
+    partitions that have borrowed most. O(evicted · log leaves), with quotas O(partitions) more.
     """
     share = account.share
     share.num_taken += num_blocks
@@ -58,9 +58,10 @@ def take(forest: Forest, account: Account, num_blocks: int) -> array[int]:
 
 
 def evict(forest: Forest, num_blocks: int, reason: EvictionReason = "pressure") -> int:
-    """Evict leaves, of a longer one its end, until `num_blocks` blocks are freed or nothing evictable is left; how many were.
+    """Evict leaves, of a longer one its end, until `num_blocks` blocks are freed or nothing is evictable; returns how many
+    were.
 
-    Of several shares the one goes first whose branches have borrowed most. O(leaves evicted · log leaves).
+    Of several partitions the one that has borrowed most evicts first. O(leaves evicted · log leaves).
     """
     evicted = 0
     while evicted < num_blocks:
@@ -96,7 +97,7 @@ def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionR
 
 
 def evict_branch(forest: Forest, root: RootNode, tokens: bytes) -> int:
-    """Evict every unlocked node whose history begins with `tokens`; how many blocks were freed. O(nodes below)."""
+    """Evict every unlocked node whose history begins with `tokens`; returns how many blocks were freed. O(nodes below)."""
     evicted, now_s = 0, forest.clock()
     for top in _tops(forest, root, tokens):
         parent = top.parent
@@ -112,7 +113,7 @@ def evict_branch(forest: Forest, root: RootNode, tokens: bytes) -> int:
 
 
 def note_dropped(forest: Forest, namespace: str, tokens: bytes) -> None:
-    """Note for the journal that what was cached beyond `tokens` was dropped, but for what is there still. O(nodes below)."""
+    """Journal that the branches beyond `tokens` were dropped, except for those still there. O(nodes below)."""
     if not forest.journal.is_kept or note_withdrawn(forest, namespace, tokens):
         return
     root, kept = forest.roots.get(namespace), array("i")
@@ -123,7 +124,7 @@ def note_dropped(forest: Forest, namespace: str, tokens: bytes) -> None:
 
 
 def note_withdrawn(forest: Forest, namespace: str, tokens: bytes) -> bool:
-    """Note for the journal that the end of a history was dropped, if it was; whether so. O(path)."""
+    """Journal that the end of a history was dropped, if it was; returns whether so. O(path)."""
     root = forest.roots.get(namespace)
     num_left = 0 if root is None else forest.walk(root, tokens).matched_bytes
     if num_left < len(tokens):
@@ -145,7 +146,7 @@ def _tops(forest: Forest, root: RootNode, tokens: bytes) -> list[Node]:
 
 
 def _evict_leaf(forest: Forest, root: RootNode, leaf: Node, reason: EvictionReason, now_s: float) -> Node:
-    """Remove a leaf, and remember it where the evicted are remembered; its parent."""
+    """Remove a leaf and record its eviction; returns its parent."""
     forest.times.evicted(leaf, now_s)
     root.account.share.policy.evicted(leaf, root.namespace)
     forest.evicted.note(leaf, reason, now_s)

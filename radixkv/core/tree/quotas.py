@@ -1,4 +1,4 @@
-"""Setting quotas, and telling what namespaces have of the pool; see `accounts` for what a quota means."""
+"""Setting quotas and reporting the usage of namespaces; see `accounts` for the meaning of a quota."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["set_quota", "usage_of"]
 
 
 def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequences: int | None) -> None:
-    """Set both bounds of a namespace anew; None: no such bound. O(namespaces + nodes of its own).
+    """Set both bounds of a namespace; None: no such bound. O(namespaces + nodes of its own).
 
     Raises:
-        InvalidArgumentError: a derived namespace, a negative number, or more blocks than the other quotas leave. Nothing has
+        InvalidArgumentError: a derived namespace, a negative number, or more blocks than the other quotas leave. Nothing
             changed.
     """
     if is_derived(namespace):
@@ -45,7 +45,7 @@ def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequen
 
 
 def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
-    """What the owner of a namespace has, nothing where it is not known. O(1)."""
+    """The usage of a namespace's owner, zeros where it is unknown. O(1)."""
     owner = owner_of(namespace)
     account = forest.accounts.get(owner) or Account(forest.shares[0])
     return NamespaceUsage(
@@ -69,7 +69,7 @@ def _close_share(forest: Forest, account: Account) -> None:
 
 
 def _move(forest: Forest, account: Account, share: Share) -> None:
-    """Put all that an account holds into another share; its leaves keep their recency."""
+    """Move all blocks of an account to another partition; its leaves keep their recency."""
     old = account.share
     old.num_held -= account.num_held
     old.num_in_use -= account.num_in_use
