@@ -1,4 +1,4 @@
-"""Between what a holder tells a restarted service and the wire, both ways."""
+"""Conversion of a holder's report to a restarted service, both ways."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def adoption_to_proto(op: AdoptionOp, proto: workers.Op) -> None:
 
 
 def adoption_from_proto(proto: workers.Op) -> AdoptionOp:
-    """One op from the wire, which is one of these.
+    """Read an adoption op from the wire.
 
     Raises:
         InvalidArgumentError: not a whole number of block ids.
