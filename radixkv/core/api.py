@@ -457,7 +457,7 @@ class CacheHolder(CacheReader, Protocol):
 
         A notice that is returned belongs to a `Pending` whose answer is complete already. With Steps under way: take the
         notices, then apply every complete answer, then act upon the notices. A loss is noticed before any later answer is
-        complete: take notices once more before KV is written into the blocks of these answers.
+        complete: take notices again before KV is written into the blocks of these answers.
         """
         ...
 

@@ -109,7 +109,7 @@ class PrefixCache(LocalAdopter):
         O(path) + O(evicted · log n); may evict unlocked leaves.
 
         With `waits`: where an open sequence with a block or more left to compute will publish a block or more of the prompt
-        beyond what matches now, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one
+        beyond the present match, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one
         that gets furthest; a notice follows, and the caller acquires again. O(log sequences) compares more.
 
         Without `shares`: the sequence matches nothing, and only its own forks match its computed tokens; it never waits, and
@@ -183,7 +183,7 @@ class PrefixCache(LocalAdopter):
         account = seq.root.account
         room.require(forest, owner_of(seq.root.namespace), account, max(0, num_taken - seq.num_promised))
 
-        # The promise is drawn first, so that what is taken below is no longer counted as promised.
+        # The promise is drawn first, so that the blocks taken below no longer count as promised.
         num_promised = max(0, seq.promised_table_length - forest.table_length(num_tokens))
         promise(forest, seq, seq.promised_table_length, min(seq.num_promised, num_promised))
         taken = room.take(forest, account, num_taken)

@@ -4,7 +4,7 @@ Nodes at rest are grouped by *class*, which is how they came to be, and by their
 age is used again is learned while the cache runs, also from nodes that were evicted and came back (`reuse_times`, `ghosts`);
 there is nothing to tune. Where older means colder in every class alike, the order is that of LRU.
 
-    class       distinguished within it by                       what it is in real chats
+    class       distinguished within it by                       in real chats
     ----------  -----------------------------------------------  ----------------------------------------------------
     tail                                                         a partly filled block: others go on differently
     new branch  its length; whether it has few or many siblings  an edit, another question; the first turn of a chat

@@ -2,7 +2,7 @@
 
 Its block table, as half-open ranges of logical blocks:
 
-    [0, private_from)    owned by the tree, on the locked path to `node` (but for `kept_blocks` and `left_tails`)
+    [0, private_from)    owned by the tree, on the locked path to `node` (except `kept_blocks` and `left_tails`)
     [private_from, ...)  private: no other sequence reads them; insert publishes them from the front
 """
 

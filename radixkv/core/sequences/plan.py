@@ -1,4 +1,4 @@
-"""Where a new sequence will stand and what it will cost, decided before anything changes."""
+"""The node and the cost of a new sequence, decided before anything changes."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class SingleFlight:
         self._intents: dict[int, _Intent] = {}  # by sequence id
         self._watches: dict[
             int, list[int]
-        ] = {}  # by sequence id: lengths in tokens, sorted, each above what is computed
+        ] = {}  # by sequence id: lengths in tokens, sorted, each above the computed tokens
         self._num_watches = 0
         self._num_added = 0
         self._notices: deque[Notice] = deque()
@@ -80,7 +80,7 @@ class SingleFlight:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
-        """Watch the sequence that will publish the longest prefix of `tokens`, if that is a block or more above what matches.
+        """Watch the sequence that will publish the longest prefix of `tokens`, if it is a block or more beyond the match.
 
         The two neighbours of `tokens` in sorted order are compared; of two with equally long prefixes the one with more
         computed tokens is chosen. Of equal histories it is the one opened first, or the one opened last where `tokens` is

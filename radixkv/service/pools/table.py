@@ -58,7 +58,7 @@ class HolderStream(Protocol):
         ...
 
     def send_notices(self) -> None:
-        """Send what `Pool.collect_notices` has, soon. Never raises, never waits."""
+        """Send the messages of `Pool.collect_notices`, soon. Never raises, never waits."""
         ...
 
 
