@@ -12,7 +12,7 @@ from radixkv.core.eviction import LRUPolicy
 from radixkv.core.eviction.evicted import MIN_EDGES, EvictedBranches
 from radixkv.core.nodes import node
 from radixkv.core.nodes.node import Node, RootNode
-from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.accounts import NamespaceAccount, Partition
 
 SYSTEM = [1] * 8
 A, B = [*SYSTEM, 2, 2, 2, 2, 3, 3, 3, 3], [*SYSTEM, 2, 2, 9, 9, 4, 4, 4, 4]
@@ -374,7 +374,7 @@ def test_the_record_of_what_was_evicted_is_bounded_and_the_latest_is_in_it() -> 
 
 def test_the_record_is_small_beside_what_it_remembers() -> None:
     record, block_bytes = EvictedBranches(16_384, 64), 64
-    root = RootNode("default", Account(Share(8, lambda _num_blocks: LRUPolicy())))
+    root = RootNode("default", NamespaceAccount(Partition(8, lambda _num_blocks: LRUPolicy())))
     keys = [number.to_bytes(4, "little") * 64 for number in range(40_000)]
     nodes = [Node(root, key, key[:block_bytes], root.blocks) for key in keys]
     tracemalloc.start()

@@ -390,9 +390,9 @@ def _stand(
     account.num_held += num_claimed
     account.num_in_use += num_claimed
     account.num_sequences += 1
-    account.share.num_held += num_claimed
-    account.share.num_in_use += num_claimed
-    account.share.num_taken += num_claimed
+    account.partition.num_held += num_claimed
+    account.partition.num_in_use += num_claimed
+    account.partition.num_taken += num_claimed
     node = stand_node(forest, walk, num_stood)
     forest.lock(root, node)
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, num_stood) + claimed)

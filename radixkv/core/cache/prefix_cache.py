@@ -33,7 +33,7 @@ from radixkv.core.sequences.plan import plan_acquire, shared_node
 from radixkv.core.sequences.publish import fragment_cover, publish, right_is_free, take_right_or_copy
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import allocation as room
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.accounts import NamespaceAccount
 
 __all__ = ["PrefixCache"]
 
@@ -132,7 +132,7 @@ class PrefixCache(LocalAdopter):
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
         owner = owner_of(namespace)
-        account = forest.accounts.get(owner) or Account(forest.shares[0])
+        account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
         known_root = forest.roots.get(namespace) if shares else None
         root = RootNode(namespace, account, is_hidden=not shares) if known_root is None else known_root
         walk = forest.walk(root, packed)

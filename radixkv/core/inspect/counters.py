@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.core.api import CacheStats
 from radixkv.core.sequences.single_flight import SingleFlight
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
 
@@ -37,7 +37,7 @@ class Counters:
         self.num_forks = 0
         self.num_copied_tokens = 0
 
-    def count_query(self, account: Account, num_tokens: int, num_hit_tokens: int) -> None:
+    def count_query(self, account: NamespaceAccount, num_tokens: int, num_hit_tokens: int) -> None:
         """One acquire of `num_tokens`, of which `num_hit_tokens` need not be computed."""
         self.num_queries += 1
         self.num_query_tokens += num_tokens
@@ -73,5 +73,5 @@ class Counters:
             num_missed_parted_tokens=self.num_missed_parted_tokens,
             num_missed_evicted_tokens=self.num_missed_evicted_tokens,
             eviction=forest.policy_name,
-            eviction_followed=forest.shares[0].policy.followed,
+            eviction_followed=forest.partitions[0].policy.followed,
         )

@@ -15,7 +15,7 @@ from radixkv.core.explanation import EvictedTokens, Explanation, MissCause, Name
 from radixkv.core.inspect.counters import Counters
 from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest, Walk
 
 __all__ = ["count_missed", "explain"]
@@ -26,7 +26,7 @@ def explain(forest: Forest, namespace: str, tokens: bytes, also: Iterable[str]) 
 
     O(prefix bytes of each namespace + siblings there + evicted edges that agree).
     """
-    root = forest.roots.get(namespace) or RootNode(namespace, Account(forest.shares[0]))
+    root = forest.roots.get(namespace) or RootNode(namespace, NamespaceAccount(forest.partitions[0]))
     walk = forest.walk(root, tokens)
     matched_bytes = walk.matched_bytes
     siblings: list[Node] = []

@@ -23,7 +23,7 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 if TYPE_CHECKING:
     from radixkv.core.eviction.retention import NodeRetention
     from radixkv.core.nodes.sequence import Sequence
-    from radixkv.core.tree.accounts import Account
+    from radixkv.core.tree.accounts import NamespaceAccount
     from radixkv.core.tree.pins import Pin
 
 __all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "PinMark", "Places", "RootNode"]
@@ -210,7 +210,7 @@ class RootNode(Node):
 
     __slots__ = ("account", "cut_pins", "is_hidden", "namespace", "pins")
 
-    def __init__(self, namespace: str, account: Account, *, is_hidden: bool = False) -> None:
+    def __init__(self, namespace: str, account: NamespaceAccount, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
         self.namespace = namespace
         self.account = account

@@ -68,7 +68,7 @@ def promise(forest: Forest, seq: Sequence, table_length: int, num_promised: int)
     account, num_more = seq.root.account, num_promised - seq.num_promised
     forest.num_promised += num_more
     account.num_in_use += num_more
-    account.share.num_in_use += num_more
+    account.partition.num_in_use += num_more
     seq.promised_table_length, seq.num_promised = table_length, num_promised
 
 

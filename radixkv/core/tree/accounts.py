@@ -22,10 +22,10 @@ from radixkv.core.nodes.node import Node
 if TYPE_CHECKING:
     from radixkv.core.tree.pins import Pin
 
-__all__ = ["Account", "Share"]
+__all__ = ["NamespaceAccount", "Partition"]
 
 
-class Share:
+class Partition:
     """A part of the pool, and the policy that keeps its evictable leaves.
 
     Args:
@@ -63,16 +63,16 @@ class Share:
         return self.num_held - self.num_blocks
 
 
-class Account:
+class NamespaceAccount:
     """One owner's use of the pool, over all trees of its namespaces.
 
     Attributes:
-        share: its own partition where it has a quota, else the common one.
+        partition: its own where it has a quota, else the common one.
         leaves: the queue of its evictable leaves: the policy of its partition, or an order of its own once it has retention
             priorities.
         has_quota: whether the partition is its own.
         max_sequences: limit of its open sequences; None: as many as fit.
-        num_held, num_in_use: as in `Share`.
+        num_held, num_in_use: as in `Partition`.
         num_sequences: open ones.
         pins, num_pinned: those of all its namespaces, the oldest first, and the blocks that they protect.
         num_query_tokens, num_hit_tokens: of prompts acquired since it was last empty, and the cached ones of these.
@@ -88,13 +88,13 @@ class Account:
         "num_pinned",
         "num_query_tokens",
         "num_sequences",
+        "partition",
         "pins",
-        "share",
     )
 
-    def __init__(self, share: Share) -> None:
-        self.share = share
-        self.leaves: EvictionPolicy | PriorityOrder = share.policy
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.leaves: EvictionPolicy | PriorityOrder = partition.policy
         self.has_quota = False
         self.max_sequences: int | None = None
         self.num_held = 0
@@ -110,13 +110,13 @@ class Account:
         """Whether its leaves may have different retention priorities."""
         return isinstance(self.leaves, PriorityOrder)
 
-    def move(self, share: Share, leaves: Iterable[Node], *, has_priorities: bool) -> None:
+    def move(self, partition: Partition, leaves: Iterable[Node], *, has_priorities: bool) -> None:
         """Move its leaves to the queue of a partition; their recency stays. O(leaves · log leaves)."""
         moved = sorted(leaves, key=lambda leaf: leaf.access_number)
         for leaf in moved:
             self.leaves.remove(leaf)
-        self.share = share
-        self.leaves = PriorityOrder(share.policy) if has_priorities else share.policy
+        self.partition = partition
+        self.leaves = PriorityOrder(partition.policy) if has_priorities else partition.policy
         for leaf in moved:
             self.leaves.add(leaf)
 

@@ -8,7 +8,7 @@ from radixkv.core.errors import OutOfBlocksError, QuotaError
 from radixkv.core.explanation import EvictionReason
 from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.accounts import NamespaceAccount, Partition
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.journal import Dropped
 from radixkv.core.tree.surgery import split_off
@@ -16,44 +16,44 @@ from radixkv.core.tree.surgery import split_off
 __all__ = ["evict", "evict_branch", "note_dropped", "note_withdrawn", "require", "take"]
 
 
-def require(forest: Forest, namespace: str, account: Account, num_needed: int, num_sequences: int = 0) -> None:
+def require(forest: Forest, namespace: str, account: NamespaceAccount, num_needed: int, num_sequences: int = 0) -> None:
     """Raise unless a namespace may take so many blocks and open so many sequences. O(1).
 
     Raises:
         QuotaError: its quota does not allow it.
         OutOfBlocksError: the pool, or the common partition of namespaces without a quota, does not have the blocks.
     """
-    share = account.share
-    num_left = share.num_blocks - share.num_in_use
+    partition = account.partition
+    num_left = partition.num_blocks - partition.num_in_use
     most = account.max_sequences
     if num_needed <= num_left and num_needed <= forest.num_available and most is None:
         return
     if most is not None and num_sequences and account.num_sequences + num_sequences > most:
         raise QuotaError(namespace, "sequences", num_sequences, max(0, most - account.num_sequences), most)
     if num_needed > num_left and num_needed > 0 and account.has_quota:
-        raise QuotaError(namespace, "blocks", num_needed, max(0, num_left), share.num_blocks)
+        raise QuotaError(namespace, "blocks", num_needed, max(0, num_left), partition.num_blocks)
     num_left = min(num_left, forest.num_available)
     if num_needed > num_left and num_needed > 0:
         raise OutOfBlocksError(num_needed, max(0, num_left))
 
 
-def take(forest: Forest, account: Account, num_blocks: int) -> array[int]:
+def take(forest: Forest, account: NamespaceAccount, num_blocks: int) -> array[int]:
     """Take private blocks for a sequence, evicting as needed. The caller has checked the capacity.
 
     To make room, a namespace over its partition first evicts its own branches, as far as it is over; the rest comes from the
     partitions that have borrowed most. O(evicted · log leaves), with quotas O(partitions) more.
     """
-    share = account.share
-    share.num_taken += num_blocks
+    partition = account.partition
+    partition.num_taken += num_blocks
     missing = num_blocks - forest.pool.num_free
-    if missing > 0 and len(forest.shares) > 1:
-        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")
+    if missing > 0 and len(forest.partitions) > 1:
+        missing -= _evict_from(forest, partition, min(missing, partition.num_borrowed + num_blocks), "quota")
     if missing > 0:
         evict(forest, missing)
     account.num_held += num_blocks
     account.num_in_use += num_blocks
-    share.num_held += num_blocks
-    share.num_in_use += num_blocks
+    partition.num_held += num_blocks
+    partition.num_in_use += num_blocks
     return forest.pool.take(num_blocks)
 
 
@@ -66,24 +66,24 @@ def evict(forest: Forest, num_blocks: int, reason: EvictionReason = "pressure") 
     evicted = 0
     while evicted < num_blocks:
         missing, why = num_blocks - evicted, reason
-        share = forest.shares[0]
-        if len(forest.shares) > 1:
-            share = max(forest.shares, key=lambda share: (len(share.policy) > 0, share.num_borrowed))
-            missing = min(missing, max(1, share.num_borrowed))
-            if share.num_borrowed > 0 and reason == "pressure":
+        partition = forest.partitions[0]
+        if len(forest.partitions) > 1:
+            partition = max(forest.partitions, key=lambda each: (len(each.policy) > 0, each.num_borrowed))
+            missing = min(missing, max(1, partition.num_borrowed))
+            if partition.num_borrowed > 0 and reason == "pressure":
                 why = "quota"
-        if not len(share.policy):
+        if not len(partition.policy):
             break
-        evicted += _evict_from(forest, share, missing, why)
+        evicted += _evict_from(forest, partition, missing, why)
     return evicted
 
 
-def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionReason) -> int:
-    policy = share.policy
+def _evict_from(forest: Forest, partition: Partition, num_blocks: int, reason: EvictionReason) -> int:
+    policy = partition.policy
     evicted, now_s = 0, forest.clock()
     while evicted < num_blocks and len(policy):
         missing = num_blocks - evicted
-        leaf = share.take_leaf(missing)
+        leaf = partition.take_leaf(missing)
         root = forest.root_above(leaf)
         if len(leaf.blocks) > missing:
             leaf = split_off(forest, leaf, missing)
@@ -148,7 +148,7 @@ def _tops(forest: Forest, root: RootNode, tokens: bytes) -> list[Node]:
 def _evict_leaf(forest: Forest, root: RootNode, leaf: Node, reason: EvictionReason, now_s: float) -> Node:
     """Remove a leaf and record its eviction; returns its parent."""
     forest.times.evicted(leaf, now_s)
-    root.account.share.policy.evicted(leaf, root.namespace)
+    root.account.partition.policy.evicted(leaf, root.namespace)
     forest.evicted.note(leaf, reason, now_s)
     return forest.remove(root, leaf)
 

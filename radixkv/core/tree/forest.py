@@ -18,7 +18,7 @@ from radixkv.core.namespaces import covers, owner_of
 from radixkv.core.nodes.node import Children, Node, RootNode
 from radixkv.core.reports import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
-from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.accounts import NamespaceAccount, Partition
 from radixkv.core.tree.block_pool import BlockPool
 from radixkv.core.tree.block_times import BlockTimer
 from radixkv.core.tree.change_log import NO_BLOCK, EventLog
@@ -43,7 +43,7 @@ class Walk(NamedTuple):
 class Forest:
     """Trees by namespace, their pool and its partitions.
 
-    `shares`: the common partition first, then those of the namespaces with a quota. `accounts`: by owner, so that derived
+    `partitions`: the common one first, then those of the namespaces with a quota. `accounts`: by owner, so that derived
     namespaces count as the owner's.
     """
 
@@ -53,12 +53,12 @@ class Forest:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.pool = BlockPool(num_blocks)
-        self.make_policy = lambda share_blocks: make_policy(share_blocks, block_size)
-        self.shares = [Share(num_blocks, self.make_policy)]
-        self.policy_name = self.shares[0].policy.name
+        self.make_policy = lambda partition_blocks: make_policy(partition_blocks, block_size)
+        self.partitions = [Partition(num_blocks, self.make_policy)]
+        self.policy_name = self.partitions[0].policy.name
         self.retentions = RetentionTimes()
         self.journal = Journal()
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[str, NamespaceAccount] = {}
         self.clock = clock
         self.events = events
         self.times = BlockTimer()
@@ -80,19 +80,19 @@ class Forest:
         """Blocks that hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
-    def account_of(self, namespace: str) -> Account:
+    def account_of(self, namespace: str) -> NamespaceAccount:
         """The account of a namespace's owner, opened if it has none; `forget_if_empty` closes it again."""
         owner = owner_of(namespace)
         account = self.accounts.get(owner)
         if account is None:
-            account = self.accounts[owner] = Account(self.shares[0])
+            account = self.accounts[owner] = NamespaceAccount(self.partitions[0])
         return account
 
     def roots_of(self, namespace: str) -> list[RootNode]:
         """The trees of a namespace and of those derived of it. O(namespaces)."""
         return [root for name, root in self.roots.items() if covers(namespace, name)]
 
-    def leaves_of(self, account: Account) -> Iterator[Node]:
+    def leaves_of(self, account: NamespaceAccount) -> Iterator[Node]:
         """The evictable leaves of all trees of an account. O(namespaces + nodes of its own)."""
         return (leaf for root in self.roots.values() if root.account is account for leaf in self.leaves(root))
 
@@ -176,7 +176,7 @@ class Forest:
     def lock(self, root: RootNode, node: Node) -> None:
         """Add one lock ref. O(1) where the path is locked already, else O(path above that was not)."""
         account = root.account
-        share = account.share
+        partition = account.partition
         num_locked = 0
         above: Node | None = node
         while above is not None:
@@ -186,14 +186,14 @@ class Forest:
             if above.parent is not None:
                 num_locked += len(above.blocks)
                 if above.access_number:  # a node that never rested keeps the 0 that costs no memory
-                    above.found_at = share.num_taken
+                    above.found_at = partition.num_taken
                 if above.queue_entry is not None:
                     account.leaves.remove(above)
             above = above.parent
         if num_locked:
             self.num_evictable -= num_locked
             account.num_in_use += num_locked
-            share.num_in_use += num_locked
+            partition.num_in_use += num_locked
 
     def unlock(self, root: RootNode, node: Node, *, is_use: bool = True) -> Node:
         """Drop one lock ref; nodes that it frees become evictable, stamped as used now.
@@ -205,7 +205,7 @@ class Forest:
         now_s = self.clock()
         self._num_accesses += is_use
         account = root.account
-        share = account.share
+        partition = account.partition
         num_unlocked = 0
         above = node
         while True:
@@ -217,14 +217,14 @@ class Forest:
             if is_use:
                 rested_before = self._stamp(above, now_s)
                 if not root.is_hidden:
-                    share.policy.rest(above, rested_before, root.namespace, share.num_taken)
+                    partition.policy.rest(above, rested_before, root.namespace, partition.num_taken)
             if above.extras is not None and above.extras.retention is not None:
                 self.retentions.watch(above)
             above = above.parent
         if num_unlocked:
             self.num_evictable += num_unlocked
             account.num_in_use -= num_unlocked
-            share.num_in_use -= num_unlocked
+            partition.num_in_use -= num_unlocked
         if is_use and root.pins:
             self._stamp_above(root, above, now_s)
         if node.lock_ref == 0 and node.parent is not None:
@@ -242,11 +242,11 @@ class Forest:
 
     def _stamp_above(self, root: RootNode, node: Node, now_s: float) -> None:
         """Stamp a locked node and those above it, as if they came to rest: they may be locked by pins alone."""
-        share = root.account.share
+        partition = root.account.partition
         above = node
         while above.parent is not None:
             if not self._stamp(above, now_s):
-                share.policy.rest(above, 0, root.namespace, share.num_taken)
+                partition.policy.rest(above, 0, root.namespace, partition.num_taken)
             above = above.parent
 
     def move_lock(self, root: RootNode, node: Node, child: Node) -> None:
@@ -298,7 +298,7 @@ class Forest:
         """Set a node's retention; None for the default. O(log n), first O(namespaces + the owner's nodes)."""
         account = root.account
         if retention is not None and not account.has_priorities:
-            account.move(account.share, self.leaves_of(account), has_priorities=True)
+            account.move(account.partition, self.leaves_of(account), has_priorities=True)
         is_queued = node.queue_entry is not None
         if is_queued:
             account.leaves.remove(node)
@@ -377,16 +377,16 @@ class Forest:
             if not node.lock_ref:
                 self.remove(root, node)
 
-    def give_back(self, account: Account, blocks: array[int]) -> None:
+    def give_back(self, account: NamespaceAccount, blocks: array[int]) -> None:
         """Free blocks of a namespace that were not in use."""
         account.num_held -= len(blocks)
-        account.share.num_held -= len(blocks)
+        account.partition.num_held -= len(blocks)
         self.pool.give_back(blocks)
 
-    def no_longer_in_use(self, account: Account, num_blocks: int) -> None:
+    def no_longer_in_use(self, account: NamespaceAccount, num_blocks: int) -> None:
         """A sequence's private blocks are in the tree now, unlocked, or are about to be freed."""
         account.num_in_use -= num_blocks
-        account.share.num_in_use -= num_blocks
+        account.partition.num_in_use -= num_blocks
 
     # -- events -------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from radixkv.core.nodes.node import Node, PinMark, RootNode
 from radixkv.core.nodes.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree import surgery
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest, Walk
 from radixkv.core.tree.surgery import stand_node
 
@@ -75,7 +75,7 @@ class PinBook:
         self.max_blocks = math.floor(MAX_PINNED_SHARE * forest.pool.num_blocks)
         self.num_blocks = 0
         self.num_pins = 0
-        self._accounts: dict[Account, None] = {}  # those with pins
+        self._accounts: dict[NamespaceAccount, None] = {}  # those with pins
         self._expiries: list[tuple[float, int, Pin]] = []  # a heap by `queued_s`
         self._num_queued = 0
 
@@ -199,11 +199,11 @@ class PinBook:
             above = above.parent
         return count
 
-    def _share_with(self, account: Account) -> int:
+    def _share_with(self, account: NamespaceAccount) -> int:
         """The share of each owner with pins, this one included. O(1)."""
         return self.max_blocks // (len(self._accounts) + (account not in self._accounts))
 
-    def _make_room(self, account: Account, num_new: int) -> None:
+    def _make_room(self, account: NamespaceAccount, num_new: int) -> None:
         """End pins of others until an owner can pin `num_new` more blocks, which fit its share or the pool's limit.
 
         While they do not fit, another owner is above its share, since all shares together are at most the limit.
