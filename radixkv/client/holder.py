@@ -85,7 +85,7 @@ class RemoteHolder(RemoteReader):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: Literal[False] = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult: ...
 
@@ -98,7 +98,7 @@ class RemoteHolder(RemoteReader):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
@@ -110,13 +110,13 @@ class RemoteHolder(RemoteReader):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending:
         """See `PrefixCache.acquire`."""
         ranges = validation.check_retention(retention) if retention else ()
         answer: AcquireResult | Pending = self._one(
-            AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, shares, ranges)
+            AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, share_prefix, ranges)
         )
         return answer
 

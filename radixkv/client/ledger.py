@@ -170,11 +170,11 @@ class Ledger:
             case Dropped():
                 self._drop(entry)
 
-    def _tree_of(self, namespace: str, *, shares: bool) -> int:
-        tree = self._trees.get(namespace) if shares else None
+    def _tree_of(self, namespace: str, *, share_prefix: bool) -> int:
+        tree = self._trees.get(namespace) if share_prefix else None
         if tree is None:
             tree = self._num_trees = self._num_trees + 1
-            if shares:
+            if share_prefix:
                 self._trees[namespace] = tree
                 self._forget_namespaces()
         return tree
@@ -189,7 +189,7 @@ class Ledger:
         self._trees = {namespace: tree for namespace, tree in self._trees.items() if tree in known}
 
     def _acquired(self, op: AcquireOp, result: AcquireResult) -> None:
-        tree = self._tree_of(op.namespace, shares=op.shares)
+        tree = self._tree_of(op.namespace, share_prefix=op.share_prefix)
         tokens = pack_tokens(op.tokens)
         opened = _Open(result.seq_id, op.namespace, tree, tokens, result.block_table[:])
         length, stored = len(tokens) // TOKEN_BYTES, result.num_stored_tokens
@@ -373,8 +373,8 @@ class Ledger:
             return -opened.num_computed, -num_readers, opened.shares_last, -opened.room, opened.seq_id
 
         for opened in sorted(self._open.values(), key=rank):
-            shares = self._trees.get(opened.namespace) == opened.tree
-            if shares and opened.num_computed:
+            share_prefix = self._trees.get(opened.namespace) == opened.tree
+            if share_prefix and opened.num_computed:
                 yield from self._rest_of_last_block(opened)
             yield AdoptSequenceOp(
                 opened.seq_id,
@@ -384,8 +384,8 @@ class Ledger:
                 opened.room,
                 max(0, opened.promised_end - opened.room),
                 opened.namespace,
-                shares,
-                None if shares else first_of.get(opened.tree),
+                share_prefix,
+                None if share_prefix else first_of.get(opened.tree),
                 opened.retention,
                 opened.shares_last,
             )

@@ -198,7 +198,7 @@ class AcquireOp:
     namespace: str = DEFAULT_NAMESPACE
     seq_id: int | None = None
     waits: bool = False
-    shares: bool = True
+    share_prefix: bool = True
     retention: tuple[Retention, ...] = ()
 
 
@@ -325,8 +325,8 @@ class AdoptSequenceOp:
     room: int
     reserve: int = 0
     namespace: str = DEFAULT_NAMESPACE
-    shares: bool = True
-    beside: int | None = None
+    share_prefix: bool = True
+    same_tree_as: int | None = None
     retention: tuple[Retention, ...] = ()
     shares_last: bool = False
 
@@ -425,7 +425,7 @@ class CacheHolder(CacheReader, Protocol):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: Literal[False] = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult: ...
 
@@ -438,7 +438,7 @@ class CacheHolder(CacheReader, Protocol):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending: ...
 

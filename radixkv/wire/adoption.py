@@ -47,9 +47,9 @@ def _write_adopted(op: AdoptSequenceOp, adopted: workers.AdoptSequence) -> None:
     adopted.reserve = op.reserve
     if op.namespace != DEFAULT_NAMESPACE:
         adopted.namespace = op.namespace
-    adopted.is_unshared = not op.shares
-    if op.beside is not None:
-        adopted.beside_seq_id = op.beside
+    adopted.is_unshared = not op.share_prefix
+    if op.same_tree_as is not None:
+        adopted.beside_seq_id = op.same_tree_as
     retention_to_proto(op.retention, adopted.retention)
     adopted.shares_last_block = op.shares_last
 

@@ -127,7 +127,7 @@ def _write_acquire(op: AcquireOp, acquire: workers.Acquire) -> None:
     if op.seq_id is not None:
         acquire.seq_id = op.seq_id
     acquire.waits = bool(op.waits)
-    acquire.is_unshared = not op.shares
+    acquire.is_unshared = not op.share_prefix
     retention_to_proto(op.retention, acquire.retention)
 
 

@@ -82,7 +82,7 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "missed tokens counted of what shares nothing",
         "cache/prefix_cache.py",
-        "        if shares and len(packed) // forest.block_bytes >",
+        "        if share_prefix and len(packed) // forest.block_bytes >",
         "        if len(packed) // forest.block_bytes >",
     ),
     PlantedBug(

@@ -360,7 +360,7 @@ def test_missed_blocks_are_counted_by_cause() -> None:
     bench.cache.evict(100)
     bench.store([*A, 8, 8, 8, 8])
     assert bench.missed() == (28, 8, 16)
-    bench.cache.acquire(A, shares=False)
+    bench.cache.acquire(A, share_prefix=False)
     assert bench.missed() == (28, 8, 16), "what shares nothing misses nothing"
 
 

@@ -175,8 +175,8 @@ class LocalAdopter(LocalManager):
         room: int,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
-        shares: bool = True,
-        beside: int | None = None,
+        share_prefix: bool = True,
+        same_tree_as: int | None = None,
         retention: SequenceOf[Retention] = (),
         shares_last: bool = False,
     ) -> None:
@@ -184,9 +184,10 @@ class LocalAdopter(LocalManager):
 
         Its computed tokens are published as `insert` would. Call it before any `adopt`, except for the `adopt` of its last
         block where more is cached there than it has computed. Of sequences that share blocks, call it first for the one with
-        the most computed tokens, and of equals for the one with the append right: the others have no room there. `beside` names
-        a sequence adopted before in the same tree; only without `shares` is it needed. `shares_last`: it was forked inside its
-        last block and has had no other room since, so that with `reserve` a copy of the block is promised. O(history).
+        the most computed tokens, and of equals for the one with the append right: the others have no room there.
+        `same_tree_as` names a sequence adopted before in the same tree; it is needed only without `share_prefix`.
+        `shares_last`: it was forked inside its last block and has had no other room since, so that with `reserve` a copy of
+        the block is promised. O(history).
 
         Raises:
             InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns, and that it may
@@ -203,12 +204,12 @@ class LocalAdopter(LocalManager):
         ranges = validation.check_retention(retention)
         self._require_untaken()
         _check_length("block_table", table, forest.table_length(room))
-        known_root = self._root_beside(beside, namespace) if beside is not None else None
-        if shares and self._is_cleared(namespace):
-            known_root, shares = self._cleared_root(namespace), False
-        elif known_root is None and shares:
+        known_root = self._root_of_sequence(same_tree_as, namespace) if same_tree_as is not None else None
+        if share_prefix and self._is_cleared(namespace):
+            known_root, share_prefix = self._cleared_root(namespace), False
+        elif known_root is None and share_prefix:
             known_root = forest.roots.get(namespace)
-        root = known_root or RootNode(namespace, forest.account_of(namespace), is_hidden=not shares)
+        root = known_root or RootNode(namespace, forest.account_of(namespace), is_hidden=not share_prefix)
         walk = forest.walk(root, packed[: num_computed * TOKEN_BYTES])
         num_matched = walk.matched_bytes // forest.block_bytes
         swaps, kept = self._find_swaps(root, forest.path_blocks(walk.child or walk.node, num_matched), table)
@@ -224,7 +225,7 @@ class LocalAdopter(LocalManager):
 
         for swap in swaps:
             swap.carry_out(forest)
-        if shares:
+        if share_prefix:
             forest.roots[namespace] = root
         num_stood = num_matched + (lender is not None)
         seq = _stand(forest, seq_id, root, packed, walk, num_stood, kept, claimed)
@@ -348,10 +349,10 @@ class LocalAdopter(LocalManager):
         if not self._forest.pool.can_claim:
             raise InvalidArgumentError("op", "an adoption", "before any other call has taken blocks of the pool")
 
-    def _root_beside(self, seq_id: int, namespace: str) -> RootNode:
+    def _root_of_sequence(self, seq_id: int, namespace: str) -> RootNode:
         seq = self._sequences.get(seq_id)
         if seq is None or seq.root.namespace != namespace:
-            raise InvalidArgumentError("beside", seq_id, f"an open sequence of namespace {namespace!r}")
+            raise InvalidArgumentError("same_tree_as", seq_id, f"an open sequence of namespace {namespace!r}")
         return seq.root
 
 

@@ -74,7 +74,7 @@ class PrefixCache(LocalAdopter):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: Literal[False] = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: SequenceOf[Retention] = (),
     ) -> AcquireResult: ...
 
@@ -87,7 +87,7 @@ class PrefixCache(LocalAdopter):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
@@ -99,7 +99,7 @@ class PrefixCache(LocalAdopter):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending:
         """Open a sequence on a prompt: lock its cached prefix, take private blocks for the rest.
@@ -112,8 +112,8 @@ class PrefixCache(LocalAdopter):
         beyond the present match, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one
         that gets furthest; a notice follows, and the caller acquires again. O(log sequences) compares more.
 
-        Without `shares`: the sequence matches nothing, and only its own forks match its computed tokens; it never waits, and
-        its release frees all of it.
+        Without `share_prefix`: the sequence matches nothing, and only its own forks match its computed tokens. It never waits,
+        and its release frees all of it.
 
         `retention` sets the priority of ranges of the history, prompt and generated tokens alike, once it is released with
         `keep`; its forks bear it too. See `retain`.
@@ -133,22 +133,22 @@ class PrefixCache(LocalAdopter):
         forest, length = self._forest, len(packed) // TOKEN_BYTES
         owner = owner_of(namespace)
         account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
-        known_root = forest.roots.get(namespace) if shares else None
-        root = RootNode(namespace, account, is_hidden=not shares) if known_root is None else known_root
+        known_root = forest.roots.get(namespace) if share_prefix else None
+        root = RootNode(namespace, account, is_hidden=not share_prefix) if known_root is None else known_root
         walk = forest.walk(root, packed)
-        if waits and shares:
+        if waits and share_prefix:
             pending = self._wait(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
             if pending is not None:
                 return pending
         plan = plan_acquire(forest, walk, length, reserve)
         room.require(forest, owner, account, plan.num_needed, num_sequences=1)
-        if shares and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
+        if share_prefix and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
             count_missed(self._counters, forest, namespace, packed, walk)
 
         new_id = self._free_ids(1)[0] if seq_id is None else seq_id
         if known_root is None:
             forest.accounts[owner] = account
-            if shares:
+            if share_prefix:
                 forest.roots[namespace] = root
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
         seq.retention = ranges

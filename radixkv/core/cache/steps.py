@@ -57,8 +57,8 @@ class Adopter(CacheHolder, Protocol):
         room: int,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
-        shares: bool = True,
-        beside: int | None = None,
+        share_prefix: bool = True,
+        same_tree_as: int | None = None,
         retention: Sequence[Retention] = (),
         shares_last: bool = False,
     ) -> None: ...
@@ -104,7 +104,7 @@ def _acquire(cache: Adopter, op: AcquireOp) -> StepResult:
         namespace=op.namespace,
         seq_id=op.seq_id,
         waits=op.waits,
-        shares=op.shares,
+        share_prefix=op.share_prefix,
         retention=op.retention,
     )
 
@@ -118,8 +118,8 @@ def _adopt_sequence(cache: Adopter, op: AdoptSequenceOp) -> StepResult:
         op.room,
         op.reserve,
         op.namespace,
-        op.shares,
-        op.beside,
+        op.share_prefix,
+        op.same_tree_as,
         op.retention,
         op.shares_last,
     )
