@@ -16,8 +16,8 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "a call of evict told as pressure",
         "cache/manage.py",
-        'room.evict(self._forest, num_blocks, "evict")',
-        "room.evict(self._forest, num_blocks)",
+        'allocation.evict(self._forest, num_blocks, "evict")',
+        "allocation.evict(self._forest, num_blocks)",
     ),
     PlantedBug(
         "a cleared namespace of which only what nobody used is remembered",

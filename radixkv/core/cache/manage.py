@@ -10,8 +10,7 @@ from radixkv.core.cache.reads import LocalReader
 from radixkv.core.namespaces import owner_of
 from radixkv.core.nodes.node import RootNode
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
-from radixkv.core.tree import allocation as room
-from radixkv.core.tree import quotas
+from radixkv.core.tree import allocation, quotas
 from radixkv.core.tree.retain import retain_path
 
 __all__ = ["LocalManager"]
@@ -45,7 +44,9 @@ class LocalManager(LocalReader):
             return PinInfo(namespace, b"", 0, 0, ttl_s, 0.0)
         cached = packed[: walk.matched_bytes]
         self._pins.check(root, cached, walk, ttl_s)
-        room.require(self._forest, owner_of(namespace), root.account, self._pins.lock_cost(root, cached, walk))
+        allocation.check_capacity(
+            self._forest, owner_of(namespace), root.account, self._pins.lock_cost(root, cached, walk)
+        )
         pin = self._pins.set(root, cached, walk, ttl_s)
         return pin.info(pin.expires_s - ttl_s)
 
@@ -93,7 +94,7 @@ class LocalManager(LocalReader):
         """
         self._enter()
         validation.check_int("num_blocks", num_blocks, 0)
-        return room.evict(self._forest, num_blocks, "evict")
+        return allocation.evict(self._forest, num_blocks, "evict")
 
     def evict_branch(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Evict every node whose history begins with `tokens`, except for nodes locked by sequences and pins; returns how many
@@ -109,8 +110,8 @@ class LocalManager(LocalReader):
         self._enter()
         packed = pack_tokens(tokens)
         root = self._forest.roots.get(validation.check_namespace(namespace))
-        num_blocks = 0 if root is None else room.evict_branch(self._forest, root, packed)
-        room.note_dropped(self._forest, namespace, packed)
+        num_blocks = 0 if root is None else allocation.evict_branch(self._forest, root, packed)
+        allocation.note_dropped(self._forest, namespace, packed)
         return num_blocks
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:

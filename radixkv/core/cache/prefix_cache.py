@@ -32,7 +32,7 @@ from radixkv.core.sequences.lifecycle import close_sequence, open_child, open_se
 from radixkv.core.sequences.plan import plan_acquire, shared_node
 from radixkv.core.sequences.publish import fragment_cover, publish, right_is_free, take_right_or_copy
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
-from radixkv.core.tree import allocation as room
+from radixkv.core.tree import allocation
 from radixkv.core.tree.accounts import NamespaceAccount
 
 __all__ = ["PrefixCache"]
@@ -137,11 +137,11 @@ class PrefixCache(LocalAdopter):
         root = RootNode(namespace, account, is_hidden=not share_prefix) if known_root is None else known_root
         walk = forest.walk(root, packed)
         if waits and share_prefix:
-            pending = self._wait(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
+            pending = self._join(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
             if pending is not None:
                 return pending
         plan = plan_acquire(forest, walk, length, reserve)
-        room.require(forest, owner, account, plan.num_needed, num_sequences=1)
+        allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)
         if share_prefix and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
             count_missed(self._counters, forest, namespace, packed, walk)
 
@@ -181,12 +181,12 @@ class PrefixCache(LocalAdopter):
         needs_copy = seq.shares_last_block and not right_is_free(forest, seq)
         num_taken = forest.table_length(num_tokens) - old_length + needs_copy
         account = seq.root.account
-        room.require(forest, owner_of(seq.root.namespace), account, max(0, num_taken - seq.num_promised))
+        allocation.check_capacity(forest, owner_of(seq.root.namespace), account, max(0, num_taken - seq.num_promised))
 
         # The promise is drawn first, so that the blocks taken below no longer count as promised.
         num_promised = max(0, seq.promised_table_length - forest.table_length(num_tokens))
         promise(forest, seq, seq.promised_table_length, min(seq.num_promised, num_promised))
-        taken = room.take(forest, account, num_taken)
+        taken = allocation.allocate(forest, account, num_taken)
         first_changed = old_length
         ops: tuple[Copy, ...] = ()
         if seq.shares_last_block:
@@ -256,7 +256,7 @@ class PrefixCache(LocalAdopter):
         num_promised = promised_length - table_length + (shares_last and reserve > 0)
         cover = fragment_cover(forest, seq) if end > seq.published_bytes else None
         cover_cost = 1 if cover is not None and not cover.lock_ref else 0
-        room.require(
+        allocation.check_capacity(
             forest, owner_of(seq.root.namespace), seq.root.account, n * num_promised + cover_cost, num_sequences=n
         )
 
@@ -342,10 +342,10 @@ class PrefixCache(LocalAdopter):
                 ids[seq_id] = None
         return list(ids)
 
-    def _wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
+    def _join(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
         if not self._single_flight.is_active:
             self._single_flight.activate(self._sequences.values())
-        return self._single_flight.wait(namespace, tokens, num_matched)
+        return self._single_flight.join(namespace, tokens, num_matched)
 
     def _copy_ops(self, source: int | None, table: array[int], index: int, filled_bytes: int) -> tuple[Copy, ...]:
         """The COPY of a block's filled part, unless eviction made its source the destination."""

@@ -13,7 +13,7 @@ from radixkv.core.sequences.plan import AcquirePlan
 from radixkv.core.sequences.publish import publish_for_good, withdraw
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree import surgery
-from radixkv.core.tree.allocation import note_withdrawn, take
+from radixkv.core.tree.allocation import allocate, note_withdrawn
 from radixkv.core.tree.forest import Forest, Walk
 from radixkv.core.tree.retain import retain_path
 from radixkv.core.tree.surgery import stand_node
@@ -35,7 +35,7 @@ def open_sequence(
     root.account.num_sequences += 1
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, plan.num_kept))
     if plan.num_taken:
-        seq.table.extend(take(forest, root.account, plan.num_taken))
+        seq.table.extend(allocate(forest, root.account, plan.num_taken))
     seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
     seq.room = len(tokens) // TOKEN_BYTES
     seq.shares_last_block = plan.shares_last

@@ -77,9 +77,9 @@ class SingleFlight:
         for seq in sequences:
             self.update(seq)
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------------------------
 
-    def wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
+    def join(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
         """Watch the sequence that will publish the longest prefix of `tokens`, if it is a block or more beyond the match.
 
         The two neighbours of `tokens` in sorted order are compared; of two with equally long prefixes the one with more

@@ -13,10 +13,12 @@ from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.journal import Dropped
 from radixkv.core.tree.surgery import split_off
 
-__all__ = ["evict", "evict_branch", "note_dropped", "note_withdrawn", "require", "take"]
+__all__ = ["allocate", "check_capacity", "evict", "evict_branch", "note_dropped", "note_withdrawn"]
 
 
-def require(forest: Forest, namespace: str, account: NamespaceAccount, num_needed: int, num_sequences: int = 0) -> None:
+def check_capacity(
+    forest: Forest, namespace: str, account: NamespaceAccount, num_needed: int, num_sequences: int = 0
+) -> None:
     """Raise unless a namespace may take so many blocks and open so many sequences. O(1).
 
     Raises:
@@ -37,7 +39,7 @@ def require(forest: Forest, namespace: str, account: NamespaceAccount, num_neede
         raise OutOfBlocksError(num_needed, max(0, num_left))
 
 
-def take(forest: Forest, account: NamespaceAccount, num_blocks: int) -> array[int]:
+def allocate(forest: Forest, account: NamespaceAccount, num_blocks: int) -> array[int]:
     """Take private blocks for a sequence, evicting as needed. The caller has checked the capacity.
 
     To make room, a namespace over its partition first evicts its own branches, as far as it is over; the rest comes from the
