@@ -120,27 +120,27 @@ class RemoteReader:
         return response
 
     def explain(
-        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()
     ) -> Explanation:
         """See `PrefixCache.explain`."""
-        response = self._explain(self.pool_name, tokens, namespace, also)
+        response = self._explain(self.pool_name, tokens, namespace, other_namespaces)
         return explanation_from_proto(self._only(response).explanation)
 
     def explain_all(
-        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()
     ) -> dict[str, Explanation]:
         """`explain` by every pool of the service, by name."""
-        response = self._explain("", tokens, namespace, also)
+        response = self._explain("", tokens, namespace, other_namespaces)
         return {pool.pool: explanation_from_proto(pool.explanation) for pool in response.pools}
 
     def _explain(
-        self, pool_name: str, tokens: TokensLike, namespace: str, also: Sequence[str]
+        self, pool_name: str, tokens: TokensLike, namespace: str, other_namespaces: Sequence[str]
     ) -> readers.ExplainResponse:
         request = readers.ExplainRequest(
             pool=pool_name,
             tokens=pack_tokens(tokens),
             namespace=validation.check_namespace(namespace),
-            also=validation.check_also(also),
+            also=validation.check_other_namespaces(other_namespaces),
         )
         response: readers.ExplainResponse = self._call(self._stub.Explain, request)
         return response

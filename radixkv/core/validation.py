@@ -9,21 +9,21 @@ from radixkv.core.api import MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_ALSO",
     "MAX_BLOCK_SIZE",
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
+    "MAX_OTHER_NAMESPACES",
     "MAX_POSITION",
     "MAX_RETENTION_RANGES",
     "MAX_SEQ_ID",
     "MAX_TTL_S",
     "PIN_CLASSES",
-    "check_also",
     "check_computed",
     "check_int",
     "check_namespace",
     "check_new_id",
     "check_new_ids",
+    "check_other_namespaces",
     "check_pool_shape",
     "check_prompt",
     "check_retention",
@@ -35,7 +35,7 @@ MAX_BLOCK_SIZE = 4096
 MAX_NUM_BLOCKS = 2**31 - 1  # block ids are int32
 MAX_SEQ_ID = 2**63 - 1
 MAX_NAMESPACE_CHARS = 256
-MAX_ALSO = 64
+MAX_OTHER_NAMESPACES = 64
 MAX_TTL_S = 7 * 86400.0
 MAX_RETENTION_RANGES = 64
 MAX_POSITION = 2**63 - 1  # positions are int64
@@ -66,11 +66,13 @@ def check_namespace(namespace: str) -> str:
     return namespace
 
 
-def check_also(also: SequenceOf[str]) -> tuple[str, ...]:
-    """Names of other namespaces, at most `MAX_ALSO`."""
-    if isinstance(also, str | bytes) or not isinstance(also, SequenceOf) or len(also) > MAX_ALSO:
-        raise InvalidArgumentError("also", also, f"a sequence of at most {MAX_ALSO} namespaces")
-    return tuple(map(check_namespace, also))
+def check_other_namespaces(names: SequenceOf[str]) -> tuple[str, ...]:
+    """Check names of other namespaces, at most `MAX_OTHER_NAMESPACES`."""
+    if isinstance(names, str | bytes) or not isinstance(names, SequenceOf) or len(names) > MAX_OTHER_NAMESPACES:
+        raise InvalidArgumentError(
+            "other_namespaces", names, f"a sequence of at most {MAX_OTHER_NAMESPACES} namespaces"
+        )
+    return tuple(map(check_namespace, names))
 
 
 def check_prompt(tokens: bytes) -> None:

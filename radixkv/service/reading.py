@@ -89,9 +89,11 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Explain(self, request: readers.ExplainRequest) -> readers.ExplainResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace, also, answers = _namespace(request), list(request.also), []
+        namespace, others, answers = _namespace(request), list(request.also), []
         for pool in self._pools.select(request.pool):
-            explanation = explanation_to_proto(pool.cache.explain(request.tokens, namespace=namespace, also=also))
+            explanation = explanation_to_proto(
+                pool.cache.explain(request.tokens, namespace=namespace, other_namespaces=others)
+            )
             answers.append(readers.PoolExplanation(pool=pool.shape.name, explanation=explanation))
         return readers.ExplainResponse(pools=answers)
 

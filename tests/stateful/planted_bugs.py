@@ -190,7 +190,7 @@ PLANTED_BUGS = (
         "eviction before the call is known to fail",
         "cache/prefix_cache.py",
         "        allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)\n",
-        "        room.evict(forest, plan.num_needed - forest.pool.num_free)\n"
+        "        allocation.evict(forest, plan.num_needed - forest.pool.num_free)\n"
         "        allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)\n",
     ),
     PlantedBug(

@@ -76,7 +76,7 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "a look at another namespace that nobody named",
         "inspect/explain.py",
-        "    for name in also:\n",
+        "    for name in other_namespaces:\n",
         "    for name in forest.roots:\n",
     ),
     PlantedBug(

@@ -31,11 +31,13 @@ class Bench:
         self.cache.insert(seq.seq_id, len(tokens))
         self.cache.release(seq.seq_id, keep)
 
-    def explain(self, tokens: list[int], namespace: str = "default", also: tuple[str, ...] = ()) -> Explanation:
+    def explain(
+        self, tokens: list[int], namespace: str = "default", other_namespaces: tuple[str, ...] = ()
+    ) -> Explanation:
         """Explain twice: it is a pure read, and says what a match says."""
         before = self.cache.dump(), self.cache.stats()
-        explanation = self.cache.explain(tokens, namespace=namespace, also=also)
-        assert self.cache.explain(tokens, namespace=namespace, also=also) == explanation
+        explanation = self.cache.explain(tokens, namespace=namespace, other_namespaces=other_namespaces)
+        assert self.cache.explain(tokens, namespace=namespace, other_namespaces=other_namespaces) == explanation
         assert (self.cache.dump(), self.cache.stats()) == before
         assert explanation.num_tokens == self.cache.match(tokens, namespace=namespace).num_tokens
         assert explanation.num_prompt_tokens == len(tokens)
@@ -326,8 +328,8 @@ def test_other_namespaces_are_looked_at_only_if_they_are_named() -> None:
     bench.store(SYSTEM, "adapter")
     bench.store(A, "salt")
     assert bench.explain(A).elsewhere is None
-    assert bench.explain(A, also=("adapter",)).elsewhere == NamespaceMatch("adapter", 8)
-    assert bench.explain(A, also=("adapter", "salt", "none")).elsewhere == NamespaceMatch("salt", 16)
+    assert bench.explain(A, other_namespaces=("adapter",)).elsewhere == NamespaceMatch("adapter", 8)
+    assert bench.explain(A, other_namespaces=("adapter", "salt", "none")).elsewhere == NamespaceMatch("salt", 16)
     assert bench.explain(A, "salt", ("adapter",)).elsewhere is None, "no more matches there"
 
 
@@ -337,13 +339,13 @@ def test_bad_arguments_are_refused_by_name() -> None:
         (b"abc", "default", (), "tokens"),
         (A, "", (), "namespace"),
         (A, "default", ("",), "namespace"),
-        (A, "default", "other", "also"),
-        (A, "default", 7, "also"),
-        (A, "default", ("n",) * 65, "also"),
+        (A, "default", "other", "other_namespaces"),
+        (A, "default", 7, "other_namespaces"),
+        (A, "default", ("n",) * 65, "other_namespaces"),
     ]
-    for tokens, namespace, also, argument in cases:
+    for tokens, namespace, other_namespaces, argument in cases:
         with pytest.raises(InvalidArgumentError) as caught:
-            cache.explain(tokens, namespace=namespace, also=also)
+            cache.explain(tokens, namespace=namespace, other_namespaces=other_namespaces)
         assert caught.value.argument == argument
 
 

@@ -100,11 +100,11 @@ class LocalReader:
         return MatchResult(matched, matched)
 
     def explain(
-        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, also: SequenceOf[str] = ()
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: SequenceOf[str] = ()
     ) -> Explanation:
         """Where a prompt parts from the cached histories, and why: see `Explanation`. A pure read.
 
-        `also` names other namespaces to compare with, such as those of another salt, adapter or model. The answer reports
+        `other_namespaces` names those to compare with, such as those of another salt, adapter or model. The answer reports
         nothing of namespaces not named. Call it before the prompt is acquired: it is cached once it is computed.
         O(prefix bytes of each namespace + siblings there + evicted edges that agree).
 
@@ -114,7 +114,7 @@ class LocalReader:
         self._enter()
         packed = pack_tokens(tokens)
         validation.check_namespace(namespace)
-        return explain(self._forest, namespace, packed, validation.check_also(also))
+        return explain(self._forest, namespace, packed, validation.check_other_namespaces(other_namespaces))
 
     def stats(self) -> CacheStats:
         """Current gauges, and counters since the cache was made. O(1)."""

@@ -21,8 +21,8 @@ from radixkv.core.tree.forest import Forest, Walk
 __all__ = ["count_missed", "explain"]
 
 
-def explain(forest: Forest, namespace: str, tokens: bytes, also: Iterable[str]) -> Explanation:
-    """Explain a prompt of one namespace, and find the best match among those of `also`. A pure read.
+def explain(forest: Forest, namespace: str, tokens: bytes, other_namespaces: Iterable[str]) -> Explanation:
+    """Explain a prompt of one namespace, and find the best match among `other_namespaces`. A pure read.
 
     O(prefix bytes of each namespace + siblings there + evicted edges that agree).
     """
@@ -48,7 +48,7 @@ def explain(forest: Forest, namespace: str, tokens: bytes, also: Iterable[str]) 
         found=found,
         num_siblings=len(siblings),
         evicted=evicted,
-        elsewhere=_elsewhere(forest, tokens, also, matched_bytes),
+        elsewhere=_elsewhere(forest, tokens, other_namespaces, matched_bytes),
     )
 
 
@@ -96,10 +96,12 @@ def _evicted(forest: Forest, namespace: str, tokens: bytes, walk: Walk) -> Evict
     return EvictedTokens(num_tokens, max(0.0, forest.clock() - recall.time_s), recall.reason)
 
 
-def _elsewhere(forest: Forest, tokens: bytes, also: Iterable[str], matched_bytes: int) -> NamespaceMatch | None:
-    """The namespace of `also` with the longest match, of equals the first named; None where none exceeds `matched_bytes`."""
+def _elsewhere(
+    forest: Forest, tokens: bytes, other_namespaces: Iterable[str], matched_bytes: int
+) -> NamespaceMatch | None:
+    """The longest match above `matched_bytes` in one of `other_namespaces`, of equals the first named; or None."""
     best, best_bytes = None, matched_bytes
-    for name in also:
+    for name in other_namespaces:
         root = forest.roots.get(name)
         if root is not None and (found_bytes := forest.walk(root, tokens).matched_bytes) > best_bytes:
             best, best_bytes = name, found_bytes
